@@ -1,0 +1,62 @@
+# The commands of a checkout. `make demo` and `make test` set up everything they need themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# ccache's own default evicts too late to matter, but a full disk would.
+export CCACHE_MAXSIZE ?= 5G
+
+# The demo compiles CUDA code only where it could run.
+GPU := $(wildcard /dev/nvidiactl /dev/dxg)
+DEMO_CUDA := $(if $(GPU),AUTO,OFF)
+
+.PHONY: help demo test wheel bench format clean packages-demo packages-test
+
+help:
+	@echo "make demo    build, check every op against its reference, measure a little"
+	@echo "make test    everything a change must pass"
+	@echo "make bench   the full benchmark beside the peers that are installed"
+	@echo "make wheel   a wheel in dist/"
+	@echo "make format  clang-format and ruff over the sources"
+	@echo "make clean   removes what was built (and keeps .venv)"
+
+packages-demo packages-test: packages-%:
+	@scripts/packages.sh $*
+
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: scripts/requirements-demo.txt | packages-demo $(BIN)/python
+	@echo "Python packages for the demo, into $(VENV)"
+	@$(BIN)/pip install -q -r $<
+	@touch $@
+
+$(VENV)/test.stamp: scripts/requirements-test.txt scripts/requirements-demo.txt | packages-test $(BIN)/python
+	@echo "Python packages for the tests, into $(VENV) (torch and JAX among them)"
+	@$(BIN)/pip install -q -r $<
+	@touch $@ $(VENV)/demo.stamp
+
+$(BIN)/python: | packages-demo
+
+demo: $(VENV)/demo.stamp
+	@scripts/wheel.sh $(BIN)/python $(DEMO_CUDA)
+	@echo; $(BIN)/fk info
+	@echo; $(BIN)/fk check
+	@echo; $(BIN)/fk bench --quick demo
+
+test: $(VENV)/test.stamp
+	@scripts/test.sh
+
+wheel: $(VENV)/demo.stamp
+	@scripts/wheel.sh $(BIN)/python AUTO
+
+bench: $(VENV)/test.stamp
+	@scripts/wheel.sh $(BIN)/python AUTO
+	@$(BIN)/fk bench
+
+format: $(VENV)/test.stamp
+	@scripts/sources.sh | xargs $(BIN)/clang-format -i
+	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
+
+clean:
+	rm -rf build build-* dist

@@ -1,0 +1,112 @@
+"""FlashKernel: fused kernels for sequence models, on any CPU and on NVIDIA GPUs.
+
+One function per op. Each takes NumPy arrays, torch tensors or JAX arrays and returns the same kind
+on the same device. `help(flashkernel.rms_norm)` shows what an op computes and takes.
+"""
+
+import importlib
+import json as _json
+
+from . import _library
+from ._declarations import PUBLIC as _PUBLIC
+from ._declarations import _compile
+from ._library import Error, force_implementation, num_threads, set_cpu_target, set_num_threads
+
+__version__ = _library.version().decode()
+
+
+def build_info() -> dict:
+    """Version, compiler, SIMD targets, CUDA architectures and the GPUs of this machine."""
+    return _json.loads(_library.build_info().decode())
+
+
+# The function that serves each type of array, for each op; filled as types are first seen, so that
+# neither torch nor JAX is imported before it is used.
+_CALLS: dict[str, dict[type, object]] = {name: {} for name in _PUBLIC}
+
+
+# Import statements, which torch.compile follows where it meets a first call.
+def _import_numpy():
+    from . import _numpy as backend
+
+    return backend
+
+
+def _import_torch():
+    from . import torch as backend
+
+    return backend
+
+
+def _import_jax():
+    from . import jax as backend
+
+    return backend
+
+
+_FRAMEWORKS = {
+    "numpy": _import_numpy,
+    "torch": _import_torch,
+    "jax": _import_jax,
+    "jaxlib": _import_jax,
+}
+
+
+def _serve(backend, *types: type) -> None:
+    """Lets a module serve arrays of these types."""
+    for name, calls in _CALLS.items():
+        for cls in types:
+            calls[cls] = getattr(backend, name)
+
+
+def _find_call(op: str, argument: str, value):
+    for cls in type(value).__mro__:
+        framework = cls.__module__.partition(".")[0]
+        if framework in _FRAMEWORKS and cls.__name__ != "generic":
+            backend = _FRAMEWORKS[framework]()
+            # Torch's own types are served once it is imported; its compiler takes no writing here.
+            if framework != "torch":
+                _serve(backend, type(value))
+            return getattr(backend, op)
+    raise Error(
+        f"{op}: {argument}: expected a NumPy array, torch tensor or JAX array, "
+        f"got {type(value).__name__}"
+    )
+
+
+def _make_public(op):
+    first = op.arguments[0].name
+    names = ", ".join([f.name for f in op.arguments] + op.extra_keywords)
+    source = f"""
+def {op.public_name}({op.signature}):
+    try:
+        call = calls[type({first})]
+    except KeyError:
+        call = find_call({op.public_name!r}, {first!r}, {first})
+    return call({names})
+"""
+    calls = _CALLS[op.public_name]
+    function = _compile(source, op.public_name, calls=calls, find_call=_find_call)
+    function.__doc__ = op.docstring
+    function.__module__ = __name__
+    return function
+
+
+globals().update({name: _make_public(op) for name, op in _PUBLIC.items()})
+
+
+def __getattr__(name: str):
+    if name in ("torch", "jax", "bench"):
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'flashkernel' has no attribute {name!r}")
+
+
+__all__ = [
+    "Error",
+    "build_info",
+    "force_implementation",
+    "num_threads",
+    "set_cpu_target",
+    "set_num_threads",
+    *_PUBLIC,
+]

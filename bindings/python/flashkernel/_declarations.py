@@ -1,0 +1,290 @@
+"""The op declarations, as the library tells them, and what follows from them in any framework:
+the public signature, which outputs a call has, their shapes and dtypes, and which op is whose
+backward. Nothing here knows an op by name."""
+
+import functools
+import json
+import textwrap
+from dataclasses import dataclass, field
+
+from . import _library
+
+
+def move_last(shape, axis):
+    """A shape with one axis moved to the end."""
+    axis = axis + len(shape) if axis < 0 else axis
+    return (*shape[:axis], *shape[axis + 1 :], shape[axis])
+
+
+def move_back(shape, axis):
+    """The inverse of move_last."""
+    axis = axis + len(shape) if axis < 0 else axis
+    return (*shape[:axis], shape[-1], *shape[axis:-1])
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    kind: str  # input, output, number, integer, boolean, choice, axis
+    doc: str = ""
+    keyword_only: bool = False
+    type: str = ""
+    optional: bool = False
+    along_axis: bool = False
+    saved: bool = False
+    when: str = ""
+    may_alias: str = ""
+    below: str = ""
+    prefer: str = ""
+    also_gradient_of: str = ""
+    default: float | int | None = None
+    nullable: bool = False
+    choices: tuple = ()
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind in ("input", "output")
+
+    @functools.cached_property
+    def dtype_rule(self) -> str:
+        """T, P, F, I, J, or @name."""
+        return self.type.partition("[")[0]
+
+    @functools.cached_property
+    def shapes(self) -> list[list[str]]:
+        """The alternative shapes, each a list of dims as written."""
+        inside = self.type.partition("[")[2][:-1]
+        return [[d.strip() for d in s.split(",") if d.strip()] for s in inside.split("|")]
+
+    @property
+    def python_default(self):
+        """The default as Python spells it: choices by name, None for the nullable and absent."""
+        if self.kind == "input" or self.nullable:
+            return None
+        if self.kind == "boolean":
+            return bool(self.default)
+        if self.kind == "choice":
+            return self.choices[self.default] or None
+        return self.default
+
+
+@dataclass
+class Op:
+    name: str
+    doc: str
+    fields: list[Field]
+    handle: int
+    backward: "Op | None" = field(default=None, repr=False)
+
+    def __post_init__(self):
+        self.public_name = self.name.removesuffix("_fwd")
+        self.is_backward = self.name.endswith("_bwd")
+        self.inputs = [f for f in self.fields if f.kind == "input"]
+        self.outputs = [f for f in self.fields if f.kind == "output"]
+        self.attributes = [f for f in self.fields if not f.is_tensor]
+        self.arguments = [f for f in self.fields if f.kind != "output"]  # in slot order
+        self.axis = next((f for f in self.fields if f.kind == "axis"), None)
+        self.by_name = {f.name: f for f in self.fields}
+
+    # --- derived calls: small functions, written as source once per op -------------------------
+
+    @functools.cached_property
+    def output_shapes(self):
+        """f(*arguments) -> the shape of every output, absent ones too where they can be told
+        (else None). Arguments stand in slot order: tensors (anything with .shape) or None, and
+        attribute values (choices by index, axis as an integer)."""
+        names = ", ".join(f.name for f in self.arguments)
+        lines = []
+        results = [self._shape_expression(f, lines) for f in self.outputs]
+        body = "\n".join(f"    {line}" for line in lines)
+        source = f"def output_shapes({names}):\n{body}\n    return ({', '.join(results)},)"
+        return _compile(source, "output_shapes", move_last=move_last, move_back=move_back)
+
+    def _shape_expression(self, output: Field, lines: list[str]) -> str:
+        """Python for the shape of an output; appends the lines it needs to `lines`."""
+        (dims,) = output.shapes
+        parts, needed_optionals = [], set()
+        for dim in dims:
+            symbol, sign, number = _split_dim(dim)
+            if symbol is None:
+                parts.append(f"{number}")
+                continue
+            source = self._source_of(symbol, lines)
+            if source is None:
+                return "None"
+            expression, from_field = source
+            if from_field is not None and from_field.optional:
+                needed_optionals.add(from_field.name)
+            parts.append(f"*{expression}" if symbol == "..." else f"{expression}{sign}{number}")
+        shape = "(" + "".join(f"{p}, " for p in parts) + ")"
+        if output.along_axis:
+            shape = f"move_back({shape}, {self.axis.name})"
+        for name in sorted(needed_optionals):
+            shape = f"None if {name} is None else {shape}"
+        return f"({shape})"
+
+    def _source_of(self, symbol: str, lines: list[str]):
+        """(Python expression, field) for a symbol's size: from an attribute of its name, else from
+        the first input that has it, required ones first."""
+        if symbol in self.by_name and not self.by_name[symbol].is_tensor:
+            return symbol, None
+        for f in sorted(self.inputs, key=lambda f: f.optional):
+            if len(f.shapes) != 1 or symbol not in f.shapes[0]:
+                continue
+            dims = f.shapes[0]
+            shape = f"{f.name}.shape"
+            if f.along_axis:
+                shape = f"{f.name}_moved"
+                line = f"{shape} = move_last({f.name}.shape, {self.axis.name})"
+                if f.optional:
+                    line = f"{shape} = None if {f.name} is None else {line.partition(' = ')[2]}"
+                if line not in lines:
+                    lines.append(line)
+            position = dims.index(symbol)
+            if symbol == "...":
+                trailing = len(dims) - 1
+                return (f"{shape}[:-{trailing}]" if trailing else shape), f
+            if "..." in dims:
+                position -= len(dims)
+            return f"{shape}[{position}]", f
+        return None
+
+    @functools.cached_property
+    def outputs_wanted(self):
+        """f(*arguments) -> for every output, whether its condition holds (saved ones count as
+        wanted)."""
+        names = ", ".join(f.name for f in self.arguments)
+        conditions = ", ".join(self.wanted_expression(f) for f in self.outputs)
+        return _compile(f"def wanted({names}):\n    return ({conditions},)", "wanted")
+
+    def wanted_expression(self, output: Field) -> str:
+        condition = output.when
+        if not condition:
+            return "True"
+        if "=" in condition:
+            name, _, value = condition.partition("=")
+            operator = "!=" if name.endswith("!") else "=="
+            name = name.rstrip("!")
+            return f"{name} {operator} {self.by_name[name].choices.index(value)}"
+        if self.by_name[condition].kind == "input":
+            return f"{condition} is not None"
+        return f"bool({condition})"
+
+    def dtype_source(self, output: Field) -> str:
+        """Where an output's dtype comes from: "float32", or the name of an input."""
+        if output.dtype_rule == "T":
+            return next(f.name for f in self.inputs if f.dtype_rule == "T")
+        if output.dtype_rule.startswith("@"):
+            return output.dtype_rule[1:]
+        return {"F": "float32", "J": "int32"}[output.dtype_rule]
+
+    # --- the public signature ------------------------------------------------------------------
+
+    @functools.cached_property
+    def in_place_output(self) -> "Field | None":
+        """The output that may overwrite an input: the public call then takes `inplace`."""
+        return next((f for f in self.outputs if f.may_alias), None)
+
+    @property
+    def extra_keywords(self) -> list[str]:
+        """Switches that follow from the declarations of the op and its backward."""
+        extra = ["inplace"] if self.in_place_output else []
+        overwritten = self.backward and self.backward.in_place_output
+        if overwritten and overwritten.may_alias in self.by_name:
+            extra.append("inplace_backward")
+        return extra
+
+    @property
+    def signature(self) -> str:
+        parts, keyword_only = [], False
+        for f in self.arguments:
+            if f.keyword_only and not keyword_only:
+                parts.append("*")
+                keyword_only = True
+            required = f.kind == "input" and not f.optional
+            parts.append(f.name if required else f"{f.name}={f.python_default!r}")
+        if self.extra_keywords and not keyword_only:
+            parts.append("*")
+        parts += [f"{name}=False" for name in self.extra_keywords]
+        return ", ".join(parts)
+
+    @property
+    def docstring(self) -> str:
+        lines = [*textwrap.wrap(self.doc, 96), "", "Arguments"]
+        for f in self.arguments:
+            kind = f"{f.type}{', optional' if f.optional else ''}" if f.is_tensor else f.kind
+            choices = f" ({', '.join(c or 'None' for c in f.choices)})" if f.choices else ""
+            lines.append(f"  {f.name}: {kind}{choices}: {f.doc}")
+        for name in self.extra_keywords:
+            lines.append(f"  {name}: {_EXTRA_DOCS[name]}")
+        lines += ["", "Returns"]
+        for f in self.outputs:
+            if not f.saved:
+                when = f" (when {f.when})" if f.when else ""
+                lines.append(f"  {f.name}: {f.type}{when}: {f.doc}")
+        return "\n".join(lines)
+
+    def normalise(self, f: Field, value):
+        """An attribute as the library takes it: choices by index, numbers as numbers."""
+        expected = None
+        if f.kind == "choice":
+            name = "" if value is None else value
+            if name in f.choices:
+                return f.choices.index(name)
+            expected = "one of " + ", ".join(repr(c or None) for c in f.choices)
+        elif f.kind == "boolean":
+            return bool(value)
+        elif f.kind == "number":
+            try:
+                return float(value)
+            except (TypeError, ValueError):
+                expected = "a number"
+        else:
+            if hasattr(value, "__index__"):
+                return value.__index__()
+            expected = "an integer" + (" or None" if f.nullable else "")
+        raise _library.Error(f"{self.public_name}: {f.name}: expected {expected}, got {value!r}")
+
+
+_EXTRA_DOCS = {
+    "inplace": "boolean: overwrite the input and return it",
+    "inplace_backward": "boolean: the backward writes the gradient over the input's memory",
+}
+
+
+def _split_dim(dim: str):
+    """("N", "-", "1") of "N-1"; the symbol is None for a plain number."""
+    if dim.isdigit():
+        return None, "", dim
+    for sign in "+-":
+        if sign in dim:
+            symbol, _, number = dim.partition(sign)
+            return symbol.strip(), sign, number.strip()
+    return dim, "", ""
+
+
+def _compile(source: str, name: str, **namespace):
+    exec(compile(source, f"<flashkernel {name}>", "exec"), namespace)
+    return namespace[name]
+
+
+def _load() -> dict[str, Op]:
+    ops = {}
+    for entry in json.loads(_library.declarations().decode()):
+        fields = [
+            Field(**{k: tuple(v) if k == "choices" else v for k, v in f.items()})
+            for f in entry["fields"]
+        ]
+        name = entry["name"]
+        ops[name] = Op(name, entry["doc"], fields, _library.find_op(name.encode()))
+    for op in ops.values():
+        if op.name.endswith("_fwd"):
+            op.backward = ops.get(op.public_name + "_bwd")
+    return ops
+
+
+#: Every op of the library, by name.
+OPS: dict[str, Op] = _load()
+
+#: The ops users call, by public name (backward ops are reached through gradients).
+PUBLIC: dict[str, Op] = {op.public_name: op for op in OPS.values() if not op.is_backward}

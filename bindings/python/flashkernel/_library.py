@@ -1,0 +1,63 @@
+"""The shared library: where it is, its C functions, its errors."""
+
+import ctypes
+import os
+import pathlib
+
+
+class Error(ValueError):
+    """A call that FlashKernel refused. The text names the op, the argument, what was expected and
+    what came."""
+
+
+def _find() -> str:
+    if path := os.environ.get("FK_LIBRARY"):
+        return path
+    path = next((pathlib.Path(__file__).parent / "lib").glob("libflashkernel.so*"), None)
+    if path is None:
+        raise ImportError(
+            "libflashkernel.so is not beside the flashkernel package; "
+            "install it with `pip install .` or name the file in FK_LIBRARY"
+        )
+    return str(path)
+
+
+path = _find()
+lib = ctypes.CDLL(path)
+
+
+def function(name: str, restype, *argtypes):
+    """A C function of the library with its signature set."""
+    f = getattr(lib, name)
+    f.restype = restype
+    f.argtypes = argtypes
+    return f
+
+
+last_error = function("fk_last_error", ctypes.c_char_p)
+find_op = function("fk_find_op", ctypes.c_void_p, ctypes.c_char_p)
+declarations = function("fk_declarations", ctypes.c_char_p)
+build_info = function("fk_build_info", ctypes.c_char_p)
+version = function("fk_version", ctypes.c_char_p)
+set_num_threads = function("fk_set_num_threads", None, ctypes.c_int32)
+num_threads = function("fk_num_threads", ctypes.c_int32)
+_set_cpu_target = function("fk_set_cpu_target", ctypes.c_int, ctypes.c_char_p)
+_force = function("fk_force_implementation", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
+
+
+def check(status: int) -> None:
+    if status:
+        raise Error(last_error().decode())
+
+
+def set_cpu_target(name: str | None) -> None:
+    """Restricts CPU kernels to a SIMD target ("sse4", "avx2", "avx3", "neon"); None: the best."""
+    check(_set_cpu_target(None if name is None else name.encode()))
+
+
+def force_implementation(op: str, implementation: str | None) -> None:
+    """Makes an op ("softmax_fwd") take one implementation; None restores the ranked choice."""
+    handle = find_op(op.encode())
+    if not handle:
+        raise Error(f"force_implementation: expected the name of an op, got {op!r}")
+    check(_force(handle, None if implementation is None else implementation.encode()))

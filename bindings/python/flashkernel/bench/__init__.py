@@ -1,0 +1,1 @@
+"""`fk bench`: suites, timers, peers and reports."""

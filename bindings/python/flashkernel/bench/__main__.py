@@ -1,0 +1,135 @@
+"""`fk bench`: measures ops beside the peers that are installed."""
+
+import argparse
+import sys
+
+import numpy as np
+
+import flashkernel as fk
+
+from . import report
+from .frameworks import FRAMEWORKS, ITEMSIZE, bytes_moved, installed
+from .suites import SUITES
+from .timing import time_cpu, time_cuda
+from .workloads import WORKLOADS
+
+
+def parse(arguments):
+    frameworks = installed()
+    parser = argparse.ArgumentParser("fk bench", description=__doc__)
+    parser.add_argument("suite", nargs="?", default="demo", choices=sorted(SUITES))
+    parser.add_argument("--framework", choices=frameworks, help="whose tensors; default: torch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--peer", action="append", help="only these peers; repeat for several")
+    parser.add_argument("--op", action="append", help="only these ops; repeat for several")
+    parser.add_argument("--direction", choices=("fwd", "bwd"))
+    parser.add_argument("--quick", action="store_true", help="fewer warm-up and timed runs")
+    parser.add_argument("--json", metavar="F", help="write (or update) a result file")
+    parser.add_argument("--html", metavar="F", help="write a page")
+    options = parser.parse_args(arguments)
+    if options.framework is None:
+        options.framework = "torch" if "torch" in frameworks else "numpy"
+    if options.device not in FRAMEWORKS[options.framework].devices:
+        parser.error(f"--framework {options.framework} has no device {options.device}")
+    for op in options.op or ():
+        if op not in WORKLOADS:
+            parser.error(f"--op: expected one of {', '.join(WORKLOADS)}, got {op}")
+    return options
+
+
+class Bench:
+    def __init__(self, options):
+        self.options = options
+        self.framework = FRAMEWORKS[options.framework](options.device)
+        self.peers = options.peer or list(self.framework.peers)
+        self.warmup, self.iterations = (10, 100) if options.quick else (100, 1000)
+        self.budget_s = 0.3 if options.quick else 2.0
+        self.rng = np.random.default_rng(0)
+
+    @property
+    def graphs(self) -> bool:
+        return self.options.device == "cuda" and self.options.framework == "torch"
+
+    def time(self, calls) -> tuple[dict, int]:
+        if self.graphs:
+            iterations = min(self.iterations, 300)
+            return time_cuda(calls, min(self.warmup, 20), iterations), iterations
+        return time_cpu(calls, self.warmup, self.iterations, self.budget_s)
+
+    def ceilings(self) -> dict:
+        cuda = self.options.device == "cuda"
+        call, moved = self.framework.copy_call(2048 if cuda else 128)
+        times, _ = self.time({"copy": call})
+        out = {"copy_tbps": moved / times["copy"]["p50"] / 1e9}
+        if hasattr(self.framework, "gemm_call"):
+            n = 4096 if cuda else 1024
+            times, _ = self.time({"gemm": self.framework.gemm_call(n)})
+            out["gemm_tflops"] = 2 * n**3 / times["gemm"]["p50"] / 1e9
+        return {k: round(v, 5) for k, v in out.items()}
+
+    def row(self, case, ceilings) -> dict:
+        workload, params = WORKLOADS[case.op], dict(case.params)
+        arrays = workload.inputs(params, self.rng)
+        tensors = self.framework.tensors(arrays, case.dtype)
+        moved = bytes_moved(workload, case.direction, params, arrays, ITEMSIZE[case.dtype])
+        del arrays
+        calls = self.framework.calls(workload, case.direction, tensors, self.peers)
+        times, iterations = self.time(calls)
+        ours = times.pop("ours")
+        tbps = moved / ours["p50"] / 1e9
+        best = min((t["p50"] for t in times.values()), default=None)
+        return {
+            "op": f"{case.op}_{case.direction}",
+            "case": {**params, "dtype": case.dtype, "framework": self.framework.name},
+            "impl": self.options.device,
+            "ms": ours,
+            "iterations": iterations,
+            "tbps": round(tbps, 5),
+            "percent_of_ceiling": round(100 * tbps / ceilings["copy_tbps"], 2),
+            "peak_bytes": self.framework.peak_bytes(calls["ours"]),
+            **(self.framework.errors(workload, tensors) if case.direction == "fwd" else {}),
+            "peers": {
+                name: {"ms": t, "peak_bytes": self.framework.peak_bytes(calls[name])}
+                for name, t in times.items()
+            },
+            "ratio_to_best_peer": round(best / ours["p50"], 3) if best else 0.0,
+        }
+
+
+def main(arguments=None) -> int:
+    options = parse(arguments)
+    bench = Bench(options)
+    cases = [
+        c
+        for c in SUITES[options.suite]()
+        if c.op in (options.op or WORKLOADS)
+        and c.direction in ((options.direction,) if options.direction else bench.framework.directions)
+    ]
+    progress = sys.stderr.isatty()
+    ceilings = bench.ceilings()
+    rows = []
+    for i, case in enumerate(cases):
+        if progress:
+            print(f"\r\033[K[{i + 1}/{len(cases)}] {case.name}", end="", file=sys.stderr, flush=True)
+        rows.append(bench.row(case, ceilings))
+    if progress:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    timer = "cuda graph replay, L2 flushed" if bench.graphs else "perf_counter, in turns"
+    result = {
+        "machine": report.machine(fk, bench.framework, options.device),
+        "commit": report.commit(),
+        "date": report.now(),
+        "method": {"warmup": bench.warmup, "iterations": bench.iterations, "timer": timer},
+        "ceilings": ceilings,
+        "rows": rows,
+    }
+    report.print_table(result)
+    if options.json:
+        report.write_json(options.json, result)
+    if options.html:
+        report.write_html(options.html, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

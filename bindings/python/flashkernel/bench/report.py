@@ -1,0 +1,153 @@
+"""The JSON of a result file, its table on a terminal, and its page."""
+
+import datetime
+import html
+import json
+import pathlib
+import platform
+import subprocess
+
+
+def commit() -> str:
+    """The commit of the checkout we run in, with "+" if it has changes."""
+
+    def git(*arguments):
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def machine(fk, framework, device: str) -> dict:
+    info = fk.build_info()
+    out = {
+        "cpu": _cpu_name(),
+        "cpu_target": info["cpu_target"],
+        "threads": info["threads"],
+        "flashkernel": info["version"],
+        "python": platform.python_version(),
+        **framework.versions(),
+    }
+    if device == "cuda":
+        out["gpu"] = info["gpus"][0]["name"] if info["gpus"] else "none"
+        out["driver"] = _driver()
+        out["cuda"] = info.get("cuda_runtime", "")
+    return out
+
+
+def _cpu_name() -> str:
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _driver() -> str:
+    try:
+        text = pathlib.Path("/proc/driver/nvidia/version").read_text()
+        return next(w for w in text.split() if w[0].isdigit() and w.count(".") >= 1)
+    except (OSError, StopIteration):
+        return "unknown"
+
+
+def write_json(path: str, result: dict) -> None:
+    """Rows of the same case that the file already has are replaced; the others stay, each with the
+    commit and date it was measured at."""
+    target = pathlib.Path(path)
+    stamp = {"commit": result["commit"], "date": result["date"]}
+    rows = [{**row, **stamp} for row in result["rows"]]
+    if target.exists():
+        new = {_key(row) for row in rows}
+        old = json.loads(target.read_text())["rows"]
+        rows = [row for row in old if _key(row) not in new] + rows
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n")
+
+
+def _key(row: dict) -> str:
+    return json.dumps([row["op"], row["case"]], sort_keys=True)
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+COLUMNS = ("case", "p50 us", "GB/s", "of copy", "best peer", "p50 us", "ratio")
+
+
+def cells(row: dict) -> list[str]:
+    case = row["case"]
+    sizes = " x ".join(str(v) for k, v in case.items() if isinstance(v, int) and v is not True)
+    name = f"{row['op']} {sizes} {case['dtype']}" + (" +residual" if case.get("residual") else "")
+    best = min(row["peers"], key=lambda p: row["peers"][p]["ms"]["p50"], default=None)
+    out = [
+        name,
+        f"{row['ms']['p50'] * 1e3:.1f}",
+        f"{row['tbps'] * 1e3:.1f}",
+        f"{row['percent_of_ceiling']:.0f}%",
+    ]
+    if best is None:
+        return out + ["", "", ""]
+    peer = row["peers"][best]["ms"]["p50"]
+    return out + [best, f"{peer * 1e3:.1f}", f"{row['ratio_to_best_peer']:.2f}x"]
+
+
+def print_table(result: dict) -> None:
+    try:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=title(result))
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column in ("case", "best peer") else "right")
+        for row in result["rows"]:
+            table.add_row(*cells(row))
+        Console(width=None).print(table)
+    except ImportError:
+        print(title(result))
+        table = [list(COLUMNS)] + [cells(row) for row in result["rows"]]
+        widths = [max(len(line[i]) for line in table) for i in range(len(COLUMNS))]
+        for line in table:
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def title(result: dict) -> str:
+    m = result["machine"]
+    where = m.get("gpu") or f"{m['cpu']}, {m['threads']} threads, {m['cpu_target']}"
+    return f"FlashKernel {m['flashkernel']} on {where}, {result['date']}"
+
+
+def write_html(path: str, result: dict) -> None:
+    head = "".join(f"<th>{html.escape(c)}</th>" for c in COLUMNS)
+    lines = []
+    for row in result["rows"]:
+        c = [html.escape(x) for x in cells(row)]
+        width = min(100.0, row["percent_of_ceiling"])
+        bar = f'<div class="bar"><i style="width:{width:.0f}%"></i></div>'
+        slow = " class=slow" if row["peers"] and row["ratio_to_best_peer"] < 1 else ""
+        lines.append(
+            f"<tr{slow}><td>{c[0]}</td>"
+            + "".join(f"<td class=n>{x}{bar if i == 2 else ''}</td>" for i, x in enumerate(c[1:]))
+            + "</tr>"
+        )
+    details = html.escape(json.dumps({k: result[k] for k in ("machine", "method", "ceilings")}))
+    page = f"""<!doctype html><meta charset="utf-8"><title>{html.escape(title(result))}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }}
+table {{ border-collapse: collapse; width: 100% }}
+th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left }}
+.n {{ text-align: right; font-variant-numeric: tabular-nums }}
+.bar {{ background: #eee; height: 4px }} .bar i {{ background: #2a7; display: block; height: 4px }}
+.slow td:last-child {{ color: #b30 }} code {{ font-size: 12px; color: #555 }}
+</style>
+<h1>{html.escape(title(result))}</h1>
+<p>Ratio: the best peer's median over ours, measured in turns in the same run; above 1 we are faster.
+"of copy" is the share of the bandwidth of a plain copy measured in the same run.</p>
+<table><tr>{head}</tr>{"".join(lines)}</table>
+<p><code>{details}</code></p>
+"""
+    pathlib.Path(path).write_text(page)

@@ -1,0 +1,91 @@
+"""Timers. Ours and the peers take turns, so that a slow moment of the machine hits all of them."""
+
+import time
+
+import numpy as np
+
+
+def statistics(seconds) -> dict:
+    """mean, std, min, max and percentiles, in milliseconds."""
+    ms = np.asarray(seconds) * 1e3
+    p50, p95, p99 = np.percentile(ms, [50, 95, 99])
+    values = {
+        "mean": ms.mean(),
+        "std": ms.std(),
+        "min": ms.min(),
+        "max": ms.max(),
+        "p50": p50,
+        "p95": p95,
+        "p99": p99,
+    }
+    return {k: round(float(v), 6) for k, v in values.items()}
+
+
+def time_cpu(calls: dict, warmup: int, iterations: int, budget_s: float) -> tuple[dict, int]:
+    """Seconds of each call, taken in turns. A sample of a call under 20 us is the mean of several.
+    Stops after `budget_s` even if fewer samples were taken; returns how many were."""
+    repeats = {}
+    for name, call in calls.items():
+        call()
+        start = time.perf_counter()
+        call()
+        once = time.perf_counter() - start
+        repeats[name] = max(1, min(100, int(20e-6 / max(once, 1e-7))))
+    deadline = time.perf_counter() + budget_s / 5
+    for _ in range(warmup):
+        for call in calls.values():
+            call()
+        if time.perf_counter() > deadline:
+            break
+    samples = {name: [] for name in calls}
+    deadline = time.perf_counter() + budget_s
+    for i in range(iterations):
+        for name, call in calls.items():
+            n = repeats[name]
+            start = time.perf_counter()
+            for _ in range(n):
+                call()
+            samples[name].append((time.perf_counter() - start) / n)
+        if i >= 4 and time.perf_counter() > deadline:
+            break
+    return {name: statistics(s) for name, s in samples.items()}, i + 1
+
+
+def time_cuda(calls: dict, warmup: int, iterations: int) -> dict:
+    """Each call captured in a CUDA graph and replayed in turns, with the L2 cache overwritten before
+    each replay. The overwriting also keeps the GPU busy while the host queues what follows, so that
+    the events around a replay measure the GPU alone."""
+    import torch
+
+    scratch = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+    graphs, kept = {}, []
+    for name, call in calls.items():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                kept.append(call())
+                kept.clear()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept.append(call())
+        graphs[name] = graph
+    events = {name: [] for name in graphs}
+    for i in range(warmup + iterations):
+        for name, graph in graphs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            scratch.fill_(i & 127)
+            start.record()
+            graph.replay()
+            end.record()
+            if i >= warmup:
+                events[name].append((start, end))
+        if i % 32 == 31:
+            torch.cuda.synchronize()  # keeps the queue, and so the host's memory, short
+    torch.cuda.synchronize()
+    return {
+        name: statistics([s.elapsed_time(e) * 1e-3 for s, e in pairs])
+        for name, pairs in events.items()
+    }

@@ -1,0 +1,195 @@
+"""The function of each op on torch tensors: written as source once per op, so that a call does
+nothing but choose the operator. A call that needs no gradient takes the plain one, which saves the
+microseconds of a Python autograd function, and outside of Dynamo enters it through the C function
+behind the operator object, which saves a Python frame."""
+
+import torch
+
+from .. import _library
+from .._declarations import Op, _compile
+from ._operators import Operators
+
+_EXPECTED = {
+    "T": "float32, float16 or bfloat16",
+    "P": "float32 or the activations' dtype",
+    "F": "float32",
+    "I": "int32 or int64",
+    "J": "int32",
+}
+_KNOWN = {
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int32,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+}
+
+
+def make(operators: Operators):
+    op = operators.op
+    everything = [f.name for f in op.arguments] + op.extra_keywords
+    namespace = {
+        "op": op,
+        "recover": _recover,
+        "grad_enabled": torch.is_grad_enabled,
+        "is_compiling": torch.compiler.is_compiling,
+        "dynamo": torch.compiler.is_dynamo_compiling,
+    }
+    for i, v in enumerate(operators.variants):
+        namespace[f"forward_{i}"] = v.forward
+        namespace[f"forward_{i}_c"] = v.forward._op
+        namespace[f"in_place_{i}"] = v.in_place
+        namespace[f"differentiable_{i}"] = v.differentiable
+
+    body = []
+    for f in op.attributes:
+        if f.kind == "choice":
+            namespace[f"choices_{f.name}"] = {c or None: i for i, c in enumerate(f.choices)}
+            body.append(f"{_value(f)} = choices_{f.name}[{f.name}]")
+    if op.axis and op.axis.nullable:
+        source = next(f.name for f in op.inputs if f.along_axis)
+        body.append(f"if {op.axis.name} is None:")
+        body.append(f"    {source}, {op.axis.name} = {source}.reshape(-1), 0")
+    if op.backward:
+        needs = " or ".join(
+            f"({f.name} is not None and {f.name}.requires_grad)"
+            if f.optional
+            else f"{f.name}.requires_grad"
+            for f in op.inputs
+            if f.dtype_rule not in ("I", "J")
+        )
+        body.append(f"if grad_enabled() and ({needs}):")
+        body += _indent(_by_variant(operators, _differentiable))
+    if op.in_place_output:
+        body.append("if inplace:")
+        body += _indent(_by_variant(operators, _in_place))
+    body += _by_variant(operators, _forward)
+
+    lines = "\n        ".join(body)
+    source = f"""
+def {op.public_name}({", ".join(everything)}):
+    try:
+        {lines}
+    except Exception as error:
+        return recover(op, {op.public_name}, ({", ".join(everything)},), error)
+"""
+    return _compile(source, op.public_name, **namespace)
+
+
+def _value(f) -> str:
+    """The local variable that holds what the operator takes for an argument."""
+    return f"{f.name}_index" if f.kind == "choice" else f.name
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _by_variant(operators: Operators, branch) -> list[str]:
+    """Lines that pick the variant a call's arguments ask for; branch(operators, i) returns."""
+    op, lines = operators.op, []
+    last = len(operators.variants) - 1
+    for i, variant in enumerate(operators.variants):
+        conditions = {}
+        for k, output in enumerate(op.outputs):
+            if output.when:
+                condition = _on_values(op, output)
+                conditions[condition if k in variant.outputs else f"not ({condition})"] = None
+        if i < last:
+            lines.append(f"if {' and '.join(conditions)}:")
+            lines += _indent(branch(operators, i))
+        else:
+            lines += branch(operators, i)
+    return lines
+
+
+def _on_values(op: Op, output) -> str:
+    """Whether an output exists, in terms of the local variables."""
+    name = output.when.partition("=")[0].rstrip("!")
+    expression = op.wanted_expression(output)
+    return expression.replace(name, _value(op.by_name[name]), 1)
+
+
+def _arguments(op: Op, names: list[str]) -> str:
+    return ", ".join(_value(op.by_name[name]) for name in names)
+
+
+def _forward(operators: Operators, i: int) -> list[str]:
+    arguments = _arguments(operators.op, operators.variants[i].arguments)
+    return [
+        "if dynamo():",
+        f"    return forward_{i}({arguments})",
+        f"return forward_{i}_c({arguments})",
+    ]
+
+
+def _differentiable(operators: Operators, i: int) -> list[str]:
+    op, variant = operators.op, operators.variants[i]
+    arguments = _arguments(op, [f.name for f in op.arguments])
+    if "inplace_backward" in op.extra_keywords:
+        # A compiler plans memory by itself, and takes no writing to inputs in a backward.
+        arguments += ", inplace_backward and not is_compiling()"
+    call = f"differentiable_{i}({arguments})"
+    lines = [f"results = ({call},)" if len(variant.outputs) == 1 else f"results = {call}"]
+    visible = [f"results[{variant.outputs.index(k)}]" for k in variant.visible]
+    if op.in_place_output:
+        place = variant.visible.index(op.outputs.index(op.in_place_output))
+        written = op.in_place_output.may_alias
+        overwritten = [*visible]
+        overwritten[place] = f"{written}.copy_({visible[place]})"
+        lines += ["if inplace:", f"    return {', '.join(overwritten)}"]
+    return [*lines, f"return {', '.join(visible)}"]
+
+
+def _in_place(operators: Operators, i: int) -> list[str]:
+    op, variant = operators.op, operators.variants[i]
+    call = f"in_place_{i}({_arguments(op, variant.arguments)})"
+    written = op.in_place_output.may_alias
+    place = variant.visible.index(op.outputs.index(op.in_place_output))
+    others = len(variant.visible) - 1
+    if others == 0:
+        return [call, f"return {written}"]
+    results = [f"results[{k}]" for k in range(others)] if others > 1 else ["results"]
+    results.insert(place, written)
+    return [f"results = {call}", f"return {', '.join(results)}"]
+
+
+def _recover(op: Op, function, given: tuple, error: Exception):
+    """What a failed call stands for: raises the error that names the argument, or calls again if an
+    attribute only had to be spelled in Python's own types (a NumPy integer as axis)."""
+    if torch.compiler.is_compiling():
+        raise error
+    fixed = list(given)
+    for i, (f, value) in enumerate(zip(op.arguments, given, strict=False)):
+        if f.kind == "input":
+            _check_tensor(op, f, value)
+        elif f.kind == "choice" or not (f.nullable and value is None):
+            normal = op.normalise(f, value)
+            if f.kind != "choice":
+                fixed[i] = normal
+    if any(type(a) is not type(b) for a, b in zip(fixed, given, strict=True)):
+        return function(*fixed)
+    text = str(error)
+    if isinstance(error, RuntimeError) and text.startswith(f"{op.public_name}: "):
+        raise _library.Error(text) from None
+    raise error
+
+
+def _check_tensor(op: Op, f, value) -> None:
+    def wrong(expected, got):
+        raise _library.Error(f"{op.public_name}: {f.name}: expected {expected}, got {got}")
+
+    if value is None:
+        if not f.optional:
+            wrong(f"a tensor {f.type}", "None")
+    elif not isinstance(value, torch.Tensor):
+        wrong("a torch tensor", type(value).__name__)
+    elif value.layout is not torch.strided:
+        wrong("a dense tensor", value.layout)
+    elif value.device.type not in ("cpu", "cuda", "meta"):
+        wrong("a CPU or CUDA tensor", value.device)
+    elif value.dtype not in _KNOWN:
+        wrong(_EXPECTED.get(f.dtype_rule, "a known dtype"), str(value.dtype).removeprefix("torch."))

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Everything a change must pass, in the order in which failures are cheapest to find.
+# test.sh [STEP...]: only those steps. `make test` has set up the environment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$PWD/.venv/bin
+export PATH=$bin:$PATH
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# Runs a command and shows the end of what it says; all of it where it fails.
+quietly() {
+  local lines=$1
+  shift
+  if ! "$@" > "$log" 2>&1; then
+    cat "$log"
+    return 1
+  fi
+  tail -n "$lines" "$log"
+}
+
+style() {
+  scripts/sources.sh | xargs clang-format --dry-run -Werror
+  ruff check -q .
+  ruff format -q --check .
+}
+
+build() {
+  quietly 0 cmake -S . -B build -G Ninja -DFK_WERROR=ON
+  quietly 1 ninja -C build
+}
+
+cpp() { quietly 3 ctest --test-dir build --output-on-failure; }
+
+# An op must have a reference, a test and a doc line; a kernel must not spill.
+house() {
+  FK_LIBRARY=$PWD/build/libflashkernel.so python tools/check_house.py
+  if [ -d build/cuda ]; then python tools/check_spills.py build/cuda; fi
+}
+
+sanitized() {
+  quietly 0 cmake -S . -B "$1" -G Ninja -DFK_SANITIZE="$2" -DFK_WERROR=ON -DFK_CUDA=OFF \
+    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O1
+  quietly 1 ninja -C "$1" "${@:3}"
+}
+
+# The C++ tests again, with every memory access and every operation watched.
+asan() {
+  sanitized build-asan address,undefined fk_tests fk_pool_tests fk
+  quietly 3 ctest --test-dir build-asan --output-on-failure
+}
+
+# The pool, with every pair of accesses from two threads watched.
+tsan() {
+  sanitized build-tsan thread fk_pool_tests
+  quietly 1 build-tsan/fk_pool_tests --gtest_brief=1
+}
+
+wheel() { scripts/wheel.sh "$bin/python" AUTO FK_WERROR=ON; }
+
+# Last, so that the run ends with its summary.
+python_tests() { python -m pytest -q -n 2; }
+
+steps=("$@")
+[ $# -gt 0 ] || steps=(style build cpp house asan tsan wheel python_tests)
+for step in "${steps[@]}"; do
+  echo "== $step"
+  begin=$SECONDS
+  "$step"
+  [ "$step" = python_tests ] || echo "   $step took $((SECONDS - begin)) s"
+done

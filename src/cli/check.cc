@@ -1,0 +1,175 @@
+// Every op on random arguments (core/sample.h) against its reference in double precision.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <set>
+
+#include "cli/commands.h"
+#if FK_HAVE_CUDA
+#include "cuda/runtime.h"
+#endif
+
+namespace fk::cli {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+
+#if FK_HAVE_CUDA
+class CudaMemory : public SampleMemory {
+ public:
+  DLDevice device() const override { return {kDLCUDA, 0}; }
+  Status allocate(size_t bytes, void** data) override {
+    return cuda::device_malloc(0, std::max<size_t>(bytes, 1), data);
+  }
+  void release(void* data) override {
+    // A failure here means an earlier one, which was reported.
+    static_cast<void>(cuda::device_free(0, data));
+  }
+  Status copy_in(void* to, const void* from, size_t bytes) override {
+    return cuda::copy_to_device(0, to, from, bytes);
+  }
+  Status copy_out(void* to, const void* from, size_t bytes) override {
+    FK_RETURN_IF_ERROR(cuda::synchronize(0, nullptr));
+    return cuda::copy_to_host(0, to, from, bytes);
+  }
+};
+#endif
+
+// What a dtype's samples of one op showed.
+struct Outcome {
+  double error = 0;  // in units of what is allowed
+  int run = 0;       // samples the device has an implementation for
+  std::set<std::string> implementations;
+  std::string wrong;  // the first failure, for people
+};
+
+class Checker {
+ public:
+  Checker(const CheckOptions& options, SampleMemory& memory) : options_(options), memory_(memory) {}
+
+  Outcome check(const fk_op& op, DType dtype) {
+    Outcome outcome;
+    for (int i = 0; i < options_.samples; ++i) {
+      SampleOptions draw;
+      draw.dtype = dtype;
+      draw.seed = options_.seed + i;
+      // Plain calls first, then the ones that go wrong in their own ways.
+      draw.strided = i % 2 == 1;
+      draw.alias = i % 4 == 2;
+      draw.skip_outputs = i % 8 == 5;
+      draw.empty = i % 12 == 11;
+      check_sample(op, draw, &outcome);
+      if (!outcome.wrong.empty()) break;
+    }
+    return outcome;
+  }
+
+ private:
+  void check_sample(const fk_op& op, const SampleOptions& draw, Outcome* outcome) {
+    Sample sample;
+    const Status drawn = draw_sample(op, draw, &sample);
+    if (!drawn.ok()) {
+      outcome->wrong = drawn.message();
+      return;
+    }
+    const std::string name = implementation_of(sample, memory_.device().device_type);
+    if (name.empty()) return;
+    ++outcome->run;
+    outcome->implementations.insert(name);
+
+    std::vector<SampleTensor> expected, got;
+    Status status = run_sample(sample, "reference", host_memory(), &expected);
+    if (status.ok()) status = run_sample(sample, name.c_str(), memory_, &got);
+    if (!status.ok()) {
+      outcome->wrong = status.message() + "\n    in " + sample.describe();
+      return;
+    }
+    std::string worst;
+    const double error = sample_error(sample, expected, got, &worst);
+    outcome->error = std::max(outcome->error, error);
+    if (!(error <= 1)) outcome->wrong = worst + "\n    in " + sample.describe();
+  }
+
+  const CheckOptions& options_;
+  SampleMemory& memory_;
+};
+
+// One line; the failures under it. Returns whether the op is right.
+bool check_op(const fk_op& op, const CheckOptions& options, SampleMemory& memory) {
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  Checker checker(options, memory);
+  std::string cells, failures;
+  std::set<std::string> implementations;
+  for (DType dtype : kDTypes) {
+    const Outcome outcome = checker.check(op, dtype);
+    char cell[64];
+    if (outcome.run == 0 && outcome.wrong.empty()) {
+      std::snprintf(cell, sizeof cell, "%10s", "-");
+    } else {
+      std::snprintf(cell, sizeof cell, "%10.3f", outcome.error);
+    }
+    cells += cell;
+    implementations.insert(outcome.implementations.begin(), outcome.implementations.end());
+    if (!outcome.wrong.empty()) {
+      failures += std::string("  ") + name_of(dtype) + ": " + outcome.wrong + "\n";
+    }
+  }
+  std::string names;
+  for (const std::string& name : implementations) names += (names.empty() ? "" : "+") + name;
+  const bool right = failures.empty();
+  const char* verdict = names.empty() && right ? "none" : right ? "ok" : "WRONG";
+  const char* colour = !terminal ? "" : right ? "\033[32m" : "\033[1;31m";
+  std::printf("%-20s %-16s%s  %s%s%s\n%s", op.declaration.name.c_str(), names.c_str(), cells.c_str(),
+              colour, verdict, terminal ? "\033[0m" : "", failures.c_str());
+  std::fflush(stdout);
+  return right;
+}
+
+int fail(const std::string& message) {
+  std::fprintf(stderr, "fk check: %s\n", message.c_str());
+  return 2;
+}
+
+}  // namespace
+
+int check(const CheckOptions& options) {
+  std::vector<const fk_op*> ops;
+  std::string known;
+  for (const auto& op : Registry::get().ops()) {
+    const std::string& name = op->declaration.name;
+    known += (known.empty() ? "" : ", ") + name;
+    // "softmax" stands for its forward and its backward.
+    if (options.op.empty() || name == options.op || op->public_name() == options.op ||
+        name == options.op + "_bwd") {
+      ops.push_back(op.get());
+    }
+  }
+  if (ops.empty()) return fail("OP: expected one of " + known + ", got " + options.op);
+
+  std::vector<SampleMemory*> memories;
+  if (options.device != "cuda") memories.push_back(&host_memory());
+#if FK_HAVE_CUDA
+  CudaMemory cuda_memory;
+  if (options.device != "cpu" && cuda::device_count() > 0) memories.push_back(&cuda_memory);
+  if (memories.empty()) {
+    return fail("--device cuda: no GPU is visible (driver: " + cuda::driver_version() + ")");
+  }
+#else
+  if (memories.empty()) return fail("--device cuda: this build has no CUDA code (FK_CUDA=OFF)");
+#endif
+
+  int wrong = 0;
+  for (SampleMemory* memory : memories) {
+    const bool is_cuda = memory->device().device_type == kDLCUDA;
+    std::printf("%-20s %-16s%10s%10s%10s  (largest error; 1 is allowed)\n",
+                is_cuda ? "op on cuda" : "op on cpu", "implementation", "float32", "float16",
+                "bfloat16");
+    for (const fk_op* op : ops) wrong += check_op(*op, options, *memory) ? 0 : 1;
+  }
+  if (wrong > 0) std::printf("%d of %zu checks WRONG\n", wrong, ops.size() * memories.size());
+  return wrong > 0 ? 1 : 0;
+}
+
+}  // namespace fk::cli

@@ -1,0 +1,26 @@
+// The commands of the `fk` program, one file each. Each returns the exit code.
+#pragma once
+
+#include <string>
+
+#include "core/sample.h"
+
+namespace fk::cli {
+
+int info(bool json);
+
+struct CheckOptions {
+  std::string op;      // as users or the registry call it; empty: every op
+  std::string device;  // "cpu", "cuda"; empty: each that the machine has
+  int samples = 24;    // per dtype
+  uint64_t seed = 0;
+};
+int check(const CheckOptions& options);
+
+// `arguments` are those after "bench", ended by NULL.
+int bench(char** arguments);
+
+// The implementation that takes the sample's call on a device, or "" if there is none.
+std::string implementation_of(const Sample& sample, DLDeviceType device);
+
+}  // namespace fk::cli

@@ -1,0 +1,103 @@
+// Element access for the references: any floating dtype as double, any index dtype as int64. Written
+// to be obviously right, not fast.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "core/tensor.h"
+
+namespace fk {
+
+// A 16-bit float with `kMantissa` stored mantissa bits: float16 has 10, bfloat16 has 7.
+template <int kMantissa>
+double decode_float16(uint16_t bits) {
+  constexpr int kExponent = 15 - kMantissa;
+  constexpr int kMaxExponent = (1 << kExponent) - 1;
+  constexpr int kBias = kMaxExponent >> 1;
+  const int exponent = (bits >> kMantissa) & kMaxExponent;
+  const int mantissa = bits & ((1 << kMantissa) - 1);
+  double magnitude;
+  if (exponent == kMaxExponent) {
+    magnitude = mantissa != 0 ? std::numeric_limits<double>::quiet_NaN()
+                              : std::numeric_limits<double>::infinity();
+  } else if (exponent == 0) {  // subnormal: no implicit leading 1
+    magnitude = std::ldexp(mantissa, 1 - kBias - kMantissa);
+  } else {
+    magnitude = std::ldexp(mantissa + (1 << kMantissa), exponent - kBias - kMantissa);
+  }
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+// To the nearest, ties to even, straight from double: rounding to float first would round twice.
+template <int kMantissa>
+uint16_t encode_float16(double value) {
+  constexpr int kExponent = 15 - kMantissa;
+  constexpr int kMaxExponent = (1 << kExponent) - 1;
+  constexpr int kBias = kMaxExponent >> 1;
+  constexpr uint16_t kInfinity = kMaxExponent << kMantissa;
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  if (std::isnan(value)) return sign | kInfinity | (1 << (kMantissa - 1));
+  if (std::isinf(value)) return sign | kInfinity;
+  if (value == 0) return sign;
+  // Count in units of the last stored bit, which below the normal range stops getting smaller. The
+  // leading 1 of a normal number then adds itself to the exponent field, as does a carry.
+  const int exponent = std::max(std::ilogb(value), 1 - kBias);
+  const double units = std::nearbyint(std::ldexp(std::fabs(value), kMantissa - exponent));
+  const int64_t bits =
+      (static_cast<int64_t>(exponent + kBias - 1) << kMantissa) + static_cast<int64_t>(units);
+  return sign | static_cast<uint16_t>(std::min<int64_t>(bits, kInfinity));
+}
+
+// The element `offset` (in elements) past the start of a float32, float16 or bfloat16 tensor.
+inline double load(const Tensor& t, int64_t offset) {
+  switch (t.dtype) {
+    case DType::kFloat16:
+      return decode_float16<10>(t.ptr<const uint16_t>()[offset]);
+    case DType::kBFloat16:
+      return decode_float16<7>(t.ptr<const uint16_t>()[offset]);
+    default:
+      return t.ptr<const float>()[offset];
+  }
+}
+
+inline void store(const Tensor& t, int64_t offset, double value) {
+  switch (t.dtype) {
+    case DType::kFloat16:
+      t.ptr<uint16_t>()[offset] = encode_float16<10>(value);
+      break;
+    case DType::kBFloat16:
+      t.ptr<uint16_t>()[offset] = encode_float16<7>(value);
+      break;
+    default:
+      t.ptr<float>()[offset] = static_cast<float>(value);
+      break;
+  }
+}
+
+// What `value` becomes when it is stored as `dtype`.
+inline double round_to(DType dtype, double value) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return decode_float16<10>(encode_float16<10>(value));
+    case DType::kBFloat16:
+      return decode_float16<7>(encode_float16<7>(value));
+    default:
+      return static_cast<float>(value);
+  }
+}
+
+// The element `offset` past the start of an int32 or int64 tensor.
+inline int64_t load_index(const Tensor& t, int64_t offset) {
+  return t.dtype == DType::kInt64 ? t.ptr<const int64_t>()[offset] : t.ptr<const int32_t>()[offset];
+}
+
+// Whether a check of the values is possible and due: the tensor is here, in memory the CPU can read.
+// (A workspace query comes without data; values on a GPU are not read.)
+inline bool readable(const Tensor& t) {
+  return t.defined && t.device == Device::kCpu && t.data != nullptr;
+}
+
+}  // namespace fk

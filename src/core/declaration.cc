@@ -1,0 +1,195 @@
+#include "core/declaration.h"
+
+#include <cctype>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+namespace fk {
+namespace {
+
+// A declaration is part of the program: a malformed one is a bug found the first time it loads.
+[[noreturn]] void malformed(const std::string& op, const std::string& what) {
+  std::fprintf(stderr, "flashkernel: declaration of %s: %s\n", op.c_str(), what.c_str());
+  std::abort();
+}
+
+std::string strip(const std::string& s) {
+  size_t begin = 0, end = s.size();
+  while (begin < end && std::isspace(static_cast<unsigned char>(s[begin]))) ++begin;
+  while (end > begin && std::isspace(static_cast<unsigned char>(s[end - 1]))) --end;
+  return s.substr(begin, end - begin);
+}
+
+std::vector<std::string> split(const std::string& s, char separator) {
+  std::vector<std::string> parts(1);
+  for (char c : s) {
+    if (c == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  for (std::string& part : parts) part = strip(part);
+  return parts;
+}
+
+int symbol_index(OpDeclaration& op, const std::string& name) {
+  for (size_t i = 0; i < op.symbols.size(); ++i) {
+    if (op.symbols[i] == name) return static_cast<int>(i);
+  }
+  op.symbols.push_back(name);
+  return static_cast<int>(op.symbols.size()) - 1;
+}
+
+Dim parse_dim(OpDeclaration& op, const std::string& text) {
+  if (text == "...") return {Dim::kEllipsis, 0};
+  if (text.empty()) malformed(op.name, "empty dimension");
+  if (std::isdigit(static_cast<unsigned char>(text[0]))) return {Dim::kNumber, std::stoll(text)};
+  const size_t sign = text.find_first_of("+-");
+  const int symbol = symbol_index(op, strip(text.substr(0, sign)));
+  if (sign == std::string::npos) return {symbol, 0};
+  const int64_t number = std::stoll(strip(text.substr(sign + 1)));
+  return {symbol, text[sign] == '-' ? -number : number};
+}
+
+}  // namespace
+
+int OpDeclaration::find(const std::string& field) const {
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (fields[i].name == field) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+void OpDeclaration::set_type(Field& field, const std::string& type) {
+  field.type = type;
+  const size_t open = type.find('[');
+  if (open == std::string::npos || type.back() != ']') malformed(name, "type '" + type + "'");
+  const std::string dtype = strip(type.substr(0, open));
+  if (dtype == "T") {
+    field.dtype_rule = DTypeRule::kActivation;
+  } else if (dtype == "P") {
+    field.dtype_rule = DTypeRule::kParameter;
+  } else if (dtype == "F") {
+    field.dtype_rule = DTypeRule::kFloat32;
+  } else if (dtype == "I") {
+    field.dtype_rule = DTypeRule::kIndex;
+  } else if (dtype == "J") {
+    field.dtype_rule = DTypeRule::kInt32;
+  } else if (!dtype.empty() && dtype[0] == '@') {
+    field.dtype_rule = DTypeRule::kSameAs;
+    field.dtype_of = find(dtype.substr(1));
+    if (field.dtype_of < 0) malformed(name, "no field '" + dtype.substr(1) + "'");
+  } else {
+    malformed(name, "dtype '" + dtype + "'");
+  }
+  const std::string dims = strip(type.substr(open + 1, type.size() - open - 2));
+  for (const std::string& alternative : split(dims, '|')) {
+    std::vector<Dim> shape;
+    if (!alternative.empty()) {
+      for (const std::string& dim : split(alternative, ',')) shape.push_back(parse_dim(*this, dim));
+    }
+    field.shapes.push_back(std::move(shape));
+  }
+}
+
+bool output_wanted(const OpDeclaration& op, const Field& field, const fk_slot* slots) {
+  if (field.when.empty()) return true;
+  const size_t equals = field.when.find('=');
+  if (equals == std::string::npos) {
+    const int i = op.find(field.when);
+    if (i < 0) malformed(op.name, "condition '" + field.when + "'");
+    return op.fields[i].kind == Kind::kInput ? slots[i].tensor != nullptr : slots[i].integer != 0;
+  }
+  const bool negated = equals > 0 && field.when[equals - 1] == '!';
+  const int i = op.find(field.when.substr(0, negated ? equals - 1 : equals));
+  if (i < 0) malformed(op.name, "condition '" + field.when + "'");
+  const Field& attribute = op.fields[i];
+  const int64_t value = slots[i].integer;
+  const bool in_range = value >= 0 && value < static_cast<int64_t>(attribute.choices.size());
+  const bool equal = in_range && attribute.choices[value] == field.when.substr(equals + 1);
+  return equal != negated;
+}
+
+namespace {
+
+void write_string(std::string& out, const std::string& s) {
+  out += '"';
+  for (char c : s) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  out += '"';
+}
+
+void write_key(std::string& out, const char* key, const std::string& value) {
+  if (value.empty()) return;
+  out += ", \"";
+  out += key;
+  out += "\": ";
+  write_string(out, value);
+}
+
+void write_flag(std::string& out, const char* key, bool value) {
+  if (value) out += std::string(", \"") + key + "\": true";
+}
+
+void write_field(std::string& out, const Field& f) {
+  static constexpr const char* kKinds[] = {"input",   "output", "number", "integer",
+                                           "boolean", "choice", "axis"};
+  out += "{\"name\": ";
+  write_string(out, f.name);
+  write_key(out, "kind", kKinds[static_cast<int>(f.kind)]);
+  write_key(out, "doc", f.doc);
+  write_flag(out, "keyword_only", f.keyword_only);
+  if (f.kind == Kind::kInput || f.kind == Kind::kOutput) {
+    write_key(out, "type", f.type);
+    write_flag(out, "optional", f.kind == Kind::kInput && f.optional);
+    write_flag(out, "along_axis", f.along_axis);
+    write_flag(out, "saved", f.saved);
+    write_key(out, "when", f.when);
+    write_key(out, "may_alias", f.may_alias);
+    write_key(out, "below", f.below);
+    write_key(out, "prefer", f.prefer);
+    write_key(out, "also_gradient_of", f.also_gradient_of);
+  } else if (f.kind == Kind::kNumber) {
+    char text[40];
+    std::snprintf(text, sizeof text, std::isinf(f.number_default) ? "1e999" : "%.17g",
+                  f.number_default);
+    out += std::string(", \"default\": ") + text;
+  } else {
+    out += ", \"default\": " + std::to_string(f.integer_default);
+    write_flag(out, "nullable", f.nullable);
+    if (f.kind == Kind::kChoice) {
+      out += ", \"choices\": [";
+      for (size_t i = 0; i < f.choices.size(); ++i) {
+        if (i > 0) out += ", ";
+        write_string(out, f.choices[i]);
+      }
+      out += "]";
+    }
+  }
+  out += "}";
+}
+
+}  // namespace
+
+std::string declarations_json(const std::vector<const OpDeclaration*>& ops) {
+  std::string out = "[";
+  for (const OpDeclaration* op : ops) {
+    if (out.size() > 1) out += ",\n ";
+    out += "{\"name\": ";
+    write_string(out, op->name);
+    write_key(out, "doc", op->doc);
+    out += ", \"fields\": [";
+    for (size_t i = 0; i < op->fields.size(); ++i) {
+      if (i > 0) out += ",\n  ";
+      write_field(out, op->fields[i]);
+    }
+    out += "]}";
+  }
+  return out + "]";
+}
+
+}  // namespace fk

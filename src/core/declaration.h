@@ -1,0 +1,198 @@
+// One declaration per op. An op's argument struct lists its tensors and attributes as members and
+// names each once in `declare`; the C header, the argument checks, the Python, torch and JAX calls
+// and `fk check` are all derived from what is said there.
+//
+//   struct RmsNormFwd {
+//     static constexpr const char* kName = "rms_norm_fwd";
+//     static constexpr const char* kDoc = "Root-mean-square norm over the last axis ...";
+//     Tensor x, weight, y;
+//     double eps;
+//     static void declare(Declaration<RmsNormFwd>& d) {
+//       d.input("x", &RmsNormFwd::x, "T[..., N]", "activations");
+//       d.input("weight", &RmsNormFwd::weight, "P[N]", "scale").optional();
+//       d.attribute("eps", &RmsNormFwd::eps, 1e-6, "added to the mean square");
+//       d.output("y", &RmsNormFwd::y, "T[..., N]", "the norm");
+//     }
+//   };
+//
+// Tensor types are written DTYPE[dim, dim, ...], with `|` between alternative shapes:
+//   T        the activations' dtype: float32, float16 or bfloat16, the same for all T of a call
+//   P        a parameter: float32 or the activations' dtype
+//   F        float32
+//   I        int32 or int64
+//   J        int32
+//   @name    the dtype of the tensor `name`
+// A dim is a number, a symbol (`N`, the same size wherever it stands), a symbol plus or minus a
+// number (`W-1`), or `...` (any number of leading dims, the same wherever it stands).
+//
+// Gradients are matched by name. An op `<name>_fwd` is differentiable if there is an op
+// `<name>_bwd`; that op's input `d<out>` is the gradient of the forward output <out>, its other
+// inputs and attributes are the forward's arguments and outputs of the same name, and its output
+// `d<in>` is the gradient of the forward input <in>. An integer attribute of an op that bears the
+// name of a shape symbol is that symbol's size (how a backward learns a size it has no tensor for).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace fk {
+
+enum class Kind : uint8_t { kInput, kOutput, kNumber, kInteger, kBoolean, kChoice, kAxis };
+
+enum class DTypeRule : uint8_t { kActivation, kParameter, kFloat32, kIndex, kInt32, kSameAs };
+
+struct Dim {
+  static constexpr int kEllipsis = -2;
+  static constexpr int kNumber = -1;
+  int symbol = kNumber;  // index into OpDeclaration::symbols, or one of the above
+  int64_t offset = 0;    // the number itself, or what is added to the symbol
+};
+
+struct Field {
+  std::string name;
+  Kind kind;
+  std::string doc;
+  size_t offset = 0;          // of the member in the argument struct
+  bool optional = false;      // inputs: may be NULL
+  bool keyword_only = false;  // languages with keyword arguments take it by name
+
+  // Tensors.
+  std::string type;  // as written
+  DTypeRule dtype_rule = DTypeRule::kActivation;
+  int dtype_of = -1;                      // kSameAs: index of the field
+  std::vector<std::vector<Dim>> shapes;   // alternatives, told apart by rank
+  bool along_axis = false;                // the kernel sees the axis attribute's axis moved last
+  bool saved = false;                     // an output only the backward needs
+  std::string when;                       // an output that exists only under this condition
+  std::string may_alias;                  // an output that may share memory with this input
+  std::string below;                      // an index input whose values lie in [0, symbol)
+  std::string prefer;            // a backward's input: this forward output instead, where it exists
+  std::string also_gradient_of;  // a backward's output: the gradient of this forward input as well
+
+  // Attributes.
+  double number_default = 0;
+  int64_t integer_default = 0;
+  bool nullable = false;             // kAxis: the languages' None (all axes) is allowed
+  std::vector<std::string> choices;  // kChoice; "" is spelled None in Python
+};
+
+// The type-erased declaration. Fields stand in slot order: the order they were declared in.
+struct OpDeclaration {
+  std::string name;
+  std::string doc;
+  std::vector<Field> fields;
+  std::vector<std::string> symbols;
+
+  int find(const std::string& field) const;  // -1 if there is none
+  // Parses `type` into the field's dtype rule and shapes. Aborts on a malformed declaration.
+  void set_type(Field& field, const std::string& type);
+};
+
+// Whether the output `field` exists, given which slots are set.
+bool output_wanted(const OpDeclaration& op, const Field& field, const fk_slot* slots);
+
+class FieldOptions {
+ public:
+  FieldOptions(OpDeclaration& op, size_t index) : op_(op), index_(index) {}
+
+  FieldOptions& optional() { return field().optional = true, *this; }
+  FieldOptions& saved() { return field().saved = true, *this; }
+  // Conditions: "input" (it is given), "flag" (it is true), "choice=value", "choice!=value".
+  FieldOptions& when(const char* condition) { return field().when = condition, *this; }
+  FieldOptions& may_alias(const char* input) { return field().may_alias = input, *this; }
+  FieldOptions& prefer(const char* output) { return field().prefer = output, *this; }
+  FieldOptions& also_gradient_of(const char* input) {
+    return field().also_gradient_of = input, *this;
+  }
+  FieldOptions& below(const char* symbol) { return field().below = symbol, *this; }
+
+ private:
+  Field& field() { return op_.fields[index_]; }
+  OpDeclaration& op_;
+  size_t index_;
+};
+
+// What `declare` is handed: fills an OpDeclaration and notes where each member lies.
+template <class Args>
+class Declaration {
+ public:
+  explicit Declaration(OpDeclaration& op) : op_(op) {}
+
+  FieldOptions input(const char* name, Tensor Args::*member, const char* type, const char* doc) {
+    Field& f = add(name, Kind::kInput, doc, offset_of(member));
+    op_.set_type(f, type);
+    return options();
+  }
+  FieldOptions output(const char* name, Tensor Args::*member, const char* type, const char* doc) {
+    Field& f = add(name, Kind::kOutput, doc, offset_of(member));
+    op_.set_type(f, type);
+    f.optional = true;
+    return options();
+  }
+  void attribute(const char* name, double Args::*member, double value, const char* doc) {
+    add(name, Kind::kNumber, doc, offset_of(member)).number_default = value;
+  }
+  void attribute(const char* name, int64_t Args::*member, int64_t value, const char* doc) {
+    add(name, Kind::kInteger, doc, offset_of(member)).integer_default = value;
+  }
+  void attribute(const char* name, bool Args::*member, bool value, const char* doc) {
+    add(name, Kind::kBoolean, doc, offset_of(member)).integer_default = value;
+  }
+  void choice(const char* name, int64_t Args::*member, std::vector<std::string> choices,
+              int64_t value, const char* doc) {
+    Field& f = add(name, Kind::kChoice, doc, offset_of(member));
+    f.choices = std::move(choices);
+    f.integer_default = value;
+  }
+  // The axis the op works along. The tensors in `along` reach the kernel with that axis moved last,
+  // and their types are written that way. `nullable`: None means all axes, x flattened.
+  void axis(const char* name, int64_t Args::*member, int64_t value, bool nullable,
+            const std::vector<std::string>& along, const char* doc) {
+    Field& f = add(name, Kind::kAxis, doc, offset_of(member));
+    f.integer_default = value;
+    f.nullable = nullable;
+    axis_along_ = along;
+  }
+  // Fields declared after this are taken by name in languages with keyword arguments.
+  void keyword_only() { keyword_only_ = true; }
+
+  void finish() {
+    for (const std::string& name : axis_along_) {
+      const int i = op_.find(name);
+      if (i >= 0) op_.fields[i].along_axis = true;
+    }
+  }
+
+ private:
+  Field& add(const char* name, Kind kind, const char* doc, size_t offset) {
+    Field f{};
+    f.name = name;
+    f.kind = kind;
+    f.doc = doc;
+    f.offset = offset;
+    f.keyword_only = keyword_only_;
+    op_.fields.push_back(std::move(f));
+    return op_.fields.back();
+  }
+  FieldOptions options() { return FieldOptions(op_, op_.fields.size() - 1); }
+
+  template <class M>
+  static size_t offset_of(M Args::*member) {
+    alignas(Args) static char storage[sizeof(Args)];
+    Args* args = reinterpret_cast<Args*>(storage);
+    return reinterpret_cast<char*>(&(args->*member)) - storage;
+  }
+
+  OpDeclaration& op_;
+  bool keyword_only_ = false;
+  std::vector<std::string> axis_along_;
+};
+
+// All declarations as JSON.
+std::string declarations_json(const std::vector<const OpDeclaration*>& ops);
+
+}  // namespace fk

@@ -1,0 +1,428 @@
+// From slots to a kernel: unpack into the op's argument struct, check every argument against the
+// declaration, choose an implementation, run it.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/op.h"
+#include "core/thread_pool.h"
+#if FK_HAVE_CUDA
+#include "cuda/runtime.h"
+#endif
+
+namespace fk {
+namespace {
+
+constexpr int kMaxSymbols = 16;
+constexpr size_t kMaxArgsBytes = 8192;
+
+bool log_dispatch() {
+  static const bool value = [] {
+    const char* env = std::getenv("FK_LOG");
+    return env != nullptr && std::strstr(env, "dispatch") != nullptr;
+  }();
+  return value;
+}
+
+bool deterministic_by_environment() {
+  static const bool value = [] {
+    const char* env = std::getenv("FK_DETERMINISTIC");
+    return env != nullptr && std::strcmp(env, "0") != 0 && *env != '\0';
+  }();
+  return value;
+}
+
+// What the shapes seen so far say about the symbols and the leading dims of one call.
+struct Bindings {
+  int64_t size[kMaxSymbols];
+  const Field* from[kMaxSymbols] = {};
+  const Field* leading_from = nullptr;
+  int leading_ndim = 0;
+  int64_t leading[kMaxDims] = {};
+  const Field* activation_from = nullptr;
+  DType activation = DType::kFloat32;
+};
+
+class Call {
+ public:
+  Call(const fk_op& op, const fk_slot* slots, void* args)
+      : op_(op.declaration), slots_(slots), args_(static_cast<char*>(args)) {}
+
+  Status unpack(bool needs_data) {
+    for (size_t i = 0; i < op_.fields.size(); ++i) {
+      const Field& f = op_.fields[i];
+      switch (f.kind) {
+        case Kind::kInput:
+        case Kind::kOutput:
+          FK_RETURN_IF_ERROR(unpack_tensor(f, slots_[i], needs_data));
+          break;
+        case Kind::kNumber:
+          if (std::isnan(slots_[i].number)) return error(f, "expected a number, got NaN");
+          member<double>(f) = slots_[i].number;
+          break;
+        case Kind::kInteger:
+          member<int64_t>(f) = slots_[i].integer;
+          FK_RETURN_IF_ERROR(bind_symbol_attribute(f, slots_[i].integer));
+          break;
+        case Kind::kBoolean:
+          member<bool>(f) = slots_[i].integer != 0;
+          break;
+        case Kind::kChoice: {
+          const int64_t choice = slots_[i].integer;
+          if (choice < 0 || choice >= static_cast<int64_t>(f.choices.size())) {
+            return error(f, "expected a choice from 0 to " + std::to_string(f.choices.size() - 1) +
+                                ", got " + std::to_string(choice));
+          }
+          member<int64_t>(f) = choice;
+          break;
+        }
+        case Kind::kAxis:
+          member<int64_t>(f) = slots_[i].integer;
+          axis_ = &f;
+          break;
+      }
+    }
+    if (axis_ != nullptr) FK_RETURN_IF_ERROR(move_axis_last());
+    return {};
+  }
+
+  Status check() {
+    for (const Field& f : op_.fields) {
+      if (f.kind != Kind::kInput && f.kind != Kind::kOutput) continue;
+      const Tensor& t = member<Tensor>(f);
+      if (!t) continue;
+      FK_RETURN_IF_ERROR(check_device(f, t));
+      FK_RETURN_IF_ERROR(check_dtype(f, t));
+      FK_RETURN_IF_ERROR(check_shape(f, t));
+      if (f.kind == Kind::kOutput) FK_RETURN_IF_ERROR(check_writable(f, t));
+    }
+    return {};
+  }
+
+  const Tensor& first_tensor() const {
+    static const Tensor none;
+    return first_ == nullptr ? none : *first_;
+  }
+
+ private:
+  template <class T>
+  T& member(const Field& f) {
+    return *reinterpret_cast<T*>(args_ + f.offset);
+  }
+
+  static Status error(const Field& f, const std::string& what) { return invalid(f.name + ": " + what); }
+
+  Status unpack_tensor(const Field& f, const fk_slot& slot, bool needs_data) {
+    if (slot.tensor == nullptr) {
+      if (f.kind == Kind::kInput && !f.optional) {
+        return error(f, "expected a tensor " + f.type + ", got none");
+      }
+      return {};
+    }
+    const Status status = from_dlpack(*slot.tensor, needs_data, &member<Tensor>(f));
+    if (!status.ok()) return error(f, status.message());
+    return {};
+  }
+
+  // The axis is counted in the first tensor that has it, an input or, if only outputs do, an output.
+  Status move_axis_last() {
+    int64_t& axis = member<int64_t>(*axis_);
+    for (const Field& f : op_.fields) {
+      if (!f.along_axis || !member<Tensor>(f)) continue;
+      Tensor& t = member<Tensor>(f);
+      if (t.ndim == 0) return error(f, "expected at least 1 dimension, got a scalar");
+      if (axis < -t.ndim || axis >= t.ndim) {
+        return error(*axis_, "expected " + std::to_string(-t.ndim) + " to " +
+                                 std::to_string(t.ndim - 1) + " for " + f.name + " of shape " +
+                                 shape_string(t) + ", got " + std::to_string(axis));
+      }
+      const int a = static_cast<int>(axis < 0 ? axis + t.ndim : axis);
+      const int64_t size = t.shape[a], stride = t.strides[a];
+      for (int i = a; i + 1 < t.ndim; ++i) {
+        t.shape[i] = t.shape[i + 1];
+        t.strides[i] = t.strides[i + 1];
+      }
+      t.shape[t.ndim - 1] = size;
+      t.strides[t.ndim - 1] = stride;
+    }
+    return {};
+  }
+
+  Status bind_symbol_attribute(const Field& f, int64_t value) {
+    for (size_t s = 0; s < op_.symbols.size(); ++s) {
+      if (op_.symbols[s] != f.name) continue;
+      if (value < 0) return error(f, "expected at least 0, got " + std::to_string(value));
+      bound_.size[s] = value;
+      bound_.from[s] = &f;
+    }
+    return {};
+  }
+
+  Status check_device(const Field& f, const Tensor& t) {
+    if (first_ == nullptr) {
+      first_ = &t;
+      first_field_ = &f;
+      return {};
+    }
+    if (t.device == first_->device && t.device_id == first_->device_id) return {};
+    return error(f, "expected " + device_string(*first_) + ", where " + first_field_->name +
+                        " is, got " + device_string(t));
+  }
+
+  static std::string device_string(const Tensor& t) {
+    return t.device == Device::kCpu ? "cpu" : "cuda:" + std::to_string(t.device_id);
+  }
+
+  Status check_dtype(const Field& f, const Tensor& t) {
+    const auto wrong = [&](const std::string& expected) {
+      return error(f, "expected " + expected + ", got " + name_of(t.dtype));
+    };
+    switch (f.dtype_rule) {
+      case DTypeRule::kActivation:
+        if (bound_.activation_from == nullptr) {
+          if (t.dtype != DType::kFloat32 && t.dtype != DType::kFloat16 &&
+              t.dtype != DType::kBFloat16) {
+            return wrong("float32, float16 or bfloat16");
+          }
+          bound_.activation_from = &f;
+          bound_.activation = t.dtype;
+        } else if (t.dtype != bound_.activation) {
+          return wrong(std::string(name_of(bound_.activation)) + ", the dtype of " +
+                       bound_.activation_from->name);
+        }
+        return {};
+      case DTypeRule::kParameter:
+        if (t.dtype == DType::kFloat32) return {};
+        if (bound_.activation_from == nullptr) {
+          return wrong("float32");
+        }
+        if (t.dtype != bound_.activation) {
+          return wrong(bound_.activation == DType::kFloat32
+                           ? "float32"
+                           : std::string("float32 or ") + name_of(bound_.activation) +
+                                 ", the dtype of " + bound_.activation_from->name);
+        }
+        return {};
+      case DTypeRule::kFloat32:
+        return t.dtype == DType::kFloat32 ? Status() : wrong("float32");
+      case DTypeRule::kIndex:
+        return t.dtype == DType::kInt32 || t.dtype == DType::kInt64 ? Status()
+                                                                    : wrong("int32 or int64");
+      case DTypeRule::kInt32:
+        return t.dtype == DType::kInt32 ? Status() : wrong("int32");
+      case DTypeRule::kSameAs: {
+        const Field& other = op_.fields[f.dtype_of];
+        const Tensor& o = member<Tensor>(other);
+        if (!o) return error(f, "needs " + other.name + ", which is absent");
+        return t.dtype == o.dtype
+                   ? Status()
+                   : wrong(std::string(name_of(o.dtype)) + ", the dtype of " + other.name);
+      }
+    }
+    return {};
+  }
+
+  // Binds unbound symbols and compares bound ones. On a mismatch the message shows the whole
+  // expected shape with every size already known filled in.
+  Status check_shape(const Field& f, const Tensor& t) {
+    const std::vector<Dim>* shape = nullptr;
+    for (const std::vector<Dim>& alternative : f.shapes) {
+      if (rank_fits(alternative, t.ndim)) {
+        shape = &alternative;
+        break;
+      }
+    }
+    if (shape == nullptr) return shape_error(f, t);
+    const bool has_leading = !shape->empty() && (*shape)[0].symbol == Dim::kEllipsis;
+    const int trailing = static_cast<int>(shape->size()) - (has_leading ? 1 : 0);
+    const int leading = t.ndim - trailing;
+    if (has_leading) {
+      if (bound_.leading_from == nullptr) {
+        bound_.leading_from = &f;
+        bound_.leading_ndim = leading;
+        for (int i = 0; i < leading; ++i) bound_.leading[i] = t.shape[i];
+      } else if (leading != bound_.leading_ndim) {
+        return shape_error(f, t);
+      }
+      for (int i = 0; i < leading; ++i) {
+        if (t.shape[i] != bound_.leading[i]) return shape_error(f, t);
+      }
+    }
+    for (int i = 0; i < trailing; ++i) {
+      const Dim& dim = (*shape)[i + (has_leading ? 1 : 0)];
+      const int64_t size = t.shape[leading + i];
+      if (dim.symbol == Dim::kNumber) {
+        if (size != dim.offset) return shape_error(f, t);
+      } else if (bound_.from[dim.symbol] == nullptr) {
+        if (size < dim.offset) return shape_error(f, t);
+        bound_.size[dim.symbol] = size - dim.offset;
+        bound_.from[dim.symbol] = &f;
+      } else if (size != bound_.size[dim.symbol] + dim.offset) {
+        return shape_error(f, t);
+      }
+    }
+    return {};
+  }
+
+  static bool rank_fits(const std::vector<Dim>& shape, int ndim) {
+    const int named = static_cast<int>(shape.size());
+    const bool has_leading = named > 0 && shape[0].symbol == Dim::kEllipsis;
+    return has_leading ? ndim >= named - 1 : ndim == named;
+  }
+
+  Status shape_error(const Field& f, const Tensor& t) const {
+    std::string expected;
+    const Field* from = nullptr;
+    for (const std::vector<Dim>& shape : f.shapes) {
+      if (!expected.empty()) expected += " or ";
+      expected += "(";
+      for (size_t i = 0; i < shape.size(); ++i) {
+        if (i > 0) expected += ", ";
+        expected += dim_string(shape[i], &from);
+      }
+      expected += shape.size() == 1 && shape[0].symbol != Dim::kEllipsis ? ",)" : ")";
+    }
+    if (from != nullptr && from != &f) expected += " to fit " + from->name;
+    return error(f, "expected shape " + expected + ", got " + shape_string(t));
+  }
+
+  std::string dim_string(const Dim& dim, const Field** from) const {
+    if (dim.symbol == Dim::kNumber) return std::to_string(dim.offset);
+    if (dim.symbol == Dim::kEllipsis) {
+      if (bound_.leading_from == nullptr) return "...";
+      *from = bound_.leading_from;
+      std::string s;
+      for (int i = 0; i < bound_.leading_ndim; ++i) {
+        if (i > 0) s += ", ";
+        s += std::to_string(bound_.leading[i]);
+      }
+      return s.empty() ? "no leading dims" : s;
+    }
+    if (bound_.from[dim.symbol] != nullptr) {
+      *from = bound_.from[dim.symbol];
+      return std::to_string(bound_.size[dim.symbol] + dim.offset);
+    }
+    std::string s = op_.symbols[dim.symbol];
+    if (dim.offset != 0) s += (dim.offset > 0 ? "+" : "-") + std::to_string(std::abs(dim.offset));
+    return s;
+  }
+
+  // Two elements of an output must never share an address.
+  static Status check_writable(const Field& f, const Tensor& t) {
+    if (t.numel() == 0) return {};  // NumPy gives empty arrays strides of 0
+    for (int i = 0; i < t.ndim; ++i) {
+      if (t.strides[i] == 0 && t.shape[i] > 1) {
+        return error(f, "expected an output without repeated elements, got stride 0 in dimension " +
+                            std::to_string(i));
+      }
+    }
+    return {};
+  }
+
+  const OpDeclaration& op_;
+  const fk_slot* slots_;
+  char* args_;
+  const Field* axis_ = nullptr;
+  const Tensor* first_ = nullptr;
+  const Field* first_field_ = nullptr;
+  Bindings bound_;
+};
+
+// The argument struct of one call, on the stack.
+struct Arguments {
+  alignas(16) char storage[kMaxArgsBytes];
+};
+
+Status prepare(const fk_op& op, const fk_slot* slots, bool needs_data, Arguments* args,
+               const fk_op::Implementation** chosen, int* device_id) {
+  if (slots == nullptr) return invalid("expected arguments, got NULL");
+  if (op.args_bytes > kMaxArgsBytes || op.declaration.symbols.size() > kMaxSymbols) {
+    return {FK_INTERNAL, "the argument struct is larger than dispatch allows"};
+  }
+  op.construct_args(args->storage);
+  Call call(op, slots, args->storage);
+  FK_RETURN_IF_ERROR(call.unpack(needs_data));
+  FK_RETURN_IF_ERROR(call.check());
+  if (op.validate != nullptr) FK_RETURN_IF_ERROR(op.validate(args->storage));
+
+  const Device device = call.first_tensor().device;
+  *device_id = device == Device::kCuda ? call.first_tensor().device_id : -1;
+  const char* device_name = device == Device::kCpu ? "CPU" : "CUDA";
+  if (const fk_op::Implementation* forced = op.forced.load(std::memory_order_relaxed)) {
+    if (forced->device != device || !forced->accepts(forced->typed.get(), args->storage)) {
+      return unsupported("the forced implementation '" + forced->name + "' does not take this " +
+                         device_name + " call");
+    }
+    *chosen = forced;
+  } else {
+    *chosen = nullptr;
+    for (const fk_op::Implementation& i : op.implementations) {
+      if (i.device == device && i.accepts(i.typed.get(), args->storage)) {
+        *chosen = &i;
+        break;
+      }
+    }
+    if (*chosen == nullptr) {
+      return unsupported(std::string("this build has no ") + device_name +
+                         " implementation for these arguments");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status call(const fk_op& op, const fk_slot* slots, const fk_exec& caller) {
+  Arguments args;
+  const fk_op::Implementation* chosen = nullptr;
+  int device_id = -1;
+  FK_RETURN_IF_ERROR(prepare(op, slots, /*needs_data=*/true, &args, &chosen, &device_id));
+  const size_t needed = chosen->workspace(chosen->typed.get(), args.storage);
+  fk_exec exec = caller;
+  if (needed > exec.workspace_bytes && exec.allocate != nullptr) {
+    exec.workspace = exec.allocate(exec.allocator, needed);
+    exec.workspace_bytes = exec.workspace == nullptr ? 0 : needed;
+  }
+  if (needed > 0 && (exec.workspace == nullptr || exec.workspace_bytes < needed)) {
+    return invalid("workspace: expected at least " + std::to_string(needed) + " bytes, got " +
+                   std::to_string(exec.workspace == nullptr ? 0 : exec.workspace_bytes));
+  }
+  if (needed > 0 && reinterpret_cast<uintptr_t>(exec.workspace) % 64 != 0) {
+    return invalid("workspace: expected 64-byte alignment");
+  }
+  if (exec.parallel_for == nullptr) exec.parallel_for = pool_parallel_for;
+  if (deterministic_by_environment()) exec.deterministic = 1;
+  if (log_dispatch()) {
+    std::fprintf(stderr, "flashkernel: %s -> %s (workspace %zu bytes)\n",
+                 op.declaration.name.c_str(), chosen->name.c_str(), needed);
+  }
+#if FK_HAVE_CUDA
+  if (device_id >= 0) {
+    const cuda::DeviceGuard guard(device_id);
+    FK_RETURN_IF_ERROR(guard.status());
+    return chosen->run(chosen->typed.get(), args.storage, Exec(exec));
+  }
+#endif
+  return chosen->run(chosen->typed.get(), args.storage, Exec(exec));
+}
+
+Status query_workspace(const fk_op& op, const fk_slot* slots, size_t* bytes) {
+  Arguments args;
+  const fk_op::Implementation* chosen = nullptr;
+  int device_id = -1;
+  FK_RETURN_IF_ERROR(prepare(op, slots, /*needs_data=*/false, &args, &chosen, &device_id));
+  *bytes = chosen->workspace(chosen->typed.get(), args.storage);
+  return {};
+}
+
+Status query_implementation(const fk_op& op, const fk_slot* slots, const char** name) {
+  Arguments args;
+  const fk_op::Implementation* chosen = nullptr;
+  int device_id = -1;
+  FK_RETURN_IF_ERROR(prepare(op, slots, /*needs_data=*/false, &args, &chosen, &device_id));
+  *name = chosen->name.c_str();
+  return {};
+}
+
+}  // namespace fk

@@ -1,0 +1,137 @@
+#include "core/infer.h"
+
+#include <string>
+
+namespace fk {
+namespace {
+
+// The alternative of a field's shapes that a rank fits, or NULL. `leading`: how many dims "..." is.
+const std::vector<Dim>* alternative(const Field& field, int ndim, int* leading) {
+  for (const std::vector<Dim>& shape : field.shapes) {
+    const int named = static_cast<int>(shape.size());
+    const bool has_leading = named > 0 && shape[0].symbol == Dim::kEllipsis;
+    *leading = has_leading ? ndim - (named - 1) : 0;
+    if (has_leading ? *leading >= 0 : ndim == named) return &shape;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Status ShapeInference::bind(const OpDeclaration& op, const fk_slot* slots) {
+  if (op.symbols.size() > kMaxSymbols) return {FK_INTERNAL, "too many shape symbols"};
+  op_ = &op;
+  slots_ = slots;
+  for (size_t i = 0; i < op.fields.size(); ++i) {
+    const Field& f = op.fields[i];
+    if (f.kind == Kind::kAxis) {
+      axis_field_ = &f;
+      axis_ = slots[i].integer;
+    } else if (f.kind == Kind::kInteger) {
+      for (size_t s = 0; s < op.symbols.size(); ++s) {
+        if (op.symbols[s] != f.name) continue;
+        size_[s] = slots[i].integer;
+        known_[s] = true;
+      }
+    }
+  }
+  for (size_t i = 0; i < op.fields.size(); ++i) {
+    if (op.fields[i].kind == Kind::kInput && slots[i].tensor != nullptr) {
+      bind_tensor(op.fields[i], *slots[i].tensor);
+    }
+  }
+  return {};
+}
+
+void ShapeInference::bind_tensor(const Field& field, const DLTensor& tensor) {
+  int leading = 0;
+  const std::vector<Dim>* shape = alternative(field, tensor.ndim, &leading);
+  if (shape == nullptr || tensor.ndim > kMaxDims) return;
+  int64_t moved[kMaxDims];
+  const int64_t* sizes = tensor.shape;
+  if (field.along_axis) {
+    const int64_t axis = axis_ < 0 ? axis_ + tensor.ndim : axis_;
+    if (axis < 0 || axis >= tensor.ndim) return;
+    for (int i = 0, k = 0; i < tensor.ndim; ++i) {
+      if (i != axis) moved[k++] = tensor.shape[i];
+    }
+    moved[tensor.ndim - 1] = tensor.shape[axis];
+    sizes = moved;
+  }
+  for (const Dim& dim : *shape) {
+    if (dim.symbol == Dim::kEllipsis) {
+      if (leading_ndim_ < 0) {
+        leading_ndim_ = leading;
+        for (int i = 0; i < leading; ++i) leading_[i] = sizes[i];
+      }
+      sizes += leading;
+      continue;
+    }
+    if (dim.symbol != Dim::kNumber && !known_[dim.symbol]) {
+      size_[dim.symbol] = *sizes - dim.offset;
+      known_[dim.symbol] = true;
+    }
+    ++sizes;
+  }
+}
+
+Status ShapeInference::output(const Field& field, OutputType* out) const {
+  const auto unknown = [&](const std::string& what) {
+    return invalid(field.name + ": its " + what + " cannot be told from the inputs");
+  };
+  out->ndim = 0;
+  for (const Dim& dim : field.shapes[0]) {
+    if (dim.symbol == Dim::kEllipsis) {
+      if (leading_ndim_ < 0) return unknown("shape");
+      if (out->ndim + leading_ndim_ > kMaxDims) return unknown("shape");
+      for (int i = 0; i < leading_ndim_; ++i) out->shape[out->ndim++] = leading_[i];
+      continue;
+    }
+    if (out->ndim == kMaxDims) return unknown("shape");
+    if (dim.symbol != Dim::kNumber && !known_[dim.symbol]) return unknown("shape");
+    const int64_t size = (dim.symbol == Dim::kNumber ? 0 : size_[dim.symbol]) + dim.offset;
+    if (size < 0) return invalid(field.name + ": its size would be " + std::to_string(size));
+    out->shape[out->ndim++] = size;
+  }
+  if (field.along_axis) {
+    const int64_t axis = axis_ < 0 ? axis_ + out->ndim : axis_;
+    if (axis < 0 || axis >= out->ndim) {
+      return invalid(axis_field_->name + ": expected " + std::to_string(-out->ndim) + " to " +
+                     std::to_string(out->ndim - 1) + ", got " + std::to_string(axis_));
+    }
+    const int64_t size = out->shape[out->ndim - 1];
+    for (int64_t i = out->ndim - 1; i > axis; --i) out->shape[i] = out->shape[i - 1];
+    out->shape[axis] = size;
+  }
+
+  switch (field.dtype_rule) {
+    case DTypeRule::kFloat32:
+    case DTypeRule::kParameter:
+      out->dtype = {kDLFloat, 32, 1};
+      return {};
+    case DTypeRule::kInt32:
+      out->dtype = {kDLInt, 32, 1};
+      return {};
+    case DTypeRule::kIndex:
+      out->dtype = {kDLInt, 64, 1};
+      return {};
+    case DTypeRule::kActivation:
+      for (size_t i = 0; i < op_->fields.size(); ++i) {
+        const Field& f = op_->fields[i];
+        if (f.kind != Kind::kInput || f.dtype_rule != DTypeRule::kActivation) continue;
+        if (slots_[i].tensor == nullptr) continue;
+        out->dtype = slots_[i].tensor->dtype;
+        return {};
+      }
+      return unknown("dtype");
+    case DTypeRule::kSameAs: {
+      const DLTensor* other = slots_[field.dtype_of].tensor;
+      if (other == nullptr) return unknown("dtype");
+      out->dtype = other->dtype;
+      return {};
+    }
+  }
+  return {};
+}
+
+}  // namespace fk

@@ -1,0 +1,130 @@
+// An op: its declaration, and a table of implementations ranked by preference. Dispatch takes the
+// best one whose predicate says yes.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/declaration.h"
+#include "core/exec.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+namespace fk {
+
+// Preference among the implementations that accept a call; higher wins.
+enum Rank { kReference = 0, kPortable = 10, kTuned = 20 };
+
+template <class Args>
+struct Implementation {
+  const char* name;  // "reference", "cpu", "cuda", "cuda_sm90"
+  Rank rank;
+  // Whether this implementation takes the call. The arguments are valid already. NULL: every call
+  // whose tensors are on `device`.
+  bool (*accepts)(const Args&);
+  Status (*run)(const Args&, const Exec&);
+  size_t (*workspace)(const Args&) = nullptr;  // bytes; NULL: none
+  Device device = Device::kCpu;
+};
+
+}  // namespace fk
+
+// The opaque handle of the C ABI.
+struct fk_op {
+  struct Implementation {
+    std::string name;
+    int rank;
+    fk::Device device;
+    // `typed` is the Implementation<Args> the calls below know how to read.
+    std::shared_ptr<const void> typed;
+    bool (*accepts)(const void* typed, const void* args);
+    fk::Status (*run)(const void* typed, const void* args, const fk::Exec& exec);
+    size_t (*workspace)(const void* typed, const void* args);
+  };
+
+  fk::OpDeclaration declaration;
+  std::vector<Implementation> implementations;  // best rank first
+  size_t args_bytes = 0;
+  void (*construct_args)(void* storage) = nullptr;
+  fk::Status (*validate)(const void* args) = nullptr;
+  std::atomic<const Implementation*> forced{nullptr};
+
+  // The name users know: without "_fwd".
+  std::string public_name() const;
+};
+
+namespace fk {
+
+template <class Args, class = void>
+struct HasValidate : std::false_type {};
+template <class Args>
+struct HasValidate<Args, std::void_t<decltype(Args::validate(std::declval<const Args&>()))>>
+    : std::true_type {};
+
+class Registry {
+ public:
+  static Registry& get();
+
+  const fk_op* find(const std::string& name) const;
+  const std::vector<std::unique_ptr<fk_op>>& ops() const { return ops_; }
+
+  // Args may have `static Status validate(const Args&)` for what types and shapes cannot say.
+  template <class Args>
+  void add(std::vector<Implementation<Args>> implementations) {
+    static_assert(std::is_trivially_destructible_v<Args>);
+    auto op = std::make_unique<fk_op>();
+    op->declaration.name = Args::kName;
+    op->declaration.doc = Args::kDoc;
+    Declaration<Args> declaration(op->declaration);
+    Args::declare(declaration);
+    declaration.finish();
+    op->args_bytes = sizeof(Args);
+    op->construct_args = [](void* storage) { new (storage) Args(); };
+    if constexpr (HasValidate<Args>::value) {
+      op->validate = [](const void* args) { return Args::validate(*static_cast<const Args*>(args)); };
+    }
+    for (const Implementation<Args>& typed : implementations) {
+      fk_op::Implementation i;
+      i.name = typed.name;
+      i.rank = typed.rank;
+      i.device = typed.device;
+      i.typed = std::make_shared<Implementation<Args>>(typed);
+      i.accepts = [](const void* t, const void* args) {
+        const auto* impl = static_cast<const Implementation<Args>*>(t);
+        return impl->accepts == nullptr || impl->accepts(*static_cast<const Args*>(args));
+      };
+      i.run = [](const void* t, const void* args, const Exec& exec) {
+        return static_cast<const Implementation<Args>*>(t)->run(*static_cast<const Args*>(args), exec);
+      };
+      i.workspace = [](const void* t, const void* args) -> size_t {
+        const auto* impl = static_cast<const Implementation<Args>*>(t);
+        return impl->workspace == nullptr ? 0 : impl->workspace(*static_cast<const Args*>(args));
+      };
+      op->implementations.push_back(std::move(i));
+    }
+    add(std::move(op));
+  }
+
+ private:
+  Registry();
+  void add(std::unique_ptr<fk_op> op);  // sorts by rank, applies FK_IMPL
+  std::vector<std::unique_ptr<fk_op>> ops_;
+};
+
+// Defined by a file the build writes from the folders under src/ops: calls register_<room>(registry)
+// for each.
+void register_all_rooms(Registry& registry);
+
+// Checks the arguments, picks an implementation, runs it. These three are the whole path from the C
+// ABI to a kernel.
+Status call(const fk_op& op, const fk_slot* slots, const fk_exec& exec);
+Status query_workspace(const fk_op& op, const fk_slot* slots, size_t* bytes);
+Status query_implementation(const fk_op& op, const fk_slot* slots, const char** name);
+
+}  // namespace fk

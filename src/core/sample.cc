@@ -1,0 +1,358 @@
+// Drawing is by trial: what a declaration cannot say (rope's R is at most D / 2) is learnt by asking
+// the op whether it takes the arguments, and drawing again if not.
+#include "core/sample.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
+
+#include "core/access.h"
+
+namespace fk {
+namespace {
+
+constexpr int kAttempts = 2000;
+// Around the widths of vector registers and of unrolled loops, seldom a power of two.
+constexpr int64_t kSizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 17, 31, 33, 64, 67, 129, 257, 1031};
+constexpr int64_t kLeadingSizes[] = {1, 2, 3, 5, 11, 37};
+constexpr int kMaxLeading = 3;
+
+bool is_tensor(const Field& f) { return f.kind == Kind::kInput || f.kind == Kind::kOutput; }
+
+bool ends_with(const std::string& s, const std::string& end) {
+  return s.size() > end.size() && s.compare(s.size() - end.size(), end.size(), end) == 0;
+}
+
+// The sizes of one sample. A forward and its backward share them: their symbols mean the same.
+struct Sizes {
+  std::map<std::string, int64_t> symbols;
+  std::vector<int64_t> leading;
+};
+
+class Drawing {
+ public:
+  Drawing(const fk_op& op, const SampleOptions& options, int attempt)
+      : op_(op), options_(options), random_(mix(op.declaration.name, options.seed, attempt)) {}
+
+  Status draw(Sample* sample) {
+    const std::string& name = op_.declaration.name;
+    const fk_op* forward = nullptr;
+    if (ends_with(name, "_bwd")) {
+      forward = Registry::get().find(name.substr(0, name.size() - 4) + "_fwd");
+    }
+    draw_sizes(op_.declaration);
+    if (forward != nullptr) draw_sizes(forward->declaration);
+    if (options_.empty) empty_one();
+    if (forward == nullptr) return draw_call(op_, nullptr, sample);
+
+    Sample saved;
+    FK_RETURN_IF_ERROR(draw_call(*forward, nullptr, &saved));
+    std::vector<SampleTensor> outputs;
+    FK_RETURN_IF_ERROR(run_sample(saved, "reference", host_memory(), &outputs));
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i].present) saved.tensors[i] = outputs[i];
+    }
+    return draw_call(op_, &saved, sample);
+  }
+
+ private:
+  static uint64_t mix(const std::string& name, uint64_t seed, int attempt) {
+    return std::hash<std::string>()(name) + seed * 0x9e3779b97f4a7c15 + attempt;
+  }
+
+  int64_t below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+  bool one_in(int64_t n) { return below(n) == 0; }
+  template <class T, size_t n>
+  T pick(const T (&values)[n]) {
+    return values[below(n)];
+  }
+
+  void draw_sizes(const OpDeclaration& op) {
+    for (const std::string& symbol : op.symbols) sizes_.symbols.emplace(symbol, pick(kSizes));
+    if (!sizes_.leading.empty() || !has_leading(op)) return;
+    sizes_.leading.resize(below(kMaxLeading + 1));
+    for (int64_t& size : sizes_.leading) size = pick(kLeadingSizes);
+  }
+
+  static bool has_leading(const OpDeclaration& op) {
+    for (const Field& f : op.fields) {
+      for (const std::vector<Dim>& shape : f.shapes) {
+        if (!shape.empty() && shape[0].symbol == Dim::kEllipsis) return true;
+      }
+    }
+    return false;
+  }
+
+  void empty_one() {
+    std::vector<int64_t*> all;
+    for (auto& [symbol, size] : sizes_.symbols) all.push_back(&size);
+    for (int64_t& size : sizes_.leading) all.push_back(&size);
+    if (!all.empty()) *all[below(all.size())] = 0;
+  }
+
+  // Arguments for `op`; a backward's come from `forward`, whose outputs have values.
+  Status draw_call(const fk_op& op, const Sample* forward, Sample* sample) {
+    const std::vector<Field>& fields = op.declaration.fields;
+    sample->op = &op;
+    sample->tensors.assign(fields.size(), {});
+    sample->attributes.assign(fields.size(), {});
+    // Attributes first: outputs and the order of dimensions depend on them.
+    for (size_t i = 0; i < fields.size(); ++i) {
+      if (!is_tensor(fields[i])) sample->attributes[i] = draw_attribute(op, fields[i], forward);
+    }
+    for (size_t i = 0; i < fields.size(); ++i) {
+      if (fields[i].kind == Kind::kInput) draw_input(sample, i, forward);
+    }
+    // Conditions on inputs look at whether a slot is set, not at what is in it.
+    static const DLTensor kSet{};
+    std::vector<fk_slot> slots = sample->attributes;
+    for (size_t i = 0; i < fields.size(); ++i) {
+      if (is_tensor(fields[i])) slots[i].tensor = sample->tensors[i].present ? &kSet : nullptr;
+    }
+    for (size_t i = 0; i < fields.size(); ++i) {
+      if (fields[i].kind != Kind::kOutput) continue;
+      if (!output_wanted(op.declaration, fields[i], slots.data())) continue;
+      if (options_.skip_outputs && &op == &op_ && one_in(2)) continue;
+      set_type(sample, i);
+      const int alias = op.declaration.find(fields[i].may_alias);
+      if (options_.alias && &op == &op_ && alias >= 0) sample->tensors[i].alias = alias;
+    }
+    int64_t elements = 0;
+    for (const SampleTensor& t : sample->tensors) elements += t.present ? t.numel() : 0;
+    if (elements > options_.max_elements) return invalid("too large");
+    // A forward is checked loosely, before it is run for its backward.
+    const int64_t least = &op == &op_ ? options_.min_elements : options_.min_elements / 4;
+    if (elements < least) return invalid("too small");
+    for (size_t i = 0; i < fields.size(); ++i) {
+      if (sample->tensors[i].present) lay_out(sample, i);
+    }
+    FK_RETURN_IF_ERROR(check_sample(*sample));
+    for (size_t i = 0; i < fields.size(); ++i) {
+      SampleTensor& t = sample->tensors[i];
+      if (fields[i].kind == Kind::kInput && t.present && t.values.empty()) {
+        FK_RETURN_IF_ERROR(fill(*sample, fields[i], &t));
+      }
+    }
+    return {};
+  }
+
+  fk_slot draw_attribute(const fk_op& op, const Field& f, const Sample* forward) {
+    fk_slot slot{};
+    if (forward != nullptr) {
+      const int same = forward->op->declaration.find(f.name);
+      if (same >= 0) return forward->attributes[same];
+    }
+    switch (f.kind) {
+      case Kind::kNumber:
+        slot.number = f.number_default + (one_in(3) ? 0.25 : 0);
+        break;
+      case Kind::kInteger:
+        slot.integer = one_in(4) ? below(3) : f.integer_default;
+        if (sizes_.symbols.count(f.name) > 0) slot.integer = sizes_.symbols[f.name];
+        break;
+      case Kind::kBoolean:
+        slot.integer = below(2);
+        break;
+      case Kind::kChoice:
+        slot.integer = below(f.choices.size());
+        break;
+      case Kind::kAxis:
+        slot.integer = draw_axis(op.declaration);
+        break;
+      default:
+        break;
+    }
+    return slot;
+  }
+
+  int64_t draw_axis(const OpDeclaration& op) {
+    for (const Field& f : op.fields) {
+      if (!f.along_axis) continue;
+      const auto ndim = static_cast<int64_t>(shape_of(op, f.shapes[0]).size());
+      return below(2 * ndim) - ndim;
+    }
+    return 0;
+  }
+
+  std::vector<int64_t> shape_of(const OpDeclaration& op, const std::vector<Dim>& dims) {
+    std::vector<int64_t> shape;
+    for (const Dim& dim : dims) {
+      if (dim.symbol == Dim::kEllipsis) {
+        shape.insert(shape.end(), sizes_.leading.begin(), sizes_.leading.end());
+      } else if (dim.symbol == Dim::kNumber) {
+        shape.push_back(dim.offset);
+      } else {
+        shape.push_back(std::max<int64_t>(0, sizes_.symbols[op.symbols[dim.symbol]] + dim.offset));
+      }
+    }
+    return shape;
+  }
+
+  void draw_input(Sample* sample, size_t i, const Sample* forward) {
+    const Field& f = sample->op->declaration.fields[i];
+    if (forward == nullptr) {
+      if (!f.optional || one_in(2)) set_type(sample, i);
+      return;
+    }
+    const auto in_forward = [&](const std::string& name) -> const SampleTensor* {
+      const int k = forward->op->declaration.find(name);
+      return k < 0 ? nullptr : &forward->tensors[k];
+    };
+    const SampleTensor* same = f.prefer.empty() ? nullptr : in_forward(f.prefer);
+    if (same == nullptr || !same->present) same = in_forward(f.name);
+    if (same != nullptr) {
+      sample->tensors[i] = *same;
+      return;
+    }
+    // The gradient of an output: there only if that output is.
+    const SampleTensor* output = f.name[0] == 'd' ? in_forward(f.name.substr(1)) : nullptr;
+    if (output != nullptr && !output->present) return;
+    if (!f.optional || !one_in(4)) set_type(sample, i);
+  }
+
+  // Makes the field present, with its dtype and shape.
+  void set_type(Sample* sample, size_t i) {
+    const OpDeclaration& op = sample->op->declaration;
+    const Field& f = op.fields[i];
+    SampleTensor& t = sample->tensors[i];
+    t.present = true;
+    switch (f.dtype_rule) {
+      case DTypeRule::kActivation:
+        t.dtype = options_.dtype;
+        break;
+      case DTypeRule::kParameter:
+        t.dtype = one_in(2) ? options_.dtype : DType::kFloat32;
+        break;
+      case DTypeRule::kFloat32:
+        t.dtype = DType::kFloat32;
+        break;
+      case DTypeRule::kIndex:
+        t.dtype = one_in(2) ? DType::kInt32 : DType::kInt64;
+        break;
+      case DTypeRule::kInt32:
+        t.dtype = DType::kInt32;
+        break;
+      case DTypeRule::kSameAs:
+        t.dtype = sample->tensors[f.dtype_of].dtype;
+        break;
+    }
+    t.shape = shape_of(op, f.shapes[below(f.shapes.size())]);
+    if (!f.along_axis) return;
+    for (size_t k = 0; k < op.fields.size(); ++k) {
+      if (op.fields[k].kind != Kind::kAxis) continue;
+      const auto ndim = static_cast<int64_t>(t.shape.size());
+      const int64_t axis = (sample->attributes[k].integer + ndim) % ndim;
+      std::rotate(t.shape.begin() + axis, t.shape.end() - 1, t.shape.end());
+    }
+  }
+
+  // Chooses where the elements lie. Memory always starts and ends with a few that are not the
+  // tensor's.
+  void lay_out(Sample* sample, size_t i) {
+    constexpr int64_t kGuard = 64;
+    SampleTensor& t = sample->tensors[i];
+    if (t.alias >= 0) {
+      const SampleTensor& input = sample->tensors[t.alias];
+      t.strides = input.strides;
+      t.first = input.first;
+      t.elements = input.elements;
+      return;
+    }
+    const bool strided = options_.strided && sample->op == &op_;
+    const bool is_input = sample->op->declaration.fields[i].kind == Kind::kInput;
+    const auto ndim = static_cast<int>(t.shape.size());
+    std::vector<int> order(ndim);
+    for (int d = 0; d < ndim; ++d) order[d] = d;
+    if (strided && ndim > 1 && one_in(3)) std::swap(order[below(ndim)], order[below(ndim)]);
+    t.strides.assign(ndim, 0);
+    t.first = kGuard + (strided ? below(4) : 0);
+    int64_t extent = strided && one_in(4) ? 2 : 1;
+    for (int k = ndim - 1; k >= 0; --k) {
+      const int d = order[k];
+      // A repeated dimension: only where the values are ours to choose.
+      if (strided && is_input && t.values.empty() && one_in(8)) continue;
+      t.strides[d] = extent;
+      extent *= std::max<int64_t>(t.shape[d], 1);
+      if (strided && one_in(3)) extent += 1 + below(3);
+      if (strided && t.shape[d] > 1 && one_in(8)) {
+        t.first += t.strides[d] * (t.shape[d] - 1);
+        t.strides[d] = -t.strides[d];
+      }
+    }
+    t.elements = kGuard + 4 + extent + kGuard;
+  }
+
+  // Normal values; an index lies below its symbol, or is the op's ignore_index.
+  Status fill(const Sample& sample, const Field& f, SampleTensor* t) {
+    t->values.resize(t->numel());
+    if (t->dtype != DType::kInt32 && t->dtype != DType::kInt64) {
+      std::normal_distribution<double> normal;
+      for (double& value : t->values) value = round_to(t->dtype, normal(random_));
+      return {};
+    }
+    const int ignore = sample.op->declaration.find("ignore_index");
+    const auto size = sizes_.symbols.find(f.below);
+    const int64_t limit = size == sizes_.symbols.end() ? 1 : size->second;
+    for (double& value : t->values) {
+      if (ignore >= 0 && (limit == 0 || one_in(4))) {
+        value = static_cast<double>(sample.attributes[ignore].integer);
+      } else if (limit > 0) {
+        value = static_cast<double>(below(limit));
+      } else {
+        return invalid(f.name + " has no valid value");
+      }
+    }
+    return {};
+  }
+
+  const fk_op& op_;
+  const SampleOptions& options_;
+  std::mt19937_64 random_;
+  Sizes sizes_;
+};
+
+}  // namespace
+
+int64_t SampleTensor::numel() const {
+  int64_t n = 1;
+  for (int64_t size : shape) n *= size;
+  return n;
+}
+
+std::string Sample::describe() const {
+  std::string text = op->declaration.name + "(";
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Field& f = op->declaration.fields[i];
+    const SampleTensor& t = tensors[i];
+    std::string value;
+    if (is_tensor(f)) {
+      if (!t.present) continue;
+      const auto list = [](const std::vector<int64_t>& v) {
+        return shape_string(v.data(), static_cast<int>(v.size()));
+      };
+      value = std::string(" ") + name_of(t.dtype) + list(t.shape) + " strides " + list(t.strides);
+      if (t.alias >= 0) value += " in " + op->declaration.fields[t.alias].name;
+    } else if (f.kind == Kind::kNumber) {
+      value = "=" + std::to_string(attributes[i].number);
+    } else if (f.kind == Kind::kChoice) {
+      value = "=" + f.choices[attributes[i].integer];
+    } else {
+      value = "=" + std::to_string(attributes[i].integer);
+    }
+    text += (text.back() == '(' ? "" : ", ") + f.name + value;
+  }
+  return text + ")";
+}
+
+Status draw_sample(const fk_op& op, const SampleOptions& options, Sample* sample) {
+  Status status;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    status = Drawing(op, options, attempt).draw(sample);
+    if (status.code() != FK_INVALID_ARGUMENT) return status;
+  }
+  return {FK_INTERNAL, "no valid arguments found in " + std::to_string(kAttempts) +
+                           " draws; the last: " + status.message() + ": " + sample->describe()};
+}
+
+}  // namespace fk

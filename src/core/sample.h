@@ -1,0 +1,80 @@
+// Random arguments for any op, derived from its declaration: sizes for the shape symbols, dtypes,
+// optional inputs present or absent, attributes, memory layouts. The C++ tests and `fk check` run
+// these through every implementation and compare with the reference, so a new op is covered by
+// being declared.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/op.h"
+
+namespace fk {
+
+struct SampleOptions {
+  DType dtype = DType::kFloat32;  // of the activations
+  uint64_t seed = 0;
+  int64_t min_elements = 0;  // of all tensors together
+  int64_t max_elements = 1 << 14;
+  bool strided = false;            // gaps, transposed, reversed and repeated dimensions
+  bool empty = false;              // one size is 0
+  bool alias = false;              // outputs share memory with inputs where the op allows it
+  bool skip_outputs = false;       // some outputs are not asked for
+};
+
+// One tensor argument: its values, row-major, and how it will lie in memory. An absent tensor is not
+// `present` and has neither.
+struct SampleTensor {
+  bool present = false;
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;
+  std::vector<double> values;  // outputs: empty until a run
+  std::vector<int64_t> strides;
+  int64_t first = 0;     // elements of its memory before the one with index (0, 0, ...)
+  int64_t elements = 0;  // its memory, in elements
+  int alias = -1;        // outputs: the field whose memory it shares
+
+  int64_t numel() const;
+};
+
+struct Sample {
+  const fk_op* op = nullptr;
+  std::vector<SampleTensor> tensors;  // by field; absent for attributes
+  std::vector<fk_slot> attributes;    // by field; unused for tensors
+
+  std::string describe() const;  // "x float32 (3, 17), axis=0"
+};
+
+// Draws arguments the op accepts. A backward op gets what its forward's reference computed.
+Status draw_sample(const fk_op& op, const SampleOptions& options, Sample* sample);
+
+// Whether the op takes the sample's shapes, dtypes and attributes.
+Status check_sample(const Sample& sample);
+
+// Where a sample's tensors live during a run; `fk check` brings one for CUDA.
+class SampleMemory {
+ public:
+  virtual ~SampleMemory() = default;
+  virtual DLDevice device() const = 0;
+  virtual Status allocate(size_t bytes, void** data) = 0;  // 256-byte aligned
+  virtual void release(void* data) = 0;
+  virtual Status copy_in(void* to, const void* from, size_t bytes) = 0;
+  virtual Status copy_out(void* to, const void* from, size_t bytes) = 0;  // when all work is done
+};
+
+SampleMemory& host_memory();
+
+// Runs the op on a copy of the sample's inputs and returns the output tensors, by field, with their
+// values. Outputs and workspace start as NaN; writing outside an output or the workspace, or into an
+// input, is an error. `implementation`: by name; NULL: the one dispatch takes.
+Status run_sample(const Sample& sample, const char* implementation, SampleMemory& memory,
+                  std::vector<SampleTensor>* outputs);
+
+// The largest error over all outputs, in units of what is allowed: a step of the output's dtype,
+// plus some float32 rounding errors of the tensor's largest value. Up to 1 is right. `worst` says
+// where it is.
+double sample_error(const Sample& sample, const std::vector<SampleTensor>& expected,
+                    const std::vector<SampleTensor>& got, std::string* worst);
+
+}  // namespace fk

@@ -1,0 +1,323 @@
+// Running a sample: tensors are laid out in memory full of NaN, and what surrounds them is checked
+// afterwards.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "core/access.h"
+#include "core/sample.h"
+
+namespace fk {
+namespace {
+
+// Every byte of memory before it gets a value. As a float of any size it is NaN.
+constexpr int kPoison = 0xff;
+constexpr size_t kWorkspaceGuard = 256;
+
+class HostMemory : public SampleMemory {
+ public:
+  DLDevice device() const override { return {kDLCPU, 0}; }
+  Status allocate(size_t bytes, void** data) override {
+    constexpr size_t kAlignment = 256;
+    *data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    if (*data == nullptr) return {FK_INTERNAL, "out of memory"};
+    return {};
+  }
+  void release(void* data) override { std::free(data); }
+  Status copy_in(void* to, const void* from, size_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return {};
+  }
+  Status copy_out(void* to, const void* from, size_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return {};
+  }
+};
+
+DLDataType dlpack_dtype(DType dtype) {
+  const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
+  switch (dtype) {
+    case DType::kBFloat16:
+      return {kDLBfloat, bits, 1};
+    case DType::kInt8:
+    case DType::kInt32:
+    case DType::kInt64:
+      return {kDLInt, bits, 1};
+    case DType::kUInt8:
+      return {kDLUInt, bits, 1};
+    default:
+      return {kDLFloat, bits, 1};
+  }
+}
+
+// Without data.
+DLTensor dlpack(const SampleTensor& t) {
+  DLTensor tensor{};
+  tensor.device = {kDLCPU, 0};
+  tensor.ndim = static_cast<int32_t>(t.shape.size());
+  tensor.dtype = dlpack_dtype(t.dtype);
+  tensor.shape = const_cast<int64_t*>(t.shape.data());
+  tensor.strides = const_cast<int64_t*>(t.strides.data());
+  tensor.byte_offset = static_cast<uint64_t>(t.first * size_of(t.dtype));
+  return tensor;
+}
+
+// Calls visit(k, offset) with each element's place among the values and in memory.
+template <class Visit>
+void for_each_element(const SampleTensor& t, const Visit& visit) {
+  std::vector<int64_t> index(t.shape.size(), 0);
+  const int64_t count = t.numel();
+  int64_t offset = t.first;
+  for (int64_t k = 0; k < count; ++k) {
+    visit(k, offset);
+    for (int d = static_cast<int>(index.size()) - 1; d >= 0; --d) {
+      offset += t.strides[d];
+      if (++index[d] < t.shape[d]) break;
+      offset -= t.strides[d] * t.shape[d];
+      index[d] = 0;
+    }
+  }
+}
+
+// A tensor's memory, on the host.
+class Image {
+ public:
+  explicit Image(const SampleTensor& t) : bytes_(t.elements * size_of(t.dtype), char(kPoison)) {
+    view_.dtype = t.dtype;
+    view_.data = bytes_.data();
+    if (t.values.empty()) return;
+    for_each_element(t, [&](int64_t k, int64_t offset) { put(offset, t.values[k]); });
+  }
+
+  char* data() { return bytes_.data(); }
+  size_t size() const { return bytes_.size(); }
+  bool operator==(const Image& other) const { return bytes_ == other.bytes_; }
+
+  double get(int64_t offset) const {
+    if (view_.dtype == DType::kInt32 || view_.dtype == DType::kInt64) {
+      return static_cast<double>(load_index(view_, offset));
+    }
+    return load(view_, offset);
+  }
+
+  void put(int64_t offset, double value) {
+    if (view_.dtype == DType::kInt64) {
+      view_.ptr<int64_t>()[offset] = static_cast<int64_t>(value);
+    } else if (view_.dtype == DType::kInt32) {
+      view_.ptr<int32_t>()[offset] = static_cast<int32_t>(value);
+    } else {
+      store(view_, offset, value);
+    }
+  }
+
+  // Sets the elements of `t` back to what they are in `other`.
+  void restore(const SampleTensor& t, const Image& other) {
+    const int64_t size = size_of(t.dtype);
+    for_each_element(t, [&](int64_t, int64_t offset) {
+      std::memcpy(&bytes_[offset * size], &other.bytes_[offset * size], size);
+    });
+  }
+
+ private:
+  Image(const Image&) = delete;
+  std::vector<char> bytes_;
+  Tensor view_;
+};
+
+// Memory that is given back.
+class Allocation {
+ public:
+  explicit Allocation(SampleMemory& memory) : memory_(memory) {}
+  ~Allocation() {
+    if (data_ != nullptr) memory_.release(data_);
+  }
+  Allocation(const Allocation&) = delete;
+
+  Status allocate(const void* contents, size_t bytes) {
+    FK_RETURN_IF_ERROR(memory_.allocate(bytes, &data_));
+    return memory_.copy_in(data_, contents, bytes);
+  }
+  void* data() const { return data_; }
+
+ private:
+  SampleMemory& memory_;
+  void* data_ = nullptr;
+};
+
+// Takes one implementation for as long as it lives.
+class Forced {
+ public:
+  explicit Forced(const fk_op& op) : op_(const_cast<fk_op&>(op)), before_(op.forced) {}
+  ~Forced() { op_.forced = before_; }
+  Forced(const Forced&) = delete;
+
+  Status force(const char* implementation) {
+    if (fk_force_implementation(&op_, implementation) == FK_OK) return {};
+    return invalid(fk_last_error());
+  }
+
+ private:
+  fk_op& op_;
+  const fk_op::Implementation* before_;
+};
+
+class Run {
+ public:
+  Run(const Sample& sample, SampleMemory& memory)
+      : sample_(sample),
+        memory_(memory),
+        dlpack_(sample.tensors.size()),
+        slots_(sample.attributes),
+        images_(sample.tensors.size()),
+        allocations_(sample.tensors.size()) {
+    for (size_t i = 0; i < dlpack_.size(); ++i) {
+      const SampleTensor& t = sample.tensors[i];
+      if (!is_tensor(i)) continue;
+      dlpack_[i] = dlpack(t);
+      dlpack_[i].device = memory.device();
+      slots_[i].tensor = t.present ? &dlpack_[i] : nullptr;
+    }
+  }
+
+  Status query(size_t* workspace_bytes) {
+    return query_workspace(*sample_.op, slots_.data(), workspace_bytes);
+  }
+
+  Status call(size_t workspace_bytes) {
+    for (size_t i = 0; i < dlpack_.size(); ++i) {
+      const SampleTensor& t = sample_.tensors[i];
+      if (!t.present || t.alias >= 0) continue;
+      images_[i] = std::make_unique<Image>(t);
+      allocations_[i] = std::make_unique<Allocation>(memory_);
+      FK_RETURN_IF_ERROR(allocations_[i]->allocate(images_[i]->data(), images_[i]->size()));
+    }
+    for (size_t i = 0; i < dlpack_.size(); ++i) {
+      if (sample_.tensors[i].present) dlpack_[i].data = allocations_[home(i)]->data();
+    }
+    std::vector<char> poison(workspace_bytes + kWorkspaceGuard, char(kPoison));
+    Allocation workspace(memory_);
+    FK_RETURN_IF_ERROR(workspace.allocate(poison.data(), poison.size()));
+    fk_exec exec = FK_EXEC_DEFAULTS;
+    exec.workspace = workspace.data();
+    exec.workspace_bytes = workspace_bytes;
+    FK_RETURN_IF_ERROR(fk::call(*sample_.op, slots_.data(), exec));
+    FK_RETURN_IF_ERROR(memory_.copy_out(poison.data(), workspace.data(), poison.size()));
+    for (size_t k = workspace_bytes; k < poison.size(); ++k) {
+      if (poison[k] != char(kPoison)) return {FK_INTERNAL, "wrote past the end of the workspace"};
+    }
+    return {};
+  }
+
+  Status read(std::vector<SampleTensor>* outputs) {
+    outputs->assign(sample_.tensors.size(), {});
+    std::vector<std::unique_ptr<Image>> after(images_.size());
+    for (size_t i = 0; i < images_.size(); ++i) {
+      if (images_[i] == nullptr) continue;
+      after[i] = std::make_unique<Image>(sample_.tensors[i]);
+      FK_RETURN_IF_ERROR(
+          memory_.copy_out(after[i]->data(), allocations_[i]->data(), after[i]->size()));
+    }
+    for (size_t i = 0; i < images_.size(); ++i) {
+      const SampleTensor& t = sample_.tensors[i];
+      if (field(i).kind != Kind::kOutput || !t.present) continue;
+      SampleTensor& output = (*outputs)[i];
+      output = t;
+      output.values.resize(t.numel());
+      for_each_element(t, [&](int64_t k, int64_t offset) {
+        output.values[k] = after[home(i)]->get(offset);
+      });
+      after[home(i)]->restore(t, *images_[home(i)]);
+    }
+    // What is left of the difference was written where nothing should be.
+    for (size_t i = 0; i < images_.size(); ++i) {
+      if (images_[i] == nullptr || *after[i] == *images_[i]) continue;
+      const bool input = field(i).kind == Kind::kInput;
+      return {FK_INTERNAL, (input ? "wrote into the input " : "wrote outside the output ") +
+                               field(i).name};
+    }
+    return {};
+  }
+
+ private:
+  const Field& field(size_t i) const { return sample_.op->declaration.fields[i]; }
+  bool is_tensor(size_t i) const {
+    return field(i).kind == Kind::kInput || field(i).kind == Kind::kOutput;
+  }
+  // The tensor whose memory holds this one.
+  size_t home(size_t i) const {
+    return sample_.tensors[i].alias >= 0 ? sample_.tensors[i].alias : i;
+  }
+
+  const Sample& sample_;
+  SampleMemory& memory_;
+  std::vector<DLTensor> dlpack_;
+  std::vector<fk_slot> slots_;
+  std::vector<std::unique_ptr<Image>> images_;
+  std::vector<std::unique_ptr<Allocation>> allocations_;
+};
+
+// Largest relative distance between neighbours.
+double step_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return std::ldexp(1, -10);
+    case DType::kBFloat16:
+      return std::ldexp(1, -7);
+    default:
+      return std::ldexp(1, -23);
+  }
+}
+
+}  // namespace
+
+SampleMemory& host_memory() {
+  static HostMemory memory;
+  return memory;
+}
+
+Status check_sample(const Sample& sample) {
+  size_t bytes = 0;
+  return Run(sample, host_memory()).query(&bytes);
+}
+
+Status run_sample(const Sample& sample, const char* implementation, SampleMemory& memory,
+                  std::vector<SampleTensor>* outputs) {
+  Forced forced(*sample.op);
+  FK_RETURN_IF_ERROR(forced.force(implementation));
+  Run run(sample, memory);
+  size_t workspace_bytes = 0;
+  FK_RETURN_IF_ERROR(run.query(&workspace_bytes));
+  FK_RETURN_IF_ERROR(run.call(workspace_bytes));
+  return run.read(outputs);
+}
+
+double sample_error(const Sample& sample, const std::vector<SampleTensor>& expected,
+                    const std::vector<SampleTensor>& got, std::string* worst) {
+  constexpr double kFloat32Errors = 256;
+  double largest_error = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!expected[i].present) continue;
+    double scale = 1;
+    for (double value : expected[i].values) {
+      if (std::isfinite(value)) scale = std::max(scale, std::fabs(value));
+    }
+    const double floor = kFloat32Errors * std::ldexp(scale, -24);
+    for (size_t k = 0; k < expected[i].values.size(); ++k) {
+      const double e = expected[i].values[k], g = got[i].values[k];
+      if (e == g || (std::isnan(e) && std::isnan(g))) continue;
+      double error = std::fabs(e - g) / (step_of(expected[i].dtype) * std::fabs(e) + floor);
+      if (!(error < std::numeric_limits<double>::infinity())) {
+        error = std::numeric_limits<double>::infinity();
+      }
+      if (error <= largest_error) continue;
+      largest_error = error;
+      *worst = sample.op->declaration.fields[i].name + "[" + std::to_string(k) + "]: expected " +
+               std::to_string(e) + ", got " + std::to_string(g);
+    }
+  }
+  return largest_error;
+}
+
+}  // namespace fk

@@ -1,0 +1,281 @@
+// Folds (sum, maximum) over blocks of a row and over tiles of columns, for the CPU kernels that work
+// along an axis. cpu/axis_plan.h tells the two layouts; cpu/foreach_target.h how a kernel file is laid
+// out.
+#if defined(FK_CPU_AXIS_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_AXIS_SIMD_PER_TARGET
+#undef FK_CPU_AXIS_SIMD_PER_TARGET
+#else
+#define FK_CPU_AXIS_SIMD_PER_TARGET
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/axis_plan.h"
+#include "cpu/simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+
+// Calls f(T()) with the type that `dtype` names.
+template <class F>
+void ByDType(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return f(float16_t());
+    case DType::kBFloat16:
+      return f(bfloat16_t());
+    default:
+      return f(float());
+  }
+}
+
+// n <= kBlock elements `stride` apart, side by side: where they are, or copied to `buffer`.
+template <class T>
+HWY_INLINE const T* Gather(const T* p, int64_t stride, int64_t n, T* buffer) {
+  if (HWY_LIKELY(stride == 1)) return p;
+  for (int64_t i = 0; i < n; ++i) buffer[i] = p[i * stride];
+  return buffer;
+}
+
+template <class T>
+HWY_INLINE void Scatter(const T* buffer, int64_t n, T* p, int64_t stride) {
+  for (int64_t i = 0; i < n; ++i) p[i * stride] = buffer[i];
+}
+
+// Calls f(i, k) for the vectors that cover n elements: k = Lanes, but what is left for the last.
+// f tells the two apart by Load and Store below.
+template <class F>
+HWY_INLINE void ForEachVector(int64_t n, const F& f) {
+  const int64_t lanes = hn::Lanes(F32());
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) f(i, std::integral_constant<int64_t, 0>());
+  if (i < n) f(i, n - i);
+}
+
+// All lanes when k is the constant 0, the first k otherwise.
+template <class T, class K>
+HWY_INLINE hn::Vec<F32> Load(const T* p, K k, float fill = 0.0f) {
+  if constexpr (std::is_same_v<K, int64_t>) {
+    return LoadNF32(F32(), p, static_cast<size_t>(k), fill);
+  } else {
+    return LoadF32(F32(), p);
+  }
+}
+
+template <class V, class T, class K>
+HWY_INLINE void Store(V v, T* p, K k) {
+  if constexpr (std::is_same_v<K, int64_t>) {
+    StoreNF32(F32(), v, p, static_cast<size_t>(k));
+  } else {
+    StoreF32(F32(), v, p);
+  }
+}
+
+// Folds the vectors f(i, k) that cover n elements; lanes past the end must be neutral. Four chains,
+// so that the latency of `combine` is hidden and sums stay short.
+template <class Combine, class F>
+HWY_INLINE hn::Vec<F32> Fold(hn::Vec<F32> neutral, int64_t n, const Combine& combine, const F& f) {
+  constexpr std::integral_constant<int64_t, 0> kFull;
+  const int64_t lanes = hn::Lanes(F32());
+  auto a = neutral, b = neutral, c = neutral, e = neutral;
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    a = combine(a, f(i, kFull));
+    b = combine(b, f(i + lanes, kFull));
+    c = combine(c, f(i + 2 * lanes, kFull));
+    e = combine(e, f(i + 3 * lanes, kFull));
+  }
+  for (; i + lanes <= n; i += lanes) a = combine(a, f(i, kFull));
+  if (i < n) b = combine(b, f(i, n - i));
+  return combine(combine(a, b), combine(c, e));
+}
+
+// The same across columns: acc[c] = combine(acc[c], f(j, c, k)) for all steps j of the axis in
+// [begin, end) and all columns c < width.
+template <class Combine, class F>
+HWY_INLINE void FoldColumns(float* acc, int64_t width, int64_t begin, int64_t end,
+                            const Combine& combine, const F& f) {
+  int64_t j = begin;
+  for (; j + 4 <= end; j += 4) {
+    ForEachVector(width, [&](int64_t c, auto k) HWY_ATTR {
+      const auto pair0 = combine(f(j, c, k), f(j + 1, c, k));
+      const auto pair1 = combine(f(j + 2, c, k), f(j + 3, c, k));
+      Store(combine(Load(acc + c, k), combine(pair0, pair1)), acc + c, k);
+    });
+  }
+  for (; j < end; ++j) {
+    ForEachVector(width, [&](int64_t c, auto k) HWY_ATTR {
+      Store(combine(Load(acc + c, k), f(j, c, k)), acc + c, k);
+    });
+  }
+}
+
+// sum[c] = sum of f(j, c, k) over the steps j in [begin, end), added up in blocks to stay accurate.
+template <class F>
+HWY_INLINE void SumColumns(double* sum, int64_t width, int64_t begin, int64_t end, const F& f) {
+  constexpr int64_t kSteps = 64;
+  const auto add = [](auto x, auto y) HWY_ATTR { return hn::Add(x, y); };
+  alignas(64) float block[kTile];
+  std::fill_n(sum, width, 0.0);
+  for (int64_t j = begin; j < end; j += kSteps) {
+    std::fill_n(block, width, 0.0f);
+    FoldColumns(block, width, j, std::min(end, j + kSteps), add, f);
+    for (int64_t c = 0; c < width; ++c) sum[c] += block[c];
+  }
+}
+
+template <class F>
+HWY_INLINE float FoldSum(int64_t n, const F& f) {
+  const F32 d;
+  const auto add = [](auto x, auto y) HWY_ATTR { return hn::Add(x, y); };
+  return ReduceSum(d, Fold(hn::Zero(d), n, add, f));
+}
+
+// A NaN may or may not come through.
+template <class T>
+HWY_INLINE float BlockMax(const T* p, int64_t n) {
+  const F32 d;
+  const auto max = [](auto x, auto y) HWY_ATTR { return hn::Max(x, y); };
+  const auto load = [p](int64_t i, auto k) HWY_ATTR { return Load(p + i, k, -kInfinity); };
+  return ReduceMax(d, Fold(hn::Set(d, -kInfinity), n, max, load));
+}
+
+template <class T>
+HWY_INLINE float BlockSum(const T* p, int64_t n) {
+  return FoldSum(n, [p](int64_t i, auto k) HWY_ATTR { return Load(p + i, k); });
+}
+
+// The sum of a row; blocks are added in double precision.
+template <class T>
+HWY_INLINE double RowSum(const T* x, int64_t stride, int64_t n) {
+  T buffer[kBlock];
+  double sum = 0;
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t k = std::min(kBlock, n - i);
+    sum += BlockSum(Gather(x + i * stride, stride, k, buffer), k);
+  }
+  return sum;
+}
+
+// The largest entry, or NaN if there is one. A sum beside the maximum tells cheaply that there is no
+// NaN; where it is NaN itself (by a NaN, or by infinities of both signs) we look closer.
+template <class T>
+HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  const auto lowest = hn::Set(d, -kInfinity);
+  auto max0 = lowest, max1 = lowest, sum0 = hn::Zero(d), sum1 = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    const auto a = LoadF32(d, p + i), b = LoadF32(d, p + i + lanes);
+    const auto c = LoadF32(d, p + i + 2 * lanes), e = LoadF32(d, p + i + 3 * lanes);
+    max0 = hn::Max(max0, hn::Max(a, b));
+    max1 = hn::Max(max1, hn::Max(c, e));
+    sum0 = hn::Add(sum0, hn::Add(a, b));
+    sum1 = hn::Add(sum1, hn::Add(c, e));
+  }
+  for (; i + lanes <= n; i += lanes) {
+    const auto a = LoadF32(d, p + i);
+    max0 = hn::Max(max0, a);
+    sum0 = hn::Add(sum0, a);
+  }
+  if (i < n) {
+    const auto a = LoadNF32(d, p + i, n - i, -kInfinity);
+    max1 = hn::Max(max1, a);
+    sum1 = hn::Add(sum1, hn::IfThenElseZero(hn::FirstN(d, n - i), a));
+  }
+  if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(sum0, sum1))))) {
+    return ReduceMax(d, hn::Max(max0, max1));
+  }
+  const auto nan_or_larger = [](auto x, auto y) HWY_ATTR { return MaxNaN(x, y); };
+  const auto load = [p](int64_t j, auto k) HWY_ATTR { return Load(p + j, k, -kInfinity); };
+  const auto max = Fold(lowest, n, nan_or_larger, load);
+  return hn::AllFalse(d, hn::IsNaN(max)) ? ReduceMax(d, max) : kNaN;
+}
+
+// logsumexp(x) = shift + log(sum), found in one pass.
+struct LogSumExp {
+  float max = -kInfinity;
+  float shift = 0;  // the maximum, or 0 where that is not finite
+  double sum = 0;   // of exp(x - shift)
+
+  // Hands each vector of exponentials to keep(i, k, exp).
+  template <class T, class Keep>
+  HWY_INLINE void Add(const T* p, int64_t n, const Keep& keep) {
+    const float block_max = BlockMax(p, n);
+    if (block_max > max) {
+      if (max != -kInfinity) sum *= std::exp(static_cast<double>(max) - block_max);
+      max = block_max;
+      shift = max == kInfinity ? 0 : max;
+    }
+    const auto s = hn::Set(F32(), shift);
+    sum += FoldSum(n, [&](int64_t i, auto k) HWY_ATTR {
+      hwy::Prefetch(p + n + i);  // the next block, while this one keeps the arithmetic units busy
+      const auto e = Exp(F32(), hn::Sub(Load(p + i, k, -kInfinity), s));
+      keep(i, k, e);
+      return e;
+    });
+  }
+
+  template <class T>
+  HWY_INLINE void Add(const T* p, int64_t n) {
+    Add(p, n, [](int64_t, auto, auto) {});
+  }
+
+  float log_sum() const { return log_of(sum); }
+};
+
+template <class T>
+HWY_INLINE LogSumExp RowLogSumExp(const T* x, int64_t stride, int64_t n) {
+  T buffer[kBlock];
+  LogSumExp result;
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t k = std::min(kBlock, n - i);
+    result.Add(Gather(x + i * stride, stride, k, buffer), k);
+  }
+  return result;
+}
+
+// Short rows are taken in groups, pass by pass: a single row's passes wait for one another (the sum
+// for the maximum, the output for the sum), those of several rows overlap.
+struct RowGroup {
+  static constexpr int64_t kRows = 16;
+  static constexpr int64_t kElements = kBlock;
+
+  // Whether rows of n elements are short, and how many of them make a group.
+  static bool Takes(int64_t n) { return n <= kElements; }
+  static int64_t Rows(int64_t n) {
+    return std::clamp<int64_t>(kElements / std::max<int64_t>(1, n), 1, kRows);
+  }
+
+  float max[kRows];
+  float shift[kRows];  // the maximum, or 0 where that is not finite
+  float sum[kRows];    // of exp(x - shift)
+
+  // Row r is row(r), for r < rows. Hands each vector of exponentials to keep(r, i, k, exp).
+  template <class RowOf, class Keep>
+  HWY_INLINE void Find(int64_t rows, int64_t n, const RowOf& row, const Keep& keep) {
+    const F32 d;
+    for (int64_t r = 0; r < rows; ++r) max[r] = BlockMax(row(r), n);
+    for (int64_t r = 0; r < rows; ++r) shift[r] = std::isinf(max[r]) ? 0 : max[r];
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto* x = row(r);
+      const auto s = hn::Set(d, shift[r]);
+      sum[r] = FoldSum(n, [&](int64_t i, auto k) HWY_ATTR {
+        const auto e = Exp(F32(), hn::Sub(Load(x + i, k, -kInfinity), s));
+        keep(r, i, k, e);
+        return e;
+      });
+    }
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FK_CPU_AXIS_SIMD_PER_TARGET

@@ -1,0 +1,353 @@
+// Vector helpers for CPU kernels, over Google Highway's headers: activations of any float type are
+// computed on as vectors of float. cpu/foreach_target.h says how a kernel file is laid out.
+//
+// `d` is a tag for float vectors, as a rule `const F32 d;`, with Lanes(d) lanes: 4, 8 or 16. T is
+// float, hwy::float16_t or hwy::bfloat16_t.
+//
+// Highway 1.0.3 truncates when it demotes to bfloat16, and without F16C also for float16, where it
+// takes infinity and NaN for numbers; hence the conversions here. They round to nearest even.
+
+// Once per translation unit.
+#ifndef FK_CPU_SIMD_H_
+#define FK_CPU_SIMD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cpu/targets.h"
+
+// A table of the versions of `function`, and the version for the active instruction set. Unlike
+// Highway's own, they need nothing of its library.
+#if defined(__x86_64__)
+#define FK_CPU_EXPORT(function)                                                                 \
+  static decltype(&HWY_STATIC_DISPATCH(function)) const HWY_DISPATCH_TABLE(function)[] = {      \
+      HWY_CHOOSE_SSE4(function), HWY_CHOOSE_AVX2(function), HWY_CHOOSE_AVX3(function)}
+#else
+#define FK_CPU_EXPORT(function)                                                            \
+  static decltype(&HWY_STATIC_DISPATCH(function)) const HWY_DISPATCH_TABLE(function)[] = { \
+      &HWY_STATIC_DISPATCH(function)}
+#endif
+#define FK_CPU_DISPATCH(function) (HWY_DISPATCH_TABLE(function)[::fk::cpu::active_index()])
+
+#endif  // FK_CPU_SIMD_H_
+
+// Once per target.
+#if defined(FK_CPU_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_SIMD_PER_TARGET
+#undef FK_CPU_SIMD_PER_TARGET
+#else
+#define FK_CPU_SIMD_PER_TARGET
+#endif
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+// Highway's dispatch knows nothing of FK_CPU_TARGET.
+#undef HWY_EXPORT
+#undef HWY_DYNAMIC_DISPATCH
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using hwy::bfloat16_t;
+using hwy::float16_t;
+
+// The instruction set's own masked loads and stores do not touch memory beyond the mask.
+constexpr bool kMasked32 = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
+constexpr bool kMasked16 = HWY_TARGET == HWY_AVX3;
+constexpr bool kNativeHalf = HWY_TARGET != HWY_SSE4;
+
+namespace detail {
+
+// Half precision as the low 16 bits of each lane of `bits`, to float.
+template <class D, class V = hn::Vec<hn::Rebind<uint32_t, D>>>
+HWY_INLINE hn::Vec<D> half_bits_to_float(D d, V bits) {
+  const hn::Rebind<uint32_t, D> du;
+  const hn::Rebind<int32_t, D> di;
+  const auto magnitude = hn::And(bits, hn::Set(du, 0x7FFF));
+  const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
+  // The exponent's bias grows by 112; infinity's exponent by as much again.
+  const auto rebias = hn::Set(du, 112u << 23);
+  auto wide = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
+  const auto is_special = hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7BFF));
+  wide = hn::Add(wide, hn::IfThenElseZero(hn::RebindMask(du, is_special), rebias));
+  const auto subnormal =
+      hn::Mul(hn::ConvertTo(d, hn::BitCast(di, magnitude)), hn::Set(d, 0x1p-24f));
+  const auto is_subnormal = hn::Lt(hn::BitCast(di, magnitude), hn::Set(di, 0x400));
+  const auto result = hn::IfThenElse(hn::RebindMask(d, is_subnormal), subnormal, hn::BitCast(d, wide));
+  return hn::Or(result, hn::BitCast(d, sign));
+}
+
+// Float to half precision in the low 16 bits of each lane.
+template <class D, class V>
+HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> float_to_half_bits(D d, V v) {
+  const hn::Rebind<uint32_t, D> du;
+  const hn::Rebind<int32_t, D> di;
+  const auto magnitude_f = hn::Abs(v);
+  const auto magnitude = hn::BitCast(di, magnitude_f);
+  const auto sign = hn::ShiftRight<16>(hn::BitCast(du, hn::Xor(v, magnitude_f)));
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(di, 1));
+  const auto rounded =
+      hn::Add(hn::Add(magnitude, odd), hn::Set(di, 0xFFF - static_cast<int32_t>(112u << 23)));
+  const auto normal = hn::ShiftRight<13>(rounded);
+  // An ulp of 0.5 is half precision's smallest number, so that adding 0.5 rounds to it.
+  const auto half = hn::Set(d, 0.5f);
+  const auto subnormal = hn::Sub(hn::BitCast(di, hn::Add(magnitude_f, half)), hn::BitCast(di, half));
+  auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x38800000)), subnormal, normal);
+  // 65520 and up, then NaN.
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x477FEFFF)), hn::Set(di, 0x7C00), result);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7F800000)), hn::Set(di, 0x7E00), result);
+  return hn::Or(result, hn::BitCast(di, sign));
+}
+
+// Float to bfloat16 in the low 16 bits of each lane.
+template <class D, class V>
+HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> float_to_bfloat16_bits(D, V v) {
+  const hn::Rebind<uint32_t, D> du;
+  const hn::Rebind<int32_t, D> di;
+  const auto bits = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::Add(hn::Add(bits, odd), hn::Set(du, 0x7FFF));
+  // Rounding could carry a NaN's mantissa over into infinity.
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
+  return hn::BitCast(di, hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded)));
+}
+
+// The 16-bit form of v, as uint16_t lanes.
+template <class T, class D, class V>
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> narrow(D d, V v) {
+  const hn::Rebind<uint16_t, D> du16;
+  if constexpr (sizeof(T) == 2 && !std::is_same_v<T, bfloat16_t>) {
+    if constexpr (kNativeHalf) {
+      return hn::BitCast(du16, hn::DemoteTo(hn::Rebind<float16_t, D>(), v));
+    } else {
+      return hn::DemoteTo(du16, float_to_half_bits(d, v));
+    }
+  } else {
+    return hn::DemoteTo(du16, float_to_bfloat16_bits(d, v));
+  }
+}
+
+template <class T, class D, class V>
+HWY_INLINE hn::Vec<D> widen(D d, V bits16) {
+  if constexpr (std::is_same_v<T, bfloat16_t>) {
+    const hn::Rebind<uint32_t, D> du32;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du32, bits16)));
+  } else if constexpr (kNativeHalf) {
+    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<float16_t, D>(), bits16));
+  } else {
+    return half_bits_to_float(d, hn::PromoteTo(hn::Rebind<uint32_t, D>(), bits16));
+  }
+}
+
+// memcpy of n < kLimit elements, kLimit a power of two, without a call.
+template <size_t kLimit, class T>
+HWY_INLINE void copy_few(T* to, const T* from, size_t n) {
+  if constexpr (kLimit > 1) {
+    constexpr size_t kBlock = kLimit / 2;
+    if (n & kBlock) {
+      std::memcpy(to, from, kBlock * sizeof(T));
+      to += kBlock;
+      from += kBlock;
+    }
+    copy_few<kBlock>(to, from, n);
+  }
+}
+
+}  // namespace detail
+
+// ---- Loads and stores -----------------------------------------------------------------------
+
+template <class D, class T>
+HWY_INLINE hn::Vec<D> LoadF32(D d, const T* p) {
+  if constexpr (sizeof(T) == 4) {
+    return hn::LoadU(d, p);
+  } else {
+    const hn::Rebind<uint16_t, D> du16;
+    return detail::widen<T>(d, hn::LoadU(du16, reinterpret_cast<const uint16_t*>(p)));
+  }
+}
+
+template <class D, class V, class T>
+HWY_INLINE void StoreF32(D d, V v, T* p) {
+  if constexpr (sizeof(T) == 4) {
+    hn::StoreU(v, d, p);
+  } else {
+    const hn::Rebind<uint16_t, D> du16;
+    hn::StoreU(detail::narrow<T>(d, v), du16, reinterpret_cast<uint16_t*>(p));
+  }
+}
+
+// Past the caches, for outputs that no cache will hold. p must be aligned to Lanes(d) * sizeof(T);
+// hwy::FlushStream() before other threads read.
+template <class D, class V, class T>
+HWY_INLINE void StreamF32(D d, V v, T* p) {
+  if constexpr (sizeof(T) == 4) {
+    hn::Stream(v, d, p);
+  } else {
+    const hn::Rebind<uint16_t, D> du16;
+    hn::Stream(detail::narrow<T>(d, v), du16, reinterpret_cast<uint16_t*>(p));
+  }
+}
+
+// Stores v and returns what was stored: v rounded to T.
+template <class D, class V, class T>
+HWY_INLINE hn::Vec<D> StoreRoundedF32(D d, V v, T* p) {
+  if constexpr (sizeof(T) == 4) {
+    hn::StoreU(v, d, p);
+    return v;
+  } else {
+    const hn::Rebind<uint16_t, D> du16;
+    const auto bits = detail::narrow<T>(d, v);
+    hn::StoreU(bits, du16, reinterpret_cast<uint16_t*>(p));
+    return detail::widen<T>(d, bits);
+  }
+}
+
+// v rounded to T.
+template <class T, class D, class V>
+HWY_INLINE hn::Vec<D> RoundF32(D d, V v) {
+  if constexpr (sizeof(T) == 4) {
+    return v;
+  } else {
+    return detail::widen<T>(d, detail::narrow<T>(d, v));
+  }
+}
+
+// The first n < Lanes(d) lanes from memory (no byte beyond is touched), the others `fill`.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> LoadNF32(D d, const T* p, size_t n, float fill = 0.0f) {
+  if constexpr (sizeof(T) == 4 && kMasked32) {
+    const auto mask = hn::FirstN(d, n);
+    return hn::IfThenElse(mask, hn::MaskedLoad(mask, d, p), hn::Set(d, fill));
+  } else if constexpr (sizeof(T) == 2 && kMasked16) {
+    const hn::Rebind<uint16_t, D> du16;
+    const auto bits =
+        hn::MaskedLoad(hn::FirstN(du16, n), du16, reinterpret_cast<const uint16_t*>(p));
+    return hn::IfThenElse(hn::FirstN(d, n), detail::widen<T>(d, bits), hn::Set(d, fill));
+  } else {
+    alignas(64) T buffer[hn::MaxLanes(D())] = {};
+    detail::copy_few<hn::MaxLanes(D())>(buffer, p, n);
+    return hn::IfThenElse(hn::FirstN(d, n), LoadF32(d, buffer), hn::Set(d, fill));
+  }
+}
+
+// The first n < Lanes(d) lanes to memory; no byte beyond is touched.
+template <class D, class V, class T>
+HWY_INLINE void StoreNF32(D d, V v, T* p, size_t n) {
+  if constexpr (sizeof(T) == 4 && kMasked32) {
+    hn::BlendedStore(v, hn::FirstN(d, n), d, p);
+  } else if constexpr (sizeof(T) == 2 && kMasked16) {
+    const hn::Rebind<uint16_t, D> du16;
+    hn::BlendedStore(detail::narrow<T>(d, v), hn::FirstN(du16, n), du16,
+                     reinterpret_cast<uint16_t*>(p));
+  } else {
+    alignas(64) T buffer[hn::MaxLanes(D())];
+    StoreF32(d, v, buffer);
+    detail::copy_few<hn::MaxLanes(D())>(p, buffer, n);
+  }
+}
+
+// One element.
+template <class T>
+HWY_INLINE float ToF32(const T* p) {
+  if constexpr (sizeof(T) == 4) {
+    return *p;
+  } else {
+    return hn::GetLane(LoadF32(hn::CappedTag<float, 1>(), p));
+  }
+}
+
+template <class T>
+HWY_INLINE void FromF32(float value, T* p) {
+  if constexpr (sizeof(T) == 4) {
+    *p = value;
+  } else {
+    const hn::CappedTag<float, 1> d1;
+    StoreF32(d1, hn::Set(d1, value), p);
+  }
+}
+
+// n <= Lanes(d) elements `stride` apart; the other lanes `fill`.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> LoadStridedF32(D d, const T* p, int64_t stride, size_t n, float fill = 0.0f) {
+  alignas(64) T buffer[hn::MaxLanes(D())] = {};
+  for (size_t i = 0; i < n; ++i) buffer[i] = p[static_cast<int64_t>(i) * stride];
+  const auto v = LoadF32(d, buffer);
+  return n == hn::Lanes(d) ? v : hn::IfThenElse(hn::FirstN(d, n), v, hn::Set(d, fill));
+}
+
+template <class D, class V, class T>
+HWY_INLINE void StoreStridedF32(D d, V v, T* p, int64_t stride, size_t n) {
+  alignas(64) T buffer[hn::MaxLanes(D())];
+  StoreF32(d, v, buffer);
+  for (size_t i = 0; i < n; ++i) p[static_cast<int64_t>(i) * stride] = buffer[i];
+}
+
+// ---- Arithmetic -----------------------------------------------------------------------------
+
+template <class D, class V>
+HWY_INLINE float ReduceSum(D d, V v) {
+  return hn::GetLane(hn::SumOfLanes(d, v));
+}
+
+// Whether a NaN comes through is not said; see MaxNaN.
+template <class D, class V>
+HWY_INLINE float ReduceMax(D d, V v) {
+  return hn::GetLane(hn::MaxOfLanes(d, v));
+}
+
+// The larger of each pair of lanes, and NaN if either is NaN.
+template <class V>
+HWY_INLINE V MaxNaN(V a, V b) {
+  // x86 takes b if either is NaN, Arm takes the NaN.
+  return hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, b));
+}
+
+// exp(x) to 1 ulp. Underflows gradually to 0 and overflows to infinity; exp(NaN) is NaN.
+template <class D, class V>
+HWY_INLINE V Exp(D d, V x) {
+  // The second operand comes through if it is NaN.
+  x = hn::Min(hn::Set(d, 89.0f), hn::Max(hn::Set(d, -104.0f), x));
+
+  // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer, which then stands
+  // in the low bits; 254 more leave it twice the exponent bias too large, as is needed below.
+  const auto magic = hn::Set(d, 0x1.8p23f + 254.0f);
+  const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504f), magic);
+  const auto n = hn::Sub(shifted, magic);
+  // n times the high part is exact, with or without fused multiply-add.
+  auto r = hn::NegMulAdd(n, hn::Set(d, 0x1.62e4p-1f), x);
+  r = hn::NegMulAdd(n, hn::Set(d, 0x1.7f7d1cp-20f), r);
+
+  // exp(r) = 1 + r + r^2 P(r): minimax in relative error, 2^-28.
+  auto p = hn::MulAdd(hn::Set(d, 0x1.6a1a72p-10f), r, hn::Set(d, 0x1.123fc6p-7f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0x1.555916p-5f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0x1.55548ap-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffffcp-2f));
+  p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0f));
+
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (hn::MaxLanes(D()) == 16) return V{_mm512_scalef_ps(p.raw, n.raw)};
+#endif
+  // 2^n as the product of two powers, so that neither the smallest nor the largest n leaves the
+  // exponent's range.
+  const hn::Rebind<int32_t, D> di;
+  const auto bits = hn::BitCast(di, shifted);
+  const auto half = hn::ShiftRight<1>(bits);
+  const auto scale1 = hn::BitCast(d, hn::ShiftLeft<23>(half));
+  const auto scale2 = hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(bits, half)));
+  return hn::Mul(hn::Mul(p, scale1), scale2);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FK_CPU_SIMD_PER_TARGET

@@ -1,0 +1,100 @@
+#include "cpu/targets.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace fk::cpu {
+namespace {
+
+struct Target {
+  const char* name;
+  bool (*supported)();
+};
+
+// In the order of FK_CPU_EXPORT's table: each is better than those before it. What is asked of the
+// machine are the features Highway's headers let the compiler use for that target.
+const Target kTargets[] = {
+#if defined(__x86_64__)
+    {"sse4", [] { return true; }},  // the least that the library runs on
+    {"avx2",
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+              __builtin_cpu_supports("f16c");
+     }},
+    {"avx3",
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+              __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx512f") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+              __builtin_cpu_supports("avx512bw");
+     }},
+#else
+    {"neon", [] { return true; }},
+#endif
+};
+constexpr int kCount = sizeof(kTargets) / sizeof(kTargets[0]);
+
+int best_index() {
+  int i = kCount - 1;
+  while (i > 0 && !kTargets[i].supported()) --i;
+  return i;
+}
+
+// -1: there is no such target on this machine.
+int index_of(const char* name) {
+  for (int i = 0; i < kCount; ++i) {
+    if (std::strcmp(name, kTargets[i].name) == 0) return kTargets[i].supported() ? i : -1;
+  }
+  return -1;
+}
+
+}  // namespace
+
+namespace detail {
+
+std::atomic<int> active_index{-1};
+
+int choose_index() {
+  static const int initial = [] {
+    const char* name = std::getenv("FK_CPU_TARGET");
+    if (name == nullptr || *name == '\0') return best_index();
+    const int index = index_of(name);
+    if (index >= 0) return index;
+    std::fprintf(stderr, "flashkernel: FK_CPU_TARGET=%s is not an instruction set of this machine; "
+                 "using %s\n", name, kTargets[best_index()].name);
+    return best_index();
+  }();
+  int unset = -1;  // set_target on another thread wins
+  active_index.compare_exchange_strong(unset, initial);
+  return active_index.load();
+}
+
+}  // namespace detail
+
+std::vector<std::string> supported_targets() {
+  std::vector<std::string> names;
+  for (int i = kCount - 1; i >= 0; --i) {
+    if (kTargets[i].supported()) names.push_back(kTargets[i].name);
+  }
+  return names;
+}
+
+std::string target_list() {
+  std::string list;
+  for (const std::string& name : supported_targets()) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
+bool set_target(const char* name) {
+  const int index = name == nullptr ? best_index() : index_of(name);
+  if (index < 0) return false;
+  detail::active_index.store(index);
+  return true;
+}
+
+const char* active_target() { return kTargets[active_index()].name; }
+
+}  // namespace fk::cpu

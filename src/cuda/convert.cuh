@@ -1,0 +1,187 @@
+// Elements and short vectors of them, as one thread sees them: conversion between the storage types
+// (float, __half, __nv_bfloat16) and float, and loads and stores of up to 16 bytes with cache
+// hints.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace fk::cuda {
+
+template <class T>
+__device__ __forceinline__ float to_float(T x) {
+  return static_cast<float>(x);
+}
+template <>
+__device__ __forceinline__ float to_float<__half>(__half x) {
+  return __half2float(x);
+}
+template <>
+__device__ __forceinline__ float to_float<__nv_bfloat16>(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+
+// Rounds to nearest, ties to even.
+template <class T>
+__device__ __forceinline__ T from_float(float x) {
+  return static_cast<T>(x);
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// N elements in registers, N a power of two and at most 16 bytes.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Vec {
+  static_assert(sizeof(T) * N <= 16 && (N & (N - 1)) == 0);
+  T data[N];
+};
+
+// The widest vector of T: one 16-byte access per thread.
+template <class T>
+constexpr int kVecWidth = 16 / static_cast<int>(sizeof(T));
+
+template <class T, int N>
+__device__ __forceinline__ void unpack(const Vec<T, N>& v, float (&out)[N]) {
+  if constexpr (sizeof(T) == 2 && N >= 2) {
+    uint32_t words[N / 2];
+    memcpy(words, v.data, sizeof(words));
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        // A bfloat16 is the upper half of a float: two integer operations for two elements.
+        out[2 * i] = __uint_as_float(words[i] << 16);
+        out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+      } else {
+        __half2 pair;
+        memcpy(&pair, &words[i], sizeof(pair));
+        const float2 f = __half22float2(pair);
+        out[2 * i] = f.x;
+        out[2 * i + 1] = f.y;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[i] = to_float(v.data[i]);
+  }
+}
+
+template <class T, int N>
+__device__ __forceinline__ Vec<T, N> pack(const float (&in)[N]) {
+  Vec<T, N> v;
+  if constexpr (sizeof(T) == 2 && N >= 2) {
+    // One conversion instruction makes two elements.
+    uint32_t words[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(in[2 * i], in[2 * i + 1]);
+        memcpy(&words[i], &pair, sizeof(pair));
+      } else {
+        const __half2 pair = __floats2half2_rn(in[2 * i], in[2 * i + 1]);
+        memcpy(&words[i], &pair, sizeof(pair));
+      }
+    }
+    memcpy(v.data, words, sizeof(words));
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v.data[i] = from_float<T>(in[i]);
+  }
+  return v;
+}
+
+// Plain access, cached in L1 and L2. `p` is aligned to the vector.
+template <int N, class T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+template <class T, int N>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// For data that nobody writes while the kernel runs and that many threads read (weights).
+template <int N, class T>
+__device__ __forceinline__ Vec<T, N> load_read_only(const T* p) {
+  constexpr int kBytes = sizeof(T) * N;
+  Vec<T, N> v;
+  if constexpr (kBytes == 16) {
+    const uint4 w = __ldg(reinterpret_cast<const uint4*>(p));
+    memcpy(v.data, &w, kBytes);
+  } else if constexpr (kBytes == 8) {
+    const uint2 w = __ldg(reinterpret_cast<const uint2*>(p));
+    memcpy(v.data, &w, kBytes);
+  } else if constexpr (kBytes == 4) {
+    const uint32_t w = __ldg(reinterpret_cast<const uint32_t*>(p));
+    memcpy(v.data, &w, kBytes);
+  } else {
+    v.data[0] = __ldg(p);
+  }
+  return v;
+}
+
+// For data that is read once and that nobody writes while the kernel runs: leaves L1 to others.
+// Volatile keeps a prefetch where it was written, ahead of barriers.
+template <int N, class T>
+__device__ __forceinline__ Vec<T, N> load_streaming(const T* p) {
+  constexpr int kBytes = sizeof(T) * N;
+  Vec<T, N> v;
+  if constexpr (kBytes == 16) {
+    uint4 w;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                 : "l"(p));
+    memcpy(v.data, &w, kBytes);
+  } else if constexpr (kBytes == 8) {
+    uint2 w;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(w.x), "=r"(w.y)
+                 : "l"(p));
+    memcpy(v.data, &w, kBytes);
+  } else if constexpr (kBytes == 4) {
+    uint32_t w;
+    asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];" : "=r"(w) : "l"(p));
+    memcpy(v.data, &w, kBytes);
+  } else {
+    static_assert(kBytes == 2);
+    uint16_t w;
+    asm volatile("ld.global.nc.L1::no_allocate.b16 %0, [%1];" : "=h"(w) : "l"(p));
+    memcpy(v.data, &w, kBytes);
+  }
+  return v;
+}
+
+// For data that this kernel does not read again: first to leave the caches (st.global.cs).
+template <class T, int N>
+__device__ __forceinline__ void store_streaming(T* p, const Vec<T, N>& v) {
+  constexpr int kBytes = sizeof(T) * N;
+  if constexpr (kBytes == 16) {
+    uint4 w;
+    memcpy(&w, v.data, kBytes);
+    __stcs(reinterpret_cast<uint4*>(p), w);
+  } else if constexpr (kBytes == 8) {
+    uint2 w;
+    memcpy(&w, v.data, kBytes);
+    __stcs(reinterpret_cast<uint2*>(p), w);
+  } else if constexpr (kBytes == 4) {
+    uint32_t w;
+    memcpy(&w, v.data, kBytes);
+    __stcs(reinterpret_cast<uint32_t*>(p), w);
+  } else {
+    static_assert(kBytes == 2);
+    uint16_t w;
+    memcpy(&w, v.data, kBytes);
+    __stcs(reinterpret_cast<unsigned short*>(p), w);
+  }
+}
+
+}  // namespace fk::cuda

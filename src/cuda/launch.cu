@@ -1,0 +1,66 @@
+#include <mutex>
+#include <string>
+
+#include "cuda/launch.h"
+
+namespace fk::cuda {
+
+Status check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  return {FK_CUDA_ERROR, std::string(what) + ": " + cudaGetErrorString(error) + " (" +
+                             cudaGetErrorName(error) + ")"};
+}
+
+Status check_launch(const char* kernel) { return check(cudaGetLastError(), kernel); }
+
+DeviceGuard::DeviceGuard(int device) {
+  int current = -1;
+  error_ = cudaGetDevice(&current);
+  if (error_ != cudaSuccess || current == device) return;
+  error_ = cudaSetDevice(device);
+  if (error_ == cudaSuccess) previous_ = current;
+}
+
+Status DeviceGuard::status() const {
+  return check(static_cast<cudaError_t>(error_), "cudaSetDevice");
+}
+
+DeviceGuard::~DeviceGuard() {
+  // Nothing can be reported from here; the next call would meet the same error.
+  if (previous_ >= 0) static_cast<void>(cudaSetDevice(previous_));
+}
+
+const DeviceProperties& device_properties(int device) {
+  static constexpr DeviceProperties kH200 = {132, 2048, 227 * 1024, 228 * 1024, 90};
+  static constexpr int kMaxDevices = 64;
+  static DeviceProperties properties[kMaxDevices];
+  static std::once_flag read[kMaxDevices];
+  if (device < 0 || device >= kMaxDevices) return kH200;
+  std::call_once(read[device], [device] {
+    bool found = true;
+    const auto get = [&](cudaDeviceAttr attribute) {
+      int value = 0;
+      if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) found = false;
+      return value;
+    };
+    DeviceProperties& p = properties[device];
+    p.multiprocessors = get(cudaDevAttrMultiProcessorCount);
+    p.max_threads_per_multiprocessor = get(cudaDevAttrMaxThreadsPerMultiProcessor);
+    p.shared_bytes_per_block = get(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    p.shared_bytes_per_multiprocessor = get(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    p.capability =
+        10 * get(cudaDevAttrComputeCapabilityMajor) + get(cudaDevAttrComputeCapabilityMinor);
+    if (!found) {
+      static_cast<void>(cudaGetLastError());  // not for a later launch check to find
+      p = kH200;
+    }
+  });
+  return properties[device];
+}
+
+Status allow_shared_bytes(const void* kernel, int bytes) {
+  return check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+}
+
+}  // namespace fk::cuda

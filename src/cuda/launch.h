@@ -1,0 +1,37 @@
+// What the host side of a kernel file needs: errors as Status, the device of a call, its
+// properties.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/exec.h"
+#include "core/status.h"
+#include "core/tensor.h"
+#include "cuda/runtime.h"
+
+namespace fk::cuda {
+
+// `what` names the call or the kernel in the message.
+Status check(cudaError_t error, const char* what);
+
+// To be returned after each launch: what the launch itself could find wrong. Does not wait.
+Status check_launch(const char* kernel);
+
+inline cudaStream_t stream_of(const Exec& exec) { return static_cast<cudaStream_t>(exec.stream()); }
+
+struct DeviceProperties {
+  int multiprocessors;
+  int max_threads_per_multiprocessor;
+  int shared_bytes_per_block;  // the most a block may ask for (opt-in)
+  int shared_bytes_per_multiprocessor;
+  int capability;  // 10 * major + minor: 75, 80, 90
+};
+
+// Read once per device, then cached. Where there is no such device (a workspace query on a machine
+// without a GPU), those of an H200.
+const DeviceProperties& device_properties(int device);
+
+// Raises a kernel's limit of dynamic shared memory; needed above 48 KB.
+Status allow_shared_bytes(const void* kernel, int bytes);
+
+}  // namespace fk::cuda

@@ -1,0 +1,62 @@
+// exp and the online logsumexp, for one thread.
+#pragma once
+
+#include <cfloat>
+#include <type_traits>
+
+namespace fk::cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// exp(x) as exact as a result of type T shows: for half precision two instructions do, for float
+// the library's function.
+template <class T>
+__device__ __forceinline__ float exp_for(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return expf(x);
+  } else {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * kLog2E));
+    return result;
+  }
+}
+
+// sum(exp(x)) over elements seen so far, as sum * exp(max). `max` stays finite: with -FLT_MAX for
+// "nothing yet or only -inf" and FLT_MAX where +inf was seen, no difference below is inf - inf. So
+// the sum is 0 if all elements are -inf, inf if one is +inf, and NaN if one is NaN. A row of
+// nothing but -FLT_MAX (a mask) is right, too, which it would not be with x * log2(e) - max *
+// log2(e).
+template <class T>
+struct LogSumExp {
+  float max;
+  float sum;
+
+  __device__ __forceinline__ static LogSumExp empty() { return {-FLT_MAX, 0.f}; }
+
+  template <int kRows, int kWidth>
+  __device__ __forceinline__ void add(const float (&x)[kRows][kWidth]) {
+    float new_max = max;
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) new_max = fmaxf(new_max, x[j][e]);
+    }
+    new_max = fminf(new_max, FLT_MAX);
+    sum *= exp_for<T>(max - new_max);
+    max = new_max;
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      float row_sum = 0;
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) row_sum += exp_for<T>(x[j][e] - new_max);
+      sum += row_sum;
+    }
+  }
+
+  __device__ __forceinline__ static LogSumExp merge(const LogSumExp& a, const LogSumExp& b) {
+    const float max = fmaxf(a.max, b.max);
+    return {max, a.sum * exp_for<T>(a.max - max) + b.sum * exp_for<T>(b.max - max)};
+  }
+};
+
+}  // namespace fk::cuda

@@ -1,0 +1,105 @@
+// Reductions over the threads of a warp (shuffles) and of a block (shuffles, then shared memory).
+// Every thread receives the result, and the order of operations is fixed, so results repeat bit for
+// bit. A reduction over pairs (online softmax, mean and variance) is the same code with a struct
+// and its merge.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace fk::cuda {
+
+constexpr int kWarpSize = 32;
+constexpr unsigned kFullMask = 0xffffffffu;
+
+// Value: trivially copyable, a multiple of 4 bytes.
+template <class Value>
+__device__ __forceinline__ Value shuffle_xor(const Value& value, int lane_mask) {
+  static_assert(sizeof(Value) % 4 == 0);
+  constexpr int kWords = sizeof(Value) / 4;
+  uint32_t words[kWords];
+  memcpy(words, &value, sizeof(Value));
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = __shfl_xor_sync(kFullMask, words[i], lane_mask);
+  Value result;
+  memcpy(&result, words, sizeof(Value));
+  return result;
+}
+
+struct Sum {
+  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
+};
+
+// Ignores NaN, as fmaxf does.
+struct Max {
+  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+struct Pair {
+  float first, second;
+};
+struct SumPair {
+  __device__ __forceinline__ Pair operator()(const Pair& a, const Pair& b) const {
+    return {a.first + b.first, a.second + b.second};
+  }
+};
+
+// Online softmax: `sum` is the sum of exp(x - max). Starts as {-INFINITY, 0}.
+struct MaxSum {
+  float max, sum;
+};
+struct MergeMaxSum {
+  __device__ __forceinline__ MaxSum operator()(const MaxSum& a, const MaxSum& b) const {
+    const float max = fmaxf(a.max, b.max);
+    // Both sides may be empty: -inf - -inf would be NaN.
+    const float shift = max == -INFINITY ? 0.f : max;
+    return {max, a.sum * __expf(a.max - shift) + b.sum * __expf(b.max - shift)};
+  }
+};
+
+// Over groups of kWidth consecutive lanes, a power of two.
+template <int kWidth = kWarpSize, class Value, class Merge>
+__device__ __forceinline__ Value warp_reduce(Value value, Merge merge) {
+  static_assert(kWidth <= kWarpSize && (kWidth & (kWidth - 1)) == 0);
+#pragma unroll
+  for (int mask = kWidth / 2; mask > 0; mask /= 2) value = merge(value, shuffle_xor(value, mask));
+  return value;
+}
+
+template <int kWidth = kWarpSize>
+__device__ __forceinline__ float warp_sum(float value) {
+  return warp_reduce<kWidth>(value, Sum());
+}
+template <int kWidth = kWarpSize>
+__device__ __forceinline__ float warp_max(float value) {
+  return warp_reduce<kWidth>(value, Max());
+}
+
+// Over a block of kThreads threads, a multiple of 32 and a power of two. `scratch` is shared memory
+// for kThreads / 32 values. One barrier inside: a later call may use the same scratch only after
+// another barrier, so a loop alternates between two.
+template <int kThreads, class Value, class Merge>
+__device__ __forceinline__ Value block_reduce(Value value, Merge merge, Value* scratch) {
+  constexpr int kWarps = kThreads / kWarpSize;
+  static_assert(kThreads % kWarpSize == 0 && (kWarps & (kWarps - 1)) == 0 && kWarps <= kWarpSize);
+  value = warp_reduce(value, merge);
+  if constexpr (kWarps > 1) {
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize;
+    if (lane == 0) scratch[warp] = value;
+    __syncthreads();
+    value = warp_reduce<kWarps>(scratch[lane % kWarps], merge);
+  }
+  return value;
+}
+
+template <int kThreads>
+__device__ __forceinline__ float block_sum(float value, float* scratch) {
+  return block_reduce<kThreads>(value, Sum(), scratch);
+}
+template <int kThreads>
+__device__ __forceinline__ float block_max(float value, float* scratch) {
+  return block_reduce<kThreads>(value, Max(), scratch);
+}
+
+}  // namespace fk::cuda

@@ -1,0 +1,173 @@
+// Computes every element of a [..., N] output from the same element of up to two inputs and from
+// what its row has in common. An op says how:
+//
+//   struct Op {
+//     using Element = T;
+//     static constexpr int kInputs = 1;        // 0 to 2
+//     RowView<const T> in[1];
+//     RowView<T> out;                          // may be an input's memory, with the same strides
+//     struct Row { ... };
+//     __device__ Row row(int64_t row) const;
+//     template <int kCount>                    // elements column .. column + kCount - 1; the
+//     result
+//     __device__ void apply(const Row& row, int64_t column, float (&x)[kCount],   // replaces x
+//                           const float (&second)[kCount]) const;
+//   };
+//
+// Floor: one read of the inputs and one write. Four 16-byte loads per thread are in flight before
+// the first is used.
+#pragma once
+
+#include "cuda/row_reduce.cuh"
+
+namespace fk::cuda {
+
+// Maps this thread's share of a part of row `row`.
+template <class Op>
+__device__ __forceinline__ void map_part(const Op& op, const typename Op::Row& shared, int64_t row,
+                                         int64_t n, int split, int splits, int lane, int group) {
+  using T = typename Op::Element;
+  constexpr int kInputs = Op::kInputs, kWidth = kVecWidth<T>, kLoads = kBatch<Op>;
+  constexpr int kArrays = kInputs > 0 ? kInputs : 1;
+  const T* in[kArrays];
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) in[k] = op.in[k].row(row);
+  T* out = op.out.row(row);
+  const RowPart<T> part(out, n, split, splits);
+
+#pragma unroll 1
+  for (int i = lane; i < part.ragged; i += group) {
+    const int64_t at = part.ragged_at(i);
+    float x[kArrays][1] = {};
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) x[k][0] = to_float(in[k][at]);
+    op.apply(shared, at, x[0], x[kArrays - 1]);
+    out[at] = from_float<T>(x[0][0]);
+  }
+
+  int64_t column = part.begin + lane * kWidth;
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) in[k] += column;
+  out += column;
+#pragma unroll 1
+  for (int i = lane; i < part.vectors; i += kLoads * group) {
+    Vec<T, kWidth> v[kArrays][kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+        if (i + j * group < part.vectors) v[k][j] = load_once<kWidth>(in[k] + j * group * kWidth);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      if (i + j * group < part.vectors) {
+        float x[kArrays][kWidth] = {};
+#pragma unroll
+        for (int k = 0; k < kInputs; ++k) unpack(v[k][j], x[k]);
+        op.apply(shared, column + j * group * kWidth, x[0], x[kArrays - 1]);
+        store_streaming(out + j * group * kWidth, pack<T, kWidth>(x[0]));
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) in[k] += kLoads * group * kWidth;
+    out += kLoads * group * kWidth;
+    column += kLoads * group * kWidth;
+  }
+}
+
+// Along rows: `group` threads per part of a row, a power of two up to 32, or the block.
+template <class Op>
+__global__ void __launch_bounds__(256, 4)
+    map_rows(const __grid_constant__ Op op, int64_t rows, int64_t n, int splits, int group) {
+  const GroupIndex index(group);
+  if (index.part >= rows * splits) return;
+  const int64_t row = splits == 1 ? index.part : index.part / splits;
+  const int split = static_cast<int>(index.part - row * splits);
+  map_part(op, op.row(row), row, n, split, splits, index.lane, group);
+}
+
+// Across rows; with kWidth = 1 they may lie anywhere.
+template <class Op, int kWidth>
+__global__ void __launch_bounds__(kColumnBlock, 2)
+    map_columns(const __grid_constant__ Op op, int64_t rows, int64_t n, int64_t inner, int splits,
+                int lanes) {
+  using T = typename Op::Element;
+  constexpr int kInputs = Op::kInputs, kLoads = kBatch<Op>;
+  constexpr int kArrays = kInputs > 0 ? kInputs : 1;
+  const ColumnIndex<kWidth> at(rows, n, inner, splits, lanes);
+  if (!at.active) return;
+  const T* in[kArrays];
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) {
+    in[k] = op.in[k].row(at.row) + (at.begin + at.line) * op.in[k].step;
+  }
+  T* out = op.out.row(at.row) + (at.begin + at.line) * op.out.step;
+  typename Op::Row shared[kWidth];
+#pragma unroll
+  for (int e = 0; e < kWidth; ++e) shared[e] = op.row(at.row + e);
+
+#pragma unroll 1
+  for (int64_t i = at.begin + at.line; i < at.end; i += kLoads * at.lines) {
+    Vec<T, kWidth> v[kArrays][kLoads];
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+        if (i + j * at.lines < at.end) v[k][j] = load_once<kWidth>(in[k]);
+        in[k] += at.lines * op.in[k].step;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      if (i + j * at.lines < at.end) {
+        float x[kArrays][kWidth] = {};
+#pragma unroll
+        for (int k = 0; k < kInputs; ++k) unpack(v[k][j], x[k]);
+#pragma unroll
+        for (int e = 0; e < kWidth; ++e) {
+          float single[1] = {x[0][e]};
+          const float second[1] = {x[kArrays - 1][e]};
+          op.apply(shared[e], i + j * at.lines, single, second);
+          x[0][e] = single[0];
+        }
+        store_streaming(out, pack<T, kWidth>(x[0]));
+      }
+      out += at.lines * op.out.step;
+    }
+  }
+}
+
+// Without kColumns there is no fast path across columns.
+template <class Op, bool kColumns = true>
+Status map(const Op& op, const RowLayout& layout, cudaStream_t stream) {
+  using T = typename Op::Element;
+  constexpr int kWidth = kVecWidth<T>;
+  if (layout.rows == 0 || layout.n == 0) return {};
+  if (layout.vectors && !layout.columns()) {
+    // Parts of at most 2048 vectors, 32 KB: with a block of 256, two to four rounds of its loads.
+    const int64_t items = ceil_div(layout.n, kWidth);
+    const int splits = static_cast<int>(ceil_div(items, 2048));
+    const int group = std::min(256, threads_per_row(ceil_div(items, splits), layout.rows * splits));
+    const int threads = group > kWarpSize ? group : kWarpRowsBlock;
+    const int64_t blocks = ceil_div(layout.rows * splits, group > kWarpSize ? 1 : threads / group);
+    map_rows<Op><<<grid_of(blocks), threads, 0, stream>>>(op, layout.rows, layout.n, splits, group);
+    return check_launch("map_rows");
+  }
+  const bool vectors = kColumns && layout.vectors;
+  const int64_t inner = layout.columns() ? layout.inner : layout.rows;
+  const int lanes = vectors ? column_lanes(inner, kWidth) : strided_lanes(layout);
+  // Two rounds of loads per thread are enough to pay for the rows' parameters.
+  const int splits = static_cast<int>(ceil_div(layout.n, 2 * kBatch<Op> * (kColumnBlock / lanes)));
+  const int64_t blocks =
+      layout.rows / inner * splits * ceil_div(inner, lanes * (vectors ? kWidth : 1));
+  auto kernel = map_columns<Op, 1>;
+  if constexpr (kColumns) {
+    if (vectors) kernel = map_columns<Op, kWidth>;
+  }
+  kernel<<<grid_of(blocks), kColumnBlock, 0, stream>>>(op, layout.rows, layout.n, inner, splits,
+                                                       lanes);
+  return check_launch("map_columns");
+}
+
+}  // namespace fk::cuda

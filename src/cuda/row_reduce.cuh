@@ -1,0 +1,441 @@
+// Reduces every row of a [..., N] tensor (or of two of one shape) to a small state, in float, in a
+// fixed order. An op says how:
+//
+//   struct Op {
+//     using Element = T;
+//     static constexpr int kInputs = 1;        // or 2
+//     RowView<const T> in[kInputs];
+//     struct State { ... };                    // a multiple of 4 bytes
+//     __device__ State start(int64_t row) const;
+//     __device__ float fill(const State& state) const;       // an element that changes nothing
+//     template <int kVectors, int kWidth>      // adds that many elements of the row (and of the
+//     __device__ void add(State& state, const float (&x)[kVectors][kWidth],    // second input, if
+//                         const float (&second)[kVectors][kWidth],             // there is one);
+//                         from int valid) const;    // x[valid] on they are fill()
+//     __device__ static State merge(const State& a, const State& b);
+//     __device__ void finish(int64_t row, const State& state) const;
+//   };
+//
+// Floor: one read of the inputs. Four 16-byte loads per thread are in flight before the first is
+// used. Few long rows are split over blocks, whose states meet in the workspace and are merged by a
+// second kernel: no atomics, so results repeat bit for bit.
+#pragma once
+
+#include "cuda/convert.cuh"
+#include "cuda/launch.h"
+#include "cuda/reduce.cuh"
+#include "cuda/row_layout.h"
+
+namespace fk::cuda {
+
+// Loads per thread in flight.
+template <class Op>
+constexpr int kBatch = Op::kInputs == 2 ? 2 : 4;
+
+// A load of data that is used once, which the kernel itself may overwrite afterwards (an output in
+// place of an input): bypasses L1, but not by the read-only path.
+template <int N, class T>
+__device__ __forceinline__ Vec<T, N> load_once(const T* p) {
+  Vec<T, N> v;
+  if constexpr (sizeof(T) * N == 16) {
+    uint4 w;
+    asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                 : "l"(p));
+    memcpy(v.data, &w, 16);
+  } else {
+    v = load<N>(p);
+  }
+  return v;
+}
+
+// A part of a row in 16-byte vectors: up to the first 16-byte border and after the last one,
+// `ragged` single elements; between them, `vectors` whole vectors from `begin` on. Part 0 has the
+// elements before, the last part those after.
+template <class T>
+struct RowPart {
+  static constexpr int kWidth = kVecWidth<T>;
+  int head, ragged;
+  int vectors;  // fits: rows of so many bytes are split
+  int64_t begin;
+  int64_t tail_begin;
+
+  __device__ __forceinline__ RowPart(const T* row, int64_t n, int split, int splits) {
+    const int phase = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T)) & (kWidth - 1);
+    const int64_t to_border = (kWidth - phase) & (kWidth - 1);
+    const int row_head = static_cast<int>(to_border < n ? to_border : n);
+    const int64_t all = (n - row_head) / kWidth;
+    const int64_t from = splits == 1 ? 0 : all * split / splits;
+    const int64_t to = splits == 1 ? all : all * (split + 1) / splits;
+    vectors = static_cast<int>(to - from);
+    begin = row_head + from * kWidth;
+    tail_begin = row_head + all * kWidth;
+    head = split == 0 ? row_head : 0;
+    ragged = head + (split == splits - 1 ? static_cast<int>(n - tail_begin) : 0);
+  }
+
+  // Index in the row of ragged element i.
+  __device__ __forceinline__ int64_t ragged_at(int i) const {
+    return i < head ? i : tail_begin + (i - head);
+  }
+};
+
+__device__ __forceinline__ int64_t block_index() {
+  return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+}
+
+// A grid of at least `blocks` blocks for block_index().
+inline dim3 grid_of(int64_t blocks) {
+  constexpr int64_t kMaxX = 1 << 30;
+  return dim3(static_cast<unsigned>(std::min(blocks, kMaxX)),
+              static_cast<unsigned>(ceil_div(blocks, kMaxX)));
+}
+
+// Which row or part of one a thread works on, among how many: `group` threads share a part, a power
+// of two up to 32, or the block.
+struct GroupIndex {
+  int lane;
+  int64_t part;
+
+  __device__ __forceinline__ explicit GroupIndex(int group) {
+    if (group <= kWarpSize) {
+      const int shift = __ffs(group) - 1;
+      lane = threadIdx.x & (group - 1);
+      part = block_index() * (blockDim.x >> shift) + (threadIdx.x >> shift);
+    } else {
+      lane = threadIdx.x;
+      part = block_index();
+    }
+  }
+};
+
+// Merges the states of a group's threads. The result is valid in the group's first thread.
+template <class Op>
+__device__ __forceinline__ typename Op::State group_merge(typename Op::State state, int group,
+                                                          const typename Op::State& empty,
+                                                          typename Op::State* scratch) {
+#pragma unroll 1
+  for (int mask = min(group, kWarpSize) / 2; mask > 0; mask /= 2) {
+    state = Op::merge(state, shuffle_xor(state, mask));
+  }
+  if (group > kWarpSize) {
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize;
+    if (lane == 0) scratch[warp] = state;
+    __syncthreads();
+    if (warp == 0) {
+      state = lane < group / kWarpSize ? scratch[lane] : empty;
+#pragma unroll 1
+      for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
+        state = Op::merge(state, shuffle_xor(state, mask));
+      }
+    }
+  }
+  return state;
+}
+
+// Adds this thread's share of a part of `row` to `state`.
+template <class Op>
+__device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, int split,
+                                         int splits, int lane, int group,
+                                         typename Op::State& state) {
+  using T = typename Op::Element;
+  constexpr int kInputs = Op::kInputs, kWidth = kVecWidth<T>, kLoads = kBatch<Op>;
+  const T* in[kInputs];
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) in[k] = op.in[k].row(row);
+  const RowPart<T> part(in[0], n, split, splits);
+
+#pragma unroll 1
+  for (int i = lane; i < part.ragged; i += group) {
+    float x[kInputs][1][1];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) x[k][0][0] = to_float(in[k][part.ragged_at(i)]);
+    op.add(state, x[0], x[kInputs - 1], 1);
+  }
+
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) in[k] += part.begin + lane * kWidth;
+#pragma unroll 1
+  for (int i = lane; i < part.vectors; i += kLoads * group) {
+    Vec<T, kWidth> v[kInputs][kLoads];
+    int valid = kLoads;
+    if (i + (kLoads - 1) * group < part.vectors) {
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+#pragma unroll
+        for (int k = 0; k < kInputs; ++k) v[k][j] = load_once<kWidth>(in[k] + j * group * kWidth);
+      }
+    } else {
+      const T fill = from_float<T>(op.fill(state));
+      valid = 0;
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        const bool inside = i + j * group < part.vectors;
+        valid += inside ? 1 : 0;
+#pragma unroll
+        for (int k = 0; k < kInputs; ++k) {
+#pragma unroll
+          for (int e = 0; e < kWidth; ++e) v[k][j].data[e] = fill;
+          if (inside) v[k][j] = load_once<kWidth>(in[k] + j * group * kWidth);
+        }
+      }
+    }
+    float x[kInputs][kLoads][kWidth];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) {
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) unpack(v[k][j], x[k][j]);
+      in[k] += kLoads * group * kWidth;
+    }
+    op.add(state, x[0], x[kInputs - 1], valid);
+  }
+}
+
+// Along rows. Part s of a row leaves its state in partial[s * rows + row].
+template <class Op>
+__global__ void __launch_bounds__(512, 2)
+    reduce_rows(const __grid_constant__ Op op, int64_t rows, int64_t n, int splits, int group,
+                typename Op::State* partial) {
+  using State = typename Op::State;
+  __shared__ State scratch[kWarpSize];
+  const GroupIndex index(group);
+  // Threads without a part stay for the shuffles, with an empty state.
+  const bool active = index.part < rows * splits;
+  const int64_t part = active ? index.part : 0;
+  const int64_t row = splits == 1 ? part : part / splits;
+  const int split = static_cast<int>(part - row * splits);
+  const State empty = op.start(row);
+  State state = empty;
+  if (active) add_part(op, row, n, split, splits, index.lane, group, state);
+  state = group_merge<Op>(state, group, empty, scratch);
+  if (active && index.lane == 0) {
+    if (splits == 1) {
+      op.finish(row, state);
+    } else {
+      partial[split * rows + row] = state;
+    }
+  }
+}
+
+constexpr int kColumnBlock = 256;
+
+// Where a thread of reduce_columns and map_columns works: `lanes` threads side by side take kWidth
+// neighbouring rows each, out of `inner`, and the block's other threads other places along the
+// axis.
+template <int kWidth>
+struct ColumnIndex {
+  int line, lines;
+  bool active;
+  int64_t row;  // the first of kWidth
+  int split;
+  int64_t begin, end;  // of the axis
+
+  __device__ __forceinline__ ColumnIndex(int64_t rows, int64_t n, int64_t inner, int splits,
+                                         int lanes) {
+    const int64_t tiles = (inner + int64_t{lanes} * kWidth - 1) / (int64_t{lanes} * kWidth);
+    const int64_t block = block_index();
+    const int64_t strip = block / tiles;
+    const int64_t outer = strip / splits;
+    const int64_t column = ((block - strip * tiles) * lanes + threadIdx.x % lanes) * kWidth;
+    line = threadIdx.x / lanes;
+    lines = kColumnBlock / lanes;
+    split = static_cast<int>(strip - outer * splits);
+    row = outer * inner + column;
+    active = column < inner && row < rows;
+    begin = n * split / splits;
+    end = n * (split + 1) / splits;
+  }
+};
+
+// Across rows; with kWidth = 1 they may lie anywhere.
+template <class Op, int kWidth>
+__global__ void __launch_bounds__(kColumnBlock, 2)
+    reduce_columns(const __grid_constant__ Op op, int64_t rows, int64_t n, int64_t inner,
+                   int splits, int lanes, typename Op::State* partial) {
+  using T = typename Op::Element;
+  using State = typename Op::State;
+  constexpr int kInputs = Op::kInputs, kLoads = kBatch<Op>;
+  __shared__ State scratch[kWidth * kColumnBlock];
+  const ColumnIndex<kWidth> at(rows, n, inner, splits, lanes);
+  if (at.active) {
+    State state[kWidth];
+    const T* in[kInputs];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) {
+      in[k] = op.in[k].row(at.row) + (at.begin + at.line) * op.in[k].step;
+    }
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) state[e] = op.start(at.row + e);
+
+#pragma unroll 1
+    for (int64_t i = at.begin + at.line; i < at.end; i += kLoads * at.lines) {
+      Vec<T, kWidth> v[kInputs][kLoads];
+      int valid = 0;
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        const bool inside = i + j * at.lines < at.end;
+        valid += inside ? 1 : 0;
+#pragma unroll
+        for (int k = 0; k < kInputs; ++k) {
+#pragma unroll
+          for (int e = 0; e < kWidth; ++e) v[k][j].data[e] = from_float<T>(op.fill(state[e]));
+          if (inside) v[k][j] = load_once<kWidth>(in[k]);
+          in[k] += at.lines * op.in[k].step;
+        }
+      }
+      float x[kInputs][kLoads][kWidth];
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) unpack(v[k][j], x[k][j]);
+      }
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) {
+        float values[kInputs][kLoads][1];
+#pragma unroll
+        for (int k = 0; k < kInputs; ++k) {
+#pragma unroll
+          for (int j = 0; j < kLoads; ++j) values[k][j][0] = x[k][j][e];
+        }
+        op.add(state[e], values[0], values[kInputs - 1], valid);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) scratch[e * kColumnBlock + threadIdx.x] = state[e];
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int half = at.lines / 2; half > 0; half /= 2) {
+    if (at.active && at.line < half) {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) {
+        State* mine = &scratch[e * kColumnBlock + threadIdx.x];
+        *mine = Op::merge(*mine, mine[half * lanes]);
+      }
+    }
+    __syncthreads();
+  }
+  if (at.active && at.line == 0) {
+#pragma unroll 1
+    for (int e = 0; e < kWidth; ++e) {
+      const State merged = scratch[e * kColumnBlock + threadIdx.x];
+      if (splits == 1) {
+        op.finish(at.row + e, merged);
+      } else {
+        partial[at.split * rows + at.row + e] = merged;
+      }
+    }
+  }
+}
+
+// Merges partial[s * rows + row] over s. `width` rows share a block.
+constexpr int kMergeBlock = 512;
+
+template <class Op>
+__global__ void __launch_bounds__(kMergeBlock)
+    merge_partials(const __grid_constant__ Op op, const typename Op::State* partial, int64_t rows,
+                   int splits, int width) {
+  using State = typename Op::State;
+  __shared__ State scratch[kMergeBlock];
+  const int line = threadIdx.x / width;
+  const int lines = kMergeBlock / width;
+  const int64_t row = block_index() * width + threadIdx.x % width;
+  const bool active = row < rows;
+  if (active) {
+    State state = op.start(row);
+#pragma unroll 4
+    for (int s = line; s < splits; s += lines) state = Op::merge(state, partial[s * rows + row]);
+    scratch[threadIdx.x] = state;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int half = lines / 2; half > 0; half /= 2) {
+    if (active && line < half) {
+      scratch[threadIdx.x] = Op::merge(scratch[threadIdx.x], scratch[threadIdx.x + half * width]);
+    }
+    __syncthreads();
+  }
+  if (active && line == 0) op.finish(row, scratch[threadIdx.x]);
+}
+
+// Lanes side by side across columns, each `width` columns wide.
+inline int column_lanes(int64_t inner, int64_t width) {
+  return power_of_two_at_least(std::min<int64_t>(32, ceil_div(inner, width)));
+}
+
+// How reduce_columns and map_columns with kWidth = 1 take rows that lie anyhow: threads along the
+// row where that is the fast dimension or there are few rows, else across rows.
+inline int strided_lanes(const RowLayout& layout) {
+  if (layout.columns()) return column_lanes(layout.inner, 1);
+  return std::max(1,
+                  kColumnBlock / power_of_two_at_least(std::min<int64_t>(
+                                     kColumnBlock, std::max<int64_t>(8, ceil_div(layout.n, 4)))));
+}
+
+// Over how many blocks a row is split. Depends on sizes and strides only, so that a workspace query
+// and the call it is for agree.
+inline int reduce_splits(const RowLayout& layout, int64_t element_bytes) {
+  if (layout.rows == 0 || layout.n == 0) return 1;
+  if (layout.columns()) {
+    // At least 64 rows of a block's tile, so that a partial state is small beside what it stands
+    // for; about 8 blocks per multiprocessor of a large GPU.
+    const int64_t width = 16 / element_bytes;
+    const int64_t tile = column_lanes(layout.inner, width) * width;
+    const int64_t blocks = layout.rows / layout.inner * ceil_div(layout.inner, tile);
+    return static_cast<int>(std::min(ceil_div(layout.n, 64), ceil_div(1056, blocks)));
+  }
+  // Blocks of at least 8 KB, and enough of them that uneven progress evens out.
+  if (layout.rows >= 512) return 1;
+  return static_cast<int>(
+      std::min(ceil_div(layout.n * element_bytes, 8192), ceil_div(2048, layout.rows)));
+}
+
+// Workspace for the partial states of a reduction.
+template <class State>
+size_t partial_bytes(const RowLayout& layout, int64_t element_bytes) {
+  const int64_t splits = reduce_splits(layout, element_bytes);
+  return splits == 1 ? 0 : static_cast<size_t>(splits * layout.rows) * sizeof(State);
+}
+
+// `partial` has room for partial_bytes<Op::State>(layout, ...). Without kColumns there is no fast
+// path across columns.
+template <class Op, bool kColumns = true>
+Status reduce(const Op& op, const RowLayout& layout, void* partial, cudaStream_t stream) {
+  using T = typename Op::Element;
+  using State = typename Op::State;
+  constexpr int kWidth = kVecWidth<T>;
+  if (layout.rows == 0) return {};
+  const int splits = reduce_splits(layout, sizeof(T));
+  State* states = static_cast<State*>(partial);
+
+  if (layout.vectors && !layout.columns()) {
+    const int64_t items = ceil_div(ceil_div(layout.n, kWidth), splits);
+    const int group = threads_per_row(items, layout.rows * splits);
+    const int threads = group > kWarpSize ? group : kWarpRowsBlock;
+    const int64_t blocks = ceil_div(layout.rows * splits, group > kWarpSize ? 1 : threads / group);
+    reduce_rows<Op>
+        <<<grid_of(blocks), threads, 0, stream>>>(op, layout.rows, layout.n, splits, group, states);
+    FK_RETURN_IF_ERROR(check_launch("reduce_rows"));
+  } else {
+    const bool vectors = kColumns && layout.vectors;
+    const int64_t inner = layout.columns() ? layout.inner : layout.rows;
+    const int lanes = vectors ? column_lanes(inner, kWidth) : strided_lanes(layout);
+    const int64_t blocks =
+        layout.rows / inner * splits * ceil_div(inner, lanes * (vectors ? kWidth : 1));
+    auto kernel = reduce_columns<Op, 1>;
+    if constexpr (kColumns) {
+      if (vectors) kernel = reduce_columns<Op, kWidth>;
+    }
+    kernel<<<grid_of(blocks), kColumnBlock, 0, stream>>>(op, layout.rows, layout.n, inner, splits,
+                                                         lanes, states);
+    FK_RETURN_IF_ERROR(check_launch("reduce_columns"));
+  }
+  if (splits == 1) return {};
+  const int width = power_of_two_at_least(std::min<int64_t>(32, layout.rows));
+  merge_partials<Op><<<grid_of(ceil_div(layout.rows, width)), kMergeBlock, 0, stream>>>(
+      op, states, layout.rows, splits, width);
+  return check_launch("merge_partials");
+}
+
+}  // namespace fk::cuda

@@ -1,0 +1,122 @@
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+
+#include "cuda/launch.h"
+#include "cuda/runtime.h"
+
+namespace fk::cuda {
+
+namespace {
+
+// CUDA counts versions as 1000 * major + 10 * minor.
+std::string version_string(int version) {
+  if (version == 0) return "none";
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+// Runs `call` with `device` current.
+template <class Call>
+Status on_device(int device, const char* what, const Call& call) {
+  const DeviceGuard guard(device);
+  FK_RETURN_IF_ERROR(guard.status());
+  return check(call(), what);
+}
+
+}  // namespace
+
+int device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  // No driver or no GPU is an answer, not an error for a later launch check to find.
+  static_cast<void>(cudaGetLastError());
+  return 0;
+}
+
+std::vector<Gpu> gpus() {
+  std::vector<Gpu> result;
+  for (int device = 0; device < device_count(); ++device) {
+    cudaDeviceProp properties;
+    if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      continue;
+    }
+    Gpu gpu;
+    gpu.name = properties.name;
+    gpu.major = properties.major;
+    gpu.minor = properties.minor;
+    gpu.multiprocessors = properties.multiProcessorCount;
+    gpu.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+    gpu.l2_bytes = properties.l2CacheSize;
+    result.push_back(gpu);
+  }
+  return result;
+}
+
+std::string architectures() {
+  static constexpr int kList[] = {__CUDA_ARCH_LIST__};
+  std::string result;
+  for (int architecture : kList) {
+    if (!result.empty()) result += ",";
+    result += std::to_string(architecture / 10);
+  }
+  return result;
+}
+
+std::string runtime_version() {
+  int version = 0;
+  static_cast<void>(cudaRuntimeGetVersion(&version));
+  return version_string(version);
+}
+
+std::string driver_version() {
+  int version = 0;
+  static_cast<void>(cudaDriverGetVersion(&version));
+  return version_string(version);
+}
+
+std::string runtime_info() {
+  std::string result = "CUDA " + runtime_version() + ", compiled for " + architectures() +
+                       ", driver " + driver_version() + "\n";
+  const std::vector<Gpu> all = gpus();
+  for (size_t i = 0; i < all.size(); ++i) {
+    char line[512];
+    std::snprintf(
+        line, sizeof(line),
+        "GPU %zu: %s, compute capability %d.%d, %d multiprocessors, %.1f GB, L2 %.0f MB\n", i,
+        all[i].name.c_str(), all[i].major, all[i].minor, all[i].multiprocessors,
+        static_cast<double>(all[i].memory_bytes) * 1e-9,
+        static_cast<double>(all[i].l2_bytes) / (1 << 20));
+    result += line;
+  }
+  return result;
+}
+
+Status device_malloc(int device, size_t bytes, void** pointer) {
+  return on_device(device, "cudaMalloc", [&] { return cudaMalloc(pointer, bytes); });
+}
+
+Status device_free(int device, void* pointer) {
+  return on_device(device, "cudaFree", [&] { return cudaFree(pointer); });
+}
+
+Status copy_to_device(int device, void* to, const void* from, size_t bytes) {
+  return on_device(device, "cudaMemcpy to the device",
+                   [&] { return cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice); });
+}
+
+Status copy_to_host(int device, void* to, const void* from, size_t bytes) {
+  return on_device(device, "cudaMemcpy to the host",
+                   [&] { return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost); });
+}
+
+Status fill_bytes(int device, void* to, int value, size_t bytes) {
+  return on_device(device, "cudaMemset", [&] { return cudaMemset(to, value, bytes); });
+}
+
+Status synchronize(int device, void* stream) {
+  return on_device(device, "cudaStreamSynchronize",
+                   [&] { return cudaStreamSynchronize(static_cast<cudaStream_t>(stream)); });
+}
+
+}  // namespace fk::cuda

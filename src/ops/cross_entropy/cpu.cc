@@ -1,0 +1,203 @@
+// Cross-entropy on the CPU, forward and backward.
+//
+// Floor: forward reads the logits once (the losses are as nothing beside them), backward reads them
+// once and writes them once. The forward takes a row block by block: a block's maximum, then its
+// exponentials while it is in the first-level cache, with the sum rescaled when the maximum grows.
+// The backward needs one pass, since the forward hands it lse. Rows are independent; the losses are
+// added up in row order, so that the number of threads does not show in the result.
+
+#ifndef FK_OPS_CROSS_ENTROPY_CPU_JOBS_
+#define FK_OPS_CROSS_ENTROPY_CPU_JOBS_
+
+#include "core/access.h"
+#include "core/exec.h"
+#include "cpu/axis_plan.h"
+#include "ops/cross_entropy/cross_entropy.h"
+
+namespace fk::cpu {
+
+struct CrossEntropyForward {
+  const CrossEntropyFwd& a;
+  float* losses;  // of all rows
+};
+
+}  // namespace fk::cpu
+
+#endif  // FK_OPS_CROSS_ENTROPY_CPU_JOBS_
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cross_entropy/cpu.cc"
+#include "cpu/foreach_target.h"
+#include "cpu/axis_simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+// What is left to do for row r, once its statistics are known. `sum` is that of the logits.
+template <class T>
+HWY_INLINE void FinishRow(const CrossEntropyForward& job, int64_t r, bool finite, double shift,
+                          double log_sum, double sum) {
+  const CrossEntropyFwd& a = job.a;
+  const T* x = a.logits.ptr<const T>() + r * a.logits.stride(0);
+  const int64_t target = load_index(a.targets, r * a.targets.stride(0));
+  const double s = a.label_smoothing;
+  // A row that holds +inf, or nothing but -inf, is no distribution.
+  if (!finite) log_sum = kNaN;
+  double loss = 0;
+  if (target != a.ignore_index) {
+    // The large terms first: near the maximum they cancel.
+    loss = (shift - (1 - s) * ToF32(x + target * a.logits.stride(1))) + log_sum;
+    if (s > 0) loss -= s * sum / a.logits.size(1);
+  }
+  job.losses[r] = static_cast<float>(loss);
+  if (a.losses) a.losses.ptr<float>()[r * a.losses.stride(0)] = static_cast<float>(loss);
+  if (a.lse) a.lse.ptr<float>()[r * a.lse.stride(0)] = static_cast<float>(shift + log_sum);
+}
+
+template <class T>
+void ForwardShortRows(const CrossEntropyForward& job, int64_t begin, int64_t end) {
+  const Tensor& logits = job.a.logits;
+  RowGroup group;
+  const int64_t columns = logits.size(1), most = RowGroup::Rows(columns);
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t rows = std::min(most, end - first);
+    const auto x = [&](int64_t r) { return logits.ptr<const T>() + (first + r) * logits.stride(0); };
+    group.Find(rows, columns, x, [](int64_t, int64_t, auto, auto) {});
+    for (int64_t r = 0; r < rows; ++r) group.sum[r] = std::log(group.sum[r]);
+    for (int64_t r = 0; r < rows; ++r) {
+      const double sum = job.a.label_smoothing > 0 ? RowSum(x(r), 1, columns) : 0;
+      FinishRow<T>(job, first + r, std::isfinite(group.max[r]), group.shift[r], group.sum[r], sum);
+    }
+  }
+}
+
+template <class T>
+void ForwardRows(const CrossEntropyForward& job, int64_t begin, int64_t end) {
+  const Tensor& logits = job.a.logits;
+  T buffer[kBlock];
+  const int64_t columns = logits.size(1), stride = logits.stride(1);
+  for (int64_t r = begin; r < end; ++r) {
+    const T* x = logits.ptr<const T>() + r * logits.stride(0);
+    LogSumExp row;
+    double sum = 0;
+    for (int64_t i = 0; i < columns; i += kBlock) {
+      const int64_t count = std::min(kBlock, columns - i);
+      const T* p = Gather(x + i * stride, stride, count, buffer);
+      row.Add(p, count);
+      if (job.a.label_smoothing > 0) sum += BlockSum(p, count);
+    }
+    FinishRow<T>(job, r, std::isfinite(row.max), row.shift, row.log_sum(), sum);
+  }
+}
+
+template <class T>
+void BackwardRows(const CrossEntropyBwd& a, int64_t begin, int64_t end) {
+  const F32 d;
+  T x_buffer[kBlock], dx_buffer[kBlock];
+  const int64_t columns = a.logits.size(1);
+  const int64_t x_stride = a.logits.stride(1), dx_stride = a.dlogits.stride(1);
+  const float s = static_cast<float>(a.label_smoothing);
+  const float everywhere = s / columns;  // what is wanted of each column
+  float g = 0;
+  if (a.reduction != kNone) g = *a.dloss.ptr<const float>();
+  if (a.reduction == kMean) g /= *a.count.ptr<const float>();
+  for (int64_t r = begin; r < end; ++r) {
+    const T* x = a.logits.ptr<const T>() + r * a.logits.stride(0);
+    T* dx = a.dlogits.ptr<T>() + r * a.dlogits.stride(0);
+    const int64_t target = load_index(a.targets, r * a.targets.stride(0));
+    if (target == a.ignore_index) {
+      const T zero{};
+      for (int64_t i = 0; i < columns; ++i) dx[i * dx_stride] = zero;
+      continue;
+    }
+    const float lse = a.lse.ptr<const float>()[r * a.lse.stride(0)];
+    if (a.reduction == kNone) g = a.dlosses.ptr<const float>()[r * a.dlosses.stride(0)];
+    const auto vlse = hn::Set(d, lse), vg = hn::Set(d, g), offset = hn::Set(d, g * everywhere);
+    // Read before dx, which may be the same memory, is written.
+    const float at_target = ToF32(x + target * x_stride);
+    for (int64_t i = 0; i < columns; i += kBlock) {
+      const int64_t count = std::min(kBlock, columns - i);
+      const T* in = Gather(x + i * x_stride, x_stride, count, x_buffer);
+      T* out = dx_stride == 1 ? dx + i : dx_buffer;
+      ForEachVector(count, [&](int64_t c, auto k) HWY_ATTR {
+        const auto p = Exp(F32(), hn::Sub(Load(in + c, k), vlse));
+        Store(hn::MulSub(p, vg, offset), out + c, k);
+      });
+      if (dx_stride != 1) Scatter(out, count, dx + i * dx_stride, dx_stride);
+    }
+    const float p = hn::GetLane(Exp(d, hn::Set(d, at_target - lse)));
+    FromF32(g * (p - (1 - s) - everywhere), dx + target * dx_stride);
+  }
+}
+
+}  // namespace
+
+void cross_entropy_forward(const CrossEntropyForward& job, int64_t begin, int64_t end) {
+  const Tensor& logits = job.a.logits;
+  const bool short_rows = logits.stride(1) == 1 && RowGroup::Takes(logits.size(1));
+  ByDType(logits.dtype, [&](auto t) {
+    using T = decltype(t);
+    short_rows ? ForwardShortRows<T>(job, begin, end) : ForwardRows<T>(job, begin, end);
+  });
+}
+
+void cross_entropy_backward(const CrossEntropyBwd& a, int64_t begin, int64_t end) {
+  ByDType(a.logits.dtype, [&](auto t) { BackwardRows<decltype(t)>(a, begin, end); });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace fk::cpu {
+
+FK_CPU_EXPORT(cross_entropy_forward);
+FK_CPU_EXPORT(cross_entropy_backward);
+
+namespace {
+
+// So many losses are kept on the stack, so that small calls need no workspace.
+constexpr int64_t kFewRows = 1024;
+
+}  // namespace
+
+size_t workspace(const CrossEntropyFwd& a) {
+  return a.logits.size(0) > kFewRows ? a.logits.size(0) * sizeof(float) : 0;
+}
+
+Status run(const CrossEntropyFwd& a, const Exec& exec) {
+  float few[kFewRows];
+  const int64_t rows = a.logits.size(0), columns = a.logits.size(1);
+  const CrossEntropyForward job{a, rows > kFewRows ? exec.workspace<float>() : few};
+  const auto kernel = FK_CPU_DISPATCH(cross_entropy_forward);
+  exec.parallel_for(rows, grain_of(rows, columns),
+                    [&](int64_t b, int64_t e) { kernel(job, b, e); });
+  double total = 0;
+  int64_t count = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    total += job.losses[r];
+    count += load_index(a.targets, r * a.targets.stride(0)) != a.ignore_index;
+  }
+  if (a.count) *a.count.ptr<float>() = static_cast<float>(count);
+  if (a.loss) {
+    const double mean = total / static_cast<double>(count);
+    *a.loss.ptr<float>() = static_cast<float>(a.reduction == kMean ? mean : total);
+  }
+  return {};
+}
+
+Status run(const CrossEntropyBwd& a, const Exec& exec) {
+  if (!a.dlogits) return {};
+  const int64_t rows = a.logits.size(0), columns = a.logits.size(1);
+  const auto kernel = FK_CPU_DISPATCH(cross_entropy_backward);
+  exec.parallel_for(rows, grain_of(rows, columns), [&](int64_t b, int64_t e) { kernel(a, b, e); });
+  return {};
+}
+
+}  // namespace fk::cpu
+
+#endif  // HWY_ONCE

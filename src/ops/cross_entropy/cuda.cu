@@ -1,0 +1,232 @@
+// Cross-entropy from logits on CUDA.
+//
+// Floors for logits (N, V): forward one read, backward one read + one write.
+//
+// Forward: a block (or, with few rows, several) reads a row once, keeping the online logsumexp and,
+// with label smoothing, the sum of the logits; log-softmax is never stored. The row losses then go
+// through one block in a fixed order, so results repeat bit for bit. Backward: given lse, an
+// elementwise pass, in place if asked.
+#include "cuda/math.cuh"
+#include "cuda/row_map.cuh"
+#include "cuda/row_reduce.cuh"
+#include "ops/cross_entropy/cross_entropy.h"
+
+namespace fk::cuda {
+namespace {
+
+struct Targets {
+  const void* data;
+  int64_t stride;
+  bool wide;  // int64, not int32
+
+  explicit Targets(const Tensor& t)
+      : data(t.data), stride(t.stride(0)), wide(t.dtype == DType::kInt64) {}
+
+  __device__ __forceinline__ int64_t operator[](int64_t row) const {
+    return wide ? static_cast<const int64_t*>(data)[row * stride]
+                : static_cast<const int32_t*>(data)[row * stride];
+  }
+};
+
+template <class T, bool kSmooth>
+struct LossOp {
+  using Element = T;
+  struct State {
+    LogSumExp<T> lse;
+    float total;  // of the logits
+  };
+  static constexpr int kInputs = 1;
+  RowView<const T> in[1];
+  Targets targets;
+  int64_t columns, ignore_index;
+  float smoothing;
+  float* row_losses;  // in the workspace; NULL if no sum of them is wanted
+  float *losses, *lse;
+  int64_t losses_stride, lse_stride;
+
+  __device__ State start(int64_t) const { return {LogSumExp<T>::empty(), 0.f}; }
+  __device__ float fill(const State&) const { return -INFINITY; }
+  template <int kVectors, int kWidth>
+  __device__ void add(State& state, const float (&x)[kVectors][kWidth],
+                      const float (&)[kVectors][kWidth], int valid) const {
+    state.lse.add(x);
+    if (kSmooth) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        float total = 0;
+#pragma unroll
+        for (int e = 0; e < kWidth; ++e) total += x[j][e];
+        state.total += j < valid ? total : 0.f;
+      }
+    }
+  }
+  __device__ static State merge(const State& a, const State& b) {
+    return {LogSumExp<T>::merge(a.lse, b.lse), a.total + b.total};
+  }
+  __device__ void finish(int64_t row, const State& state) const {
+    // A row that holds +inf, or nothing but -inf, is no distribution.
+    const bool no_mass = state.lse.sum == 0.f && columns > 0;
+    const float row_lse =
+        no_mass || state.lse.sum == INFINITY ? NAN : state.lse.max + logf(state.lse.sum);
+    const int64_t target = targets[row];
+    float loss = 0.f;
+    if (target != ignore_index) {
+      if (target < 0 || target >= columns) {
+        loss = NAN;
+      } else {
+        loss = row_lse - (1.f - smoothing) * to_float(in[0].row(row)[target * in[0].step]);
+        if (kSmooth) loss -= smoothing * (state.total / static_cast<float>(columns));
+      }
+    }
+    if (row_losses != nullptr) row_losses[row] = loss;
+    if (losses != nullptr) losses[row * losses_stride] = loss;
+    if (lse != nullptr) lse[row * lse_stride] = row_lse;
+  }
+};
+
+constexpr int kTotalThreads = 1024;
+
+// One block adds up all rows' losses, in double and in an order that depends on the sizes only.
+__global__ void __launch_bounds__(kTotalThreads)
+    total_loss(const float* row_losses, Targets targets, int64_t rows, int64_t ignore_index,
+               bool mean, float* loss, float* count) {
+  __shared__ double losses[kTotalThreads];
+  __shared__ long long counts[kTotalThreads];
+  double my_loss = 0;
+  long long my_count = 0;
+#pragma unroll 4
+  for (int64_t row = threadIdx.x; row < rows; row += kTotalThreads) {
+    if (row_losses != nullptr) my_loss += row_losses[row];
+    my_count += targets[row] != ignore_index ? 1 : 0;
+  }
+  losses[threadIdx.x] = my_loss;
+  counts[threadIdx.x] = my_count;
+  __syncthreads();
+  for (int half = kTotalThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) {
+      losses[threadIdx.x] += losses[threadIdx.x + half];
+      counts[threadIdx.x] += counts[threadIdx.x + half];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    if (count != nullptr) *count = static_cast<float>(counts[0]);
+    const double total = losses[0];
+    if (loss != nullptr) {
+      *loss = static_cast<float>(mean ? total / static_cast<double>(counts[0]) : total);
+    }
+  }
+}
+
+template <class T>
+struct LossBwdOp {
+  using Element = T;
+  static constexpr int kInputs = 1;
+  RowView<const T> in[1];
+  RowView<T> out;
+  Targets targets;
+  const float *lse, *dlosses, *dloss, *count;
+  int64_t lse_stride, dlosses_stride;
+  int64_t columns, ignore_index;
+  float smoothing;
+
+  struct Row {
+    float lse, scale;
+    int64_t target;  // -1: the row does not count
+  };
+  __device__ Row row(int64_t r) const {
+    const int64_t target = targets[r];
+    if (target == ignore_index) return {0.f, 0.f, -1};
+    float scale = dlosses != nullptr ? dlosses[r * dlosses_stride] : *dloss;
+    if (count != nullptr) scale /= *count;
+    if (target < 0 || target >= columns) return {0.f, NAN, 0};
+    return {lse[r * lse_stride], scale, target};
+  }
+  template <int kCount>
+  __device__ void apply(const Row& row, int64_t column, float (&x)[kCount],
+                        const float (&)[kCount]) const {
+    if (row.target < 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] = 0.f;
+      return;
+    }
+    const float background = smoothing / static_cast<float>(columns);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = exp_for<T>(x[i] - row.lse) - background;
+    const int64_t hit = row.target - column;
+    if (hit >= 0 && hit < kCount) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i == hit) x[i] -= 1.f - smoothing;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] *= row.scale;
+  }
+};
+
+size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+template <class T, bool kSmooth>
+Status launch_forward(const CrossEntropyFwd& a, const Exec& exec) {
+  const int64_t rows = a.logits.size(0);
+  float* row_losses = a.loss ? exec.workspace<float>() : nullptr;
+  char* partial = exec.workspace<char>() + align(rows * sizeof(float));
+  if (row_losses != nullptr || a.losses || a.lse) {
+    const LossOp<T, kSmooth> op{{rows_view<const T>(a.logits)},
+                                Targets(a.targets),
+                                a.logits.size(1),
+                                a.ignore_index,
+                                static_cast<float>(a.label_smoothing),
+                                row_losses,
+                                a.losses ? a.losses.ptr<float>() : nullptr,
+                                a.lse ? a.lse.ptr<float>() : nullptr,
+                                a.losses ? a.losses.stride(0) : 0,
+                                a.lse ? a.lse.stride(0) : 0};
+    FK_RETURN_IF_ERROR(
+        (reduce<LossOp<T, kSmooth>, false>(op, layout_of({&a.logits}), partial, stream_of(exec))));
+  }
+  if (!a.loss && !a.count) return {};
+  total_loss<<<1, kTotalThreads, 0, stream_of(exec)>>>(
+      row_losses, Targets(a.targets), rows, a.ignore_index, a.reduction == kMean,
+      a.loss ? a.loss.ptr<float>() : nullptr, a.count ? a.count.ptr<float>() : nullptr);
+  return check_launch("total_loss");
+}
+
+}  // namespace
+
+size_t workspace(const CrossEntropyFwd& a) {
+  const RowLayout layout = layout_of({&a.logits});
+  return align(layout.rows * sizeof(float)) +
+         partial_bytes<LossOp<float, true>::State>(layout, size_of(a.logits.dtype));
+}
+
+Status run(const CrossEntropyFwd& a, const Exec& exec) {
+  return for_dtype(a.logits.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return a.label_smoothing > 0 ? launch_forward<T, true>(a, exec)
+                                 : launch_forward<T, false>(a, exec);
+  });
+}
+
+Status run(const CrossEntropyBwd& a, const Exec& exec) {
+  if (!a.dlogits) return {};
+  return for_dtype(a.logits.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const LossBwdOp<T> op{{rows_view<const T>(a.logits)},
+                          rows_view<T>(a.dlogits),
+                          Targets(a.targets),
+                          a.lse.ptr<const float>(),
+                          a.reduction == kNone ? a.dlosses.ptr<const float>() : nullptr,
+                          a.reduction == kNone ? nullptr : a.dloss.ptr<const float>(),
+                          a.reduction == kMean ? a.count.ptr<const float>() : nullptr,
+                          a.lse.stride(0),
+                          a.reduction == kNone ? a.dlosses.stride(0) : 0,
+                          a.logits.size(1),
+                          a.ignore_index,
+                          static_cast<float>(a.label_smoothing)};
+    return map<LossBwdOp<T>, false>(op, layout_of({&a.logits, &a.dlogits}), stream_of(exec));
+  });
+}
+
+}  // namespace fk::cuda

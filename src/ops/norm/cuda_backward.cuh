@@ -1,0 +1,253 @@
+// Backward: with xhat = (x - mean) * rstd and g = dy * weight,
+//   dx = (g - mean(g) - xhat * mean(g * xhat)) * rstd + dsum     (rms_norm: no mean, no mean(g))
+//   dweight = sum over rows of dy * xhat,   dbias = sum over rows of dy
+//
+// Floor: dy, x and dsum read once, dx written once. A fixed number of blocks walks the rows, and
+// each thread keeps the sums of its own columns; a block leaves one row of partial sums, and a
+// second kernel adds those in a fixed order, so the gradients repeat bit for bit.
+#pragma once
+
+#include "ops/norm/cuda_rows.cuh"
+
+namespace fk::cuda::norm {
+
+struct Backward {
+  View inputs[3];  // dy, x, dsum
+  View dx;
+  View mean, rstd;  // mean: layer_norm's
+  Parameter weight;
+  float* dweight = nullptr;  // partial sums, [blocks, columns]; NULL: not wanted
+  float* dbias = nullptr;
+  int64_t rows = 0, columns = 0;
+  int stages = 0;  // of the bulk loader
+};
+
+// Adds the teams' sums for the vectors at `i` and leaves them in `partial`, this block's row.
+template <class Team, int kWidth>
+__device__ __forceinline__ void store_partial(const float (&sums)[kWidth], int i, int vectors,
+                                              float* partial) {
+  const int v = Team::rank() + i * Team::kSize;
+  if constexpr (Team::kCount == 1) {
+    if (v >= vectors) return;
+#pragma unroll
+    for (int j = 0; j < kWidth; j += 4) {
+      store(partial + v * kWidth + j,
+            Vec<float, 4>{{sums[j], sums[j + 1], sums[j + 2], sums[j + 3]}});
+    }
+  } else {
+    constexpr int kColumns = Team::kSize * kWidth;
+    __shared__ float tile[Team::kCount][kColumns];
+    __syncthreads();  // the tile's last use
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) tile[Team::index()][Team::rank() * kWidth + j] = sums[j];
+    __syncthreads();
+    for (int c = threadIdx.x; c < kColumns; c += Team::kThreads) {
+      const int column = i * kColumns + c;
+      if (column >= vectors * kWidth) break;
+      float sum = 0;
+#pragma unroll
+      for (int t = 0; t < Team::kCount; ++t) sum += tile[t][c];
+      partial[column] = sum;
+    }
+  }
+}
+
+template <class T, bool kLayer, class Team, int kVecs,
+          template <class, int, class, int> class Loader, int kMinBlocks>
+__global__ void __launch_bounds__(Team::kThreads, kMinBlocks)
+    backward_tiled(const __grid_constant__ Backward p) {
+  constexpr int kWidth = kVecWidth<T>;
+  // Two, taken in turn, so that one barrier a row is enough.
+  __shared__ Pair scratch[2][Team::kWarps];
+  const uint32_t rows = static_cast<uint32_t>(p.rows);
+  const int vectors = static_cast<int>(p.columns) / kWidth;
+  const float scale = 1.f / static_cast<float>(p.columns);
+  const uint32_t first = blockIdx.x * Team::kCount + Team::index();
+  const uint32_t step = gridDim.x * Team::kCount;
+  float dweight[kVecs][kWidth] = {};
+  float dbias[kLayer ? kVecs : 1][kWidth] = {};
+
+  Loader<T, 3, Team, kVecs> loader(p.inputs, first, step, vectors, rows, p.stages);
+  // The statistics are fetched a row ahead: a row must not begin with a wait for them.
+  float next_mean = 0, next_rstd = 0;
+  const auto fetch_statistics = [&](uint32_t row) {
+    if (row >= rows) return;
+    next_rstd = __ldg(p.rstd.row<float>(row));
+    if (kLayer) next_mean = __ldg(p.mean.row<float>(row));
+  };
+  fetch_statistics(first);
+  int turn = 0;
+  for (uint32_t row = first; row < rows; row += step, turn ^= 1) {
+    const float mean = next_mean, rstd = next_rstd;
+    fetch_statistics(row + step);
+    RowPart<T, kVecs> parts[3];
+    loader.take(row, parts);
+    float g[kVecs][kWidth];
+    Pair sums = {0, 0};  // of g, of g * xhat
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int v = Team::rank() + i * Team::kSize;
+      if (v >= vectors) continue;
+      float dy[kWidth], x[kWidth];
+      load_parameter<T>(p.weight, v * kWidth, g[i]);
+      unpack(parts[0][i], dy);
+      unpack(parts[1][i], x);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const float xhat = (kLayer ? x[j] - mean : x[j]) * rstd;
+        dweight[i][j] += dy[j] * xhat;
+        if constexpr (kLayer) dbias[i][j] += dy[j];
+        g[i][j] *= dy[j];
+        if constexpr (kLayer) sums.first += g[i][j];
+        sums.second += g[i][j] * xhat;
+      }
+    }
+    if constexpr (kLayer) {
+      sums = Team::reduce(sums, SumPair(), scratch[turn]);
+    } else {
+      sums.second = Team::reduce(sums.second, Sum(), &scratch[turn][0].first);
+    }
+    loader.refill(row);
+    if (!p.dx) continue;
+    const float mean_g = sums.first * scale, mean_g_xhat = sums.second * scale;
+    T* dx = p.dx.row<T>(row);
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int v = Team::rank() + i * Team::kSize;
+      if (v >= vectors) continue;
+      float x[kWidth], out[kWidth];
+      unpack(parts[1][i], x);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const float xhat = (kLayer ? x[j] - mean : x[j]) * rstd;
+        out[j] = (g[i][j] - (kLayer ? mean_g : 0.f) - xhat * mean_g_xhat) * rstd;
+      }
+      if (p.inputs[2]) {
+        float dsum[kWidth];
+        unpack(parts[2][i], dsum);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) out[j] += dsum[j];
+      }
+      store_streaming(dx + v * kWidth, pack<T>(out));
+    }
+  }
+  const int64_t partial = blockIdx.x * p.columns;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    if (p.dweight) store_partial<Team>(dweight[i], i, vectors, p.dweight + partial);
+    if constexpr (kLayer) {
+      if (p.dbias) store_partial<Team>(dbias[i], i, vectors, p.dbias + partial);
+    }
+  }
+}
+
+// kWidth 1: any strides. Wider: unit column stride and 16-byte aligned rows. The sums over rows
+// live in the block's row of partial sums, where each thread comes back to its own columns.
+template <class T, int kWidth, int kThreads>
+__global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constant__ Backward p) {
+  __shared__ Pair scratch[kThreads / kWarpSize];
+  const float scale = 1.f / static_cast<float>(p.columns);
+  float* dweight = p.dweight ? p.dweight + blockIdx.x * p.columns : nullptr;
+  float* dbias = p.dbias ? p.dbias + blockIdx.x * p.columns : nullptr;
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const float rstd = *p.rstd.row<float>(row);
+    const float mean = p.mean ? *p.mean.row<float>(row) : 0.f;
+    const auto load_row = [&](const View& view, int64_t c, float(&out)[kWidth]) {
+      unpack(load<kWidth>(view.row<T>(row) + c * view.column_stride), out);
+    };
+    const auto each = [&](auto&& body) {
+      for (int64_t c = threadIdx.x * kWidth; c < p.columns; c += kThreads * kWidth) body(c);
+    };
+    const auto add_to = [&](float* sums, int64_t c, const float(&values)[kWidth]) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        sums[c + j] = row == blockIdx.x ? values[j] : sums[c + j] + values[j];
+      }
+    };
+
+    Pair sums = {0, 0};
+    each([&](int64_t c) {
+      float dy[kWidth], xhat[kWidth], g[kWidth];
+      load_row(p.inputs[0], c, dy);
+      load_row(p.inputs[1], c, xhat);
+      load_parameter<T>(p.weight, c, g);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        xhat[j] = (xhat[j] - mean) * rstd;
+        g[j] *= dy[j];
+        sums.first += g[j];
+        sums.second += g[j] * xhat[j];
+        xhat[j] *= dy[j];
+      }
+      if (dweight != nullptr) add_to(dweight, c, xhat);
+      if (dbias != nullptr) add_to(dbias, c, dy);
+    });
+    sums = block_reduce<kThreads>(sums, SumPair(), scratch);
+    const float mean_g = p.mean ? sums.first * scale : 0.f, mean_g_xhat = sums.second * scale;
+    if (p.dx) {
+      each([&](int64_t c) {
+        float dy[kWidth], xhat[kWidth], g[kWidth];
+        load_row(p.inputs[0], c, dy);
+        load_row(p.inputs[1], c, xhat);
+        load_parameter<T>(p.weight, c, g);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          xhat[j] = (xhat[j] - mean) * rstd;
+          g[j] = (g[j] * dy[j] - mean_g - xhat[j] * mean_g_xhat) * rstd;
+        }
+        if (p.inputs[2]) {
+          load_row(p.inputs[2], c, dy);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) g[j] += dy[j];
+        }
+        store(p.dx.row<T>(row) + c * p.dx.column_stride, pack<T>(g));
+      });
+    }
+    __syncthreads();  // before the next row writes scratch
+  }
+}
+
+struct Gradient {
+  const float* partials = nullptr;  // [blocks, columns]; NULL: not wanted
+  void* out = nullptr;
+  int64_t stride = 1;
+  bool is_float = false;  // else of the activations' dtype
+};
+struct Gradients {
+  Gradient gradients[2];  // dweight, dbias: one each per blockIdx.y
+  int64_t columns = 0;
+  int blocks = 0;
+};
+
+constexpr int kGradientColumns = 32;
+constexpr int kGradientThreads = 512;
+
+// A block adds the partial sums of 32 columns: each warp a share of the rows, then the warps' sums.
+template <class T>
+__global__ void __launch_bounds__(kGradientThreads)
+    add_partials(const __grid_constant__ Gradients p) {
+  constexpr int kWarps = kGradientThreads / kWarpSize;
+  __shared__ float sums[kWarps][kGradientColumns];
+  const Gradient& gradient = p.gradients[blockIdx.y];
+  if (gradient.partials == nullptr) return;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kGradientColumns + lane;
+  float sum = 0;
+  if (column < p.columns) {
+#pragma unroll 8
+    for (int b = warp; b < p.blocks; b += kWarps) sum += gradient.partials[b * p.columns + column];
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || column >= p.columns) return;
+  sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += sums[w][lane];
+  if (std::is_same_v<T, float> || gradient.is_float) {
+    static_cast<float*>(gradient.out)[column * gradient.stride] = sum;
+  } else {
+    static_cast<T*>(gradient.out)[column * gradient.stride] = from_float<T>(sum);
+  }
+}
+
+}  // namespace fk::cuda::norm

@@ -1,0 +1,219 @@
+// Forward: y = (s - mean) * rstd * weight + bias, s = x + residual rounded to the storage type;
+// rms_norm is the same with mean = 0.
+//
+// Floor: x and residual read once, y and sum written once: 4 bytes per element and tensor pair. The
+// tiled kernel keeps the row in registers between the statistics and the output; the looped kernel
+// serves any strides and rows too long for that, and reads the inputs again for each pass.
+#pragma once
+
+#include "ops/norm/cuda_rows.cuh"
+
+namespace fk::cuda::norm {
+
+struct Forward {
+  View inputs[2];  // x, residual
+  View y, sum;
+  View mean, rstd;
+  Parameter weight, bias;
+  int64_t rows = 0, columns = 0;
+  float eps = 0;
+  bool layer = false;  // for the looped kernel; the tiled one is compiled for each
+  int stages = 0;      // of the bulk loader
+};
+
+struct Statistics {
+  float mean, rstd;
+};
+
+// Mean and sum of squared deviations over `count` entries.
+struct Moments {
+  float count, mean, m2;
+};
+
+// Two passes over the registers of a warp; then the warps' moments are merged, which costs one
+// barrier where two passes over the block would cost two.
+template <class T, class Team, int kVecs>
+__device__ __forceinline__ Moments row_moments(const RowPart<T, kVecs>& s, int vectors,
+                                               Moments* scratch) {
+  constexpr int kWidth = kVecWidth<T>;
+  const int warp = Team::rank() / kWarpSize;
+  int warp_vectors = 0;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    warp_vectors += min(max(vectors - i * Team::kSize - warp * kWarpSize, 0), kWarpSize);
+    if (Team::rank() + i * Team::kSize >= vectors) continue;
+    float f[kWidth];
+    unpack(s[i], f);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum += f[j];
+  }
+  const float count = static_cast<float>(warp_vectors * kWidth);
+  const float mean = warp_vectors == 0 ? 0.f : warp_sum(sum) / count;
+  float m2 = 0;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    if (Team::rank() + i * Team::kSize >= vectors) continue;
+    float f[kWidth];
+    unpack(s[i], f);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) m2 += (f[j] - mean) * (f[j] - mean);
+  }
+  m2 = warp_sum(m2);
+  if constexpr (Team::kWarps == 1) {
+    return {count, mean, m2};
+  } else {
+    const int lane = threadIdx.x % kWarpSize;
+    if (lane == 0) scratch[warp] = {count, mean, m2};
+    __syncthreads();
+    const Moments part = scratch[lane % Team::kWarps];
+    const float total = static_cast<float>(vectors * kWidth);
+    const float row_mean = warp_sum<Team::kWarps>(part.count * part.mean) / total;
+    const float apart = part.mean - row_mean;
+    return {total, row_mean, warp_sum<Team::kWarps>(part.m2 + part.count * apart * apart)};
+  }
+}
+
+template <class T, class Team, int kVecs>
+__device__ __forceinline__ float row_sum_of_squares(const RowPart<T, kVecs>& s, int vectors,
+                                                    float* scratch) {
+  constexpr int kWidth = kVecWidth<T>;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    if (Team::rank() + i * Team::kSize >= vectors) continue;
+    float f[kWidth];
+    unpack(s[i], f);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum += f[j] * f[j];
+  }
+  return Team::reduce(sum, Sum(), scratch);
+}
+
+template <class T, bool kLayer, class Team, int kVecs,
+          template <class, int, class, int> class Loader, int kMinBlocks>
+__global__ void __launch_bounds__(Team::kThreads, kMinBlocks)
+    forward_tiled(const __grid_constant__ Forward p) {
+  constexpr int kWidth = kVecWidth<T>;
+  // Two, taken in turn, so that one barrier a row is enough.
+  __shared__ Moments moments[2][Team::kWarps];
+  __shared__ float squares[2][Team::kWarps];
+  const uint32_t rows = static_cast<uint32_t>(p.rows);
+  const int vectors = static_cast<int>(p.columns) / kWidth;
+  const uint32_t first = blockIdx.x * Team::kCount + Team::index();
+  const uint32_t step = gridDim.x * Team::kCount;
+  Loader<T, 2, Team, kVecs> loader(p.inputs, first, step, vectors, rows, p.stages);
+  int turn = 0;
+  for (uint32_t row = first; row < rows; row += step, turn ^= 1) {
+    RowPart<T, kVecs> parts[2];
+    loader.take(row, parts);
+    RowPart<T, kVecs>& s = parts[0];
+    if (p.inputs[1]) {
+      T* sum = p.sum ? p.sum.row<T>(row) : nullptr;
+#pragma unroll
+      for (int i = 0; i < kVecs; ++i) {
+        const int v = Team::rank() + i * Team::kSize;
+        if (v >= vectors) continue;
+        float a[kWidth], b[kWidth];
+        unpack(parts[0][i], a);
+        unpack(parts[1][i], b);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) a[j] += b[j];
+        s[i] = pack<T>(a);
+        if (sum != nullptr) store_streaming(sum + v * kWidth, s[i]);
+      }
+    }
+    Statistics statistics;
+    if constexpr (kLayer) {
+      const Moments m = row_moments<T, Team, kVecs>(s, vectors, moments[turn]);
+      statistics = {m.mean, rsqrtf(m.m2 / m.count + p.eps)};
+    } else {
+      const float square = row_sum_of_squares<T, Team, kVecs>(s, vectors, squares[turn]);
+      statistics = {0.f, rsqrtf(square / static_cast<float>(p.columns) + p.eps)};
+    }
+    loader.refill(row);
+    if (Team::rank() == 0) {
+      if (p.rstd) *p.rstd.row<float>(row) = statistics.rstd;
+      if (kLayer && p.mean) *p.mean.row<float>(row) = statistics.mean;
+    }
+    if (!p.y) continue;
+    T* y = p.y.row<T>(row);
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int v = Team::rank() + i * Team::kSize;
+      if (v >= vectors) continue;
+      float f[kWidth], w[kWidth], b[kWidth];
+      unpack(s[i], f);
+      load_parameter<T>(p.weight, v * kWidth, w);
+      if constexpr (kLayer) load_parameter<T>(p.bias, v * kWidth, b);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        f[j] = kLayer ? (f[j] - statistics.mean) * statistics.rstd * w[j] + b[j]
+                      : f[j] * statistics.rstd * w[j];
+      }
+      store_streaming(y + v * kWidth, pack<T>(f));
+    }
+  }
+}
+
+// kWidth 1: any strides. Wider: unit column stride and 16-byte aligned rows.
+template <class T, int kWidth, int kThreads>
+__global__ void __launch_bounds__(kThreads) forward_looped(const __grid_constant__ Forward p) {
+  __shared__ float scratch[2][kThreads / kWarpSize];
+  const float columns = static_cast<float>(p.columns);
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const T* x = p.inputs[0].row<T>(row);
+    const T* residual = p.inputs[1] ? p.inputs[1].row<T>(row) : nullptr;
+    const auto load_s = [&](int64_t column, float(&s)[kWidth]) {
+      unpack(load<kWidth>(x + column * p.inputs[0].column_stride), s);
+      if (residual == nullptr) return;
+      float r[kWidth];
+      unpack(load<kWidth>(residual + column * p.inputs[1].column_stride), r);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) s[j] += r[j];
+      unpack(pack<T>(s), s);
+    };
+    const auto each = [&](auto&& body) {
+      for (int64_t c = threadIdx.x * kWidth; c < p.columns; c += kThreads * kWidth) body(c);
+    };
+
+    float s[kWidth];
+    float mean = 0;
+    if (p.layer) {
+      float sum = 0;
+      each([&](int64_t c) {
+        load_s(c, s);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum += s[j];
+      });
+      mean = block_sum<kThreads>(sum, scratch[0]) / columns;
+    }
+    float square = 0;
+    each([&](int64_t c) {
+      load_s(c, s);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) square += (s[j] - mean) * (s[j] - mean);
+    });
+    const float rstd = rsqrtf(block_sum<kThreads>(square, scratch[1]) / columns + p.eps);
+    if (threadIdx.x == 0) {
+      if (p.rstd) *p.rstd.row<float>(row) = rstd;
+      if (p.mean) *p.mean.row<float>(row) = mean;
+    }
+    T* y = p.y ? p.y.row<T>(row) : nullptr;
+    T* sum = p.sum ? p.sum.row<T>(row) : nullptr;
+    each([&](int64_t c) {
+      load_s(c, s);
+      if (sum != nullptr) store(sum + c * p.sum.column_stride, pack<T>(s));
+      if (y == nullptr) return;
+      float w[kWidth], b[kWidth];
+      load_parameter<T>(p.weight, c, w);
+      load_parameter<T>(p.bias, c, b);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) s[j] = (s[j] - mean) * rstd * w[j] + b[j];
+      store(y + c * p.y.column_stride, pack<T>(s));
+    });
+    __syncthreads();  // before the next row writes scratch
+  }
+}
+
+}  // namespace fk::cuda::norm

@@ -1,0 +1,267 @@
+#include "core/declaration.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/op.h"
+
+namespace fk {
+namespace {
+
+// The field a type is parsed into, and the op whose symbols it names.
+struct Parsed {
+  OpDeclaration op;
+  Field field;
+};
+
+Parsed parse(const std::string& type) {
+  Parsed p;
+  p.op.name = "an_op";
+  Field earlier;
+  earlier.name = "weight";
+  p.op.fields.push_back(earlier);
+  p.op.set_type(p.field, type);
+  return p;
+}
+
+// A shape as text again.
+std::string text(const OpDeclaration& op, const std::vector<Dim>& shape) {
+  std::string s;
+  for (const Dim& dim : shape) {
+    if (!s.empty()) s += ' ';
+    if (dim.symbol == Dim::kEllipsis) {
+      s += "...";
+    } else if (dim.symbol == Dim::kNumber) {
+      s += std::to_string(dim.offset);
+    } else {
+      s += op.symbols[dim.symbol];
+      if (dim.offset != 0) s += (dim.offset > 0 ? "+" : "") + std::to_string(dim.offset);
+    }
+  }
+  return s;
+}
+
+TEST(Declaration, DTypes) {
+  EXPECT_EQ(parse("T[N]").field.dtype_rule, DTypeRule::kActivation);
+  EXPECT_EQ(parse("P[N]").field.dtype_rule, DTypeRule::kParameter);
+  EXPECT_EQ(parse("F[N]").field.dtype_rule, DTypeRule::kFloat32);
+  EXPECT_EQ(parse("I[N]").field.dtype_rule, DTypeRule::kIndex);
+  EXPECT_EQ(parse("J[N]").field.dtype_rule, DTypeRule::kInt32);
+  const Parsed same = parse("@weight[N]");
+  EXPECT_EQ(same.field.dtype_rule, DTypeRule::kSameAs);
+  EXPECT_EQ(same.field.dtype_of, 0);
+}
+
+TEST(Declaration, Shapes) {
+  const auto shapes = [](const std::string& type) {
+    const Parsed p = parse(type);
+    std::string s;
+    for (const std::vector<Dim>& shape : p.field.shapes) {
+      if (!s.empty()) s += " | ";
+      s += text(p.op, shape);
+    }
+    return s;
+  };
+  EXPECT_EQ(shapes("F[]"), "");
+  EXPECT_EQ(parse("F[]").field.shapes.size(), 1u);
+  EXPECT_EQ(shapes("T[...]"), "...");
+  EXPECT_EQ(shapes("T[..., N]"), "... N");
+  EXPECT_EQ(shapes("T[B, 4, N]"), "B 4 N");
+  EXPECT_EQ(shapes("T[B, W-1, D]"), "B W-1 D");
+  EXPECT_EQ(shapes("J[S + 1]"), "S+1");
+  EXPECT_EQ(shapes("I[L | B, L]"), "L | B L");
+  EXPECT_EQ(shapes("T[ B,L ]"), "B L");
+}
+
+TEST(Declaration, SymbolsAreSharedByName) {
+  OpDeclaration op;
+  Field a, b;
+  op.set_type(a, "T[B, N]");
+  op.set_type(b, "T[N, M]");
+  EXPECT_EQ(op.symbols, (std::vector<std::string>{"B", "N", "M"}));
+  EXPECT_EQ(a.shapes[0][1].symbol, b.shapes[0][0].symbol);
+}
+
+TEST(DeclarationDeathTest, MalformedTypesAbort) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(parse("T"), "declaration of an_op: type 'T'");
+  EXPECT_DEATH(parse("T[N"), "type 'T\\[N'");
+  EXPECT_DEATH(parse("Q[N]"), "dtype 'Q'");
+  EXPECT_DEATH(parse("[N]"), "dtype ''");
+  EXPECT_DEATH(parse("@bias[N]"), "no field 'bias'");
+  EXPECT_DEATH(parse("T[N, ]"), "empty dimension");
+}
+
+// An op with one of everything, never registered.
+struct Everything {
+  static constexpr const char* kName = "everything_fwd";
+  static constexpr const char* kDoc = "One of \"everything\".";
+  Tensor x, bias, y, extra, named, unnamed, flagged;
+  double scale = 0;
+  int64_t count = 0, mode = 0, axis = 0;
+  bool flag = false;
+
+  static void declare(Declaration<Everything>& d) {
+    d.input("x", &Everything::x, "T[..., N]", "input");
+    d.input("bias", &Everything::bias, "P[N]", "optional input").optional();
+    d.keyword_only();
+    d.attribute("scale", &Everything::scale, 0.5, "a number");
+    d.attribute("count", &Everything::count, 3, "an integer");
+    d.attribute("flag", &Everything::flag, true, "a boolean");
+    d.choice("mode", &Everything::mode, {"", "fast"}, 1, "a choice");
+    d.axis("axis", &Everything::axis, -1, true, {"x", "y"}, "an axis");
+    d.output("y", &Everything::y, "T[..., N]", "output").may_alias("x");
+    d.output("extra", &Everything::extra, "F[...]", "saved").when("bias").saved();
+    d.output("named", &Everything::named, "F[]", "one mode").when("mode=fast");
+    d.output("unnamed", &Everything::unnamed, "F[]", "the others").when("mode!=fast");
+    d.output("flagged", &Everything::flagged, "F[]", "by flag").when("flag");
+  }
+};
+
+class DeclaredEverything : public testing::Test {
+ protected:
+  DeclaredEverything() {
+    op_.name = Everything::kName;
+    op_.doc = Everything::kDoc;
+    Declaration<Everything> declaration(op_);
+    Everything::declare(declaration);
+    declaration.finish();
+    slots_.resize(op_.fields.size());
+  }
+
+  const Field& field(const char* name) { return op_.fields[op_.find(name)]; }
+  fk_slot& slot(const char* name) { return slots_[op_.find(name)]; }
+  bool wanted(const char* name) { return output_wanted(op_, field(name), slots_.data()); }
+
+  OpDeclaration op_;
+  std::vector<fk_slot> slots_;
+};
+
+TEST_F(DeclaredEverything, Fields) {
+  EXPECT_EQ(op_.find("nothing"), -1);
+  EXPECT_EQ(op_.fields.size(), 12u);
+  EXPECT_EQ(field("x").kind, Kind::kInput);
+  EXPECT_FALSE(field("x").optional);
+  EXPECT_FALSE(field("x").keyword_only);
+  EXPECT_TRUE(field("x").along_axis);
+  EXPECT_TRUE(field("bias").optional);
+  EXPECT_FALSE(field("bias").along_axis);
+  EXPECT_EQ(field("scale").number_default, 0.5);
+  EXPECT_TRUE(field("scale").keyword_only);
+  EXPECT_EQ(field("count").integer_default, 3);
+  EXPECT_EQ(field("flag").kind, Kind::kBoolean);
+  EXPECT_EQ(field("flag").integer_default, 1);
+  EXPECT_EQ(field("mode").choices, (std::vector<std::string>{"", "fast"}));
+  EXPECT_TRUE(field("axis").nullable);
+  EXPECT_TRUE(field("y").optional);
+  EXPECT_TRUE(field("y").along_axis);
+  EXPECT_EQ(field("y").may_alias, "x");
+  EXPECT_TRUE(field("extra").saved);
+}
+
+TEST_F(DeclaredEverything, OffsetsFindTheMembers) {
+  Everything args;
+  const auto at = [&](const char* name) { return reinterpret_cast<char*>(&args) + field(name).offset; };
+  EXPECT_EQ(at("x"), reinterpret_cast<char*>(&args.x));
+  EXPECT_EQ(at("flagged"), reinterpret_cast<char*>(&args.flagged));
+  EXPECT_EQ(at("scale"), reinterpret_cast<char*>(&args.scale));
+  EXPECT_EQ(at("flag"), reinterpret_cast<char*>(&args.flag));
+  EXPECT_EQ(at("axis"), reinterpret_cast<char*>(&args.axis));
+}
+
+TEST_F(DeclaredEverything, Conditions) {
+  EXPECT_TRUE(wanted("y"));
+  EXPECT_FALSE(wanted("extra"));
+  const DLTensor tensor{};
+  slot("bias").tensor = &tensor;
+  EXPECT_TRUE(wanted("extra"));
+
+  slot("mode").integer = 0;
+  EXPECT_FALSE(wanted("named"));
+  EXPECT_TRUE(wanted("unnamed"));
+  slot("mode").integer = 1;
+  EXPECT_TRUE(wanted("named"));
+  EXPECT_FALSE(wanted("unnamed"));
+  slot("mode").integer = 7;  // no such choice: the call itself reports it
+  EXPECT_FALSE(wanted("named"));
+
+  EXPECT_FALSE(wanted("flagged"));
+  slot("flag").integer = 1;
+  EXPECT_TRUE(wanted("flagged"));
+}
+
+TEST_F(DeclaredEverything, Json) {
+  const std::string json = declarations_json({&op_});
+  const auto has = [&](const std::string& part) {
+    return json.find(part) != std::string::npos
+               ? testing::AssertionSuccess()
+               : testing::AssertionFailure() << part << " is not in\n" << json;
+  };
+  EXPECT_TRUE(has("\"name\": \"everything_fwd\""));
+  EXPECT_TRUE(has("\"One of \\\"everything\\\".\""));
+  EXPECT_TRUE(has("\"type\": \"T[..., N]\""));
+  EXPECT_TRUE(has("\"choices\": [\"\", \"fast\"]"));
+  EXPECT_TRUE(has("\"may_alias\": \"x\""));
+  EXPECT_TRUE(has("\"when\": \"mode!=fast\""));
+  EXPECT_TRUE(has("\"nullable\": true"));
+  EXPECT_TRUE(has("\"default\": 0.5"));
+}
+
+// Rules the bindings rely on, for every op of the library.
+TEST(Registry, DeclarationsAreConsistent) {
+  for (const auto& op : Registry::get().ops()) {
+    const OpDeclaration& d = op->declaration;
+    SCOPED_TRACE(d.name);
+    EXPECT_FALSE(d.doc.empty());
+    const bool backward = d.name.size() > 4 && d.name.substr(d.name.size() - 4) == "_bwd";
+    const fk_op* forward =
+        backward ? Registry::get().find(d.name.substr(0, d.name.size() - 4) + "_fwd") : nullptr;
+    EXPECT_EQ(backward, forward != nullptr) << "a backward needs its forward";
+    bool has_output = false;
+    const std::vector<fk_slot> slots(d.fields.size());
+    for (const Field& f : d.fields) {
+      SCOPED_TRACE(f.name);
+      EXPECT_FALSE(f.doc.empty());
+      EXPECT_EQ(&d.fields[d.find(f.name)], &f) << "declared twice";
+      if (f.kind == Kind::kOutput) {
+        has_output = true;
+        output_wanted(d, f, slots.data());  // aborts on a condition that names nothing
+      }
+      if (!f.may_alias.empty()) {
+        ASSERT_GE(d.find(f.may_alias), 0);
+        EXPECT_EQ(d.fields[d.find(f.may_alias)].kind, Kind::kInput);
+      }
+      if (!f.below.empty()) {
+        EXPECT_EQ(std::count(d.symbols.begin(), d.symbols.end(), f.below), 1);
+      }
+      if (forward == nullptr) continue;
+      const OpDeclaration& fd = forward->declaration;
+      EXPECT_TRUE(f.prefer.empty() || fd.find(f.prefer) >= 0);
+      EXPECT_TRUE(f.also_gradient_of.empty() || fd.find(f.also_gradient_of) >= 0);
+      const bool is_symbol = std::count(d.symbols.begin(), d.symbols.end(), f.name) > 0;
+      const bool known = fd.find(f.name) >= 0 || (f.name[0] == 'd' && fd.find(f.name.substr(1)) >= 0);
+      EXPECT_TRUE(known || is_symbol) << "names nothing of the forward";
+    }
+    EXPECT_TRUE(has_output);
+  }
+}
+
+TEST(Registry, EveryOpHasAReferenceAndAKernel) {
+  for (const auto& op : Registry::get().ops()) {
+    SCOPED_TRACE(op->declaration.name);
+    int reference = 0, cpu = 0;
+    for (const fk_op::Implementation& i : op->implementations) {
+      reference += i.name == "reference";
+      cpu += i.name != "reference" && i.device == Device::kCpu;
+    }
+    EXPECT_EQ(reference, 1);
+    EXPECT_GE(cpu, 1);
+    EXPECT_EQ(op->implementations.back().name, "reference");
+  }
+}
+
+}  // namespace
+}  // namespace fk

@@ -1,0 +1,243 @@
+// Every op, every dtype, every CPU implementation and SIMD target, against the reference, on
+// arguments drawn from the op's declaration. A new op is covered by being declared.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "core/op.h"
+#include "core/sample.h"
+#include "core/thread_pool.h"
+#include "cpu/targets.h"
+
+namespace fk {
+namespace {
+
+struct Variant {
+  const char* name;
+  int samples;
+  SampleOptions options;
+};
+
+std::vector<Variant> variants() {
+  SampleOptions plain, strided, empty, alias, skipping, large;
+  strided.strided = true;
+  empty.empty = true;
+  alias.alias = alias.strided = true;
+  skipping.skip_outputs = true;
+  large.min_elements = 1 << 17;  // enough that the work is shared by threads
+  large.max_elements = 1 << 18;
+  return {{"plain", 24, plain}, {"strided", 24, strided},  {"empty", 12, empty},
+          {"alias", 6, alias},  {"skipping", 6, skipping}, {"large", 2, large}};
+}
+
+// Runs `implementation` and compares; "" where it is right or does not take the call.
+std::string difference(const Sample& sample, const std::vector<SampleTensor>& expected,
+                       const char* implementation) {
+  std::vector<SampleTensor> got;
+  const Status status = run_sample(sample, implementation, host_memory(), &got);
+  if (status.code() == FK_UNSUPPORTED) return "";
+  if (!status.ok()) return status.message();
+  std::string worst;
+  const double error = sample_error(sample, expected, got, &worst);
+  return error <= 1 ? "" : worst + " (" + std::to_string(error) + " times what is allowed)";
+}
+
+class Sweep : public testing::TestWithParam<std::string> {};
+
+TEST_P(Sweep, MatchesReference) {
+  const fk_op& op = *Registry::get().find(GetParam());
+  const int threads = num_threads();
+  set_num_threads(2);
+  for (const Variant& variant : variants()) {
+    for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      for (int seed = 0; seed < variant.samples; ++seed) {
+        SampleOptions options = variant.options;
+        options.dtype = dtype;
+        options.seed = seed;
+        Sample sample;
+        const Status drawn = draw_sample(op, options, &sample);
+        ASSERT_TRUE(drawn.ok()) << drawn.message();
+        SCOPED_TRACE(std::string(variant.name) + " " + sample.describe());
+        std::vector<SampleTensor> expected;
+        const Status status = run_sample(sample, "reference", host_memory(), &expected);
+        ASSERT_TRUE(status.ok()) << status.message();
+        for (const fk_op::Implementation& i : op.implementations) {
+          if (i.device != Device::kCpu || i.name == "reference") continue;
+          for (const std::string& target : cpu::supported_targets()) {
+            ASSERT_EQ(fk_set_cpu_target(target.c_str()), FK_OK);
+            EXPECT_EQ(difference(sample, expected, i.name.c_str()), "") << i.name << " " << target;
+          }
+          fk_set_cpu_target(nullptr);
+        }
+        if (HasFailure()) break;
+      }
+    }
+  }
+  set_num_threads(threads);
+}
+
+std::vector<std::string> op_names() {
+  std::vector<std::string> names;
+  for (const auto& op : Registry::get().ops()) names.push_back(op->declaration.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, Sweep, testing::ValuesIn(op_names()),
+                         [](const auto& info) { return info.param; });
+
+// The same call gives the same bits, whatever the number of threads.
+TEST_P(Sweep, Repeats) {
+  const fk_op& op = *Registry::get().find(GetParam());
+  const int threads = num_threads();
+  SampleOptions options;
+  options.min_elements = 1 << 16;
+  options.max_elements = 1 << 18;
+  for (options.seed = 100; options.seed < 103; ++options.seed) {
+    Sample sample;
+    const Status drawn = draw_sample(op, options, &sample);
+    ASSERT_TRUE(drawn.ok()) << drawn.message();
+    SCOPED_TRACE(sample.describe());
+    std::vector<SampleTensor> first, again;
+    for (int t : {1, 1, 2, 3}) {
+      set_num_threads(t);
+      const Status status = run_sample(sample, nullptr, host_memory(), &again);
+      ASSERT_TRUE(status.ok()) << status.message();
+      if (first.empty()) first = again;
+      for (size_t i = 0; i < first.size(); ++i) {
+        // NaN differs from itself, which no drawn value leads to here.
+        EXPECT_EQ(first[i].values, again[i].values) << op.declaration.fields[i].name << ", " << t;
+      }
+    }
+  }
+  set_num_threads(threads);
+}
+
+// The sampler itself: same seed, same sample; and each option does what it says.
+TEST(DrawSample, IsRepeatable) {
+  const fk_op& op = *Registry::get().find("rms_norm_fwd");
+  SampleOptions options;
+  options.seed = 5;
+  Sample a, b;
+  ASSERT_TRUE(draw_sample(op, options, &a).ok());
+  ASSERT_TRUE(draw_sample(op, options, &b).ok());
+  EXPECT_EQ(a.describe(), b.describe());
+  EXPECT_EQ(a.tensors[0].values, b.tensors[0].values);
+}
+
+TEST(DrawSample, EmptyHasNoElements) {
+  const fk_op& op = *Registry::get().find("rms_norm_fwd");
+  SampleOptions options;
+  options.empty = true;
+  for (options.seed = 0; options.seed < 10; ++options.seed) {
+    Sample sample;
+    ASSERT_TRUE(draw_sample(op, options, &sample).ok());
+    EXPECT_EQ(sample.tensors[0].numel(), 0) << sample.describe();
+  }
+}
+
+TEST(DrawSample, AliasSharesMemory) {
+  const fk_op& op = *Registry::get().find("rope_fwd");
+  SampleOptions options;
+  options.alias = true;
+  Sample sample;
+  ASSERT_TRUE(draw_sample(op, options, &sample).ok());
+  EXPECT_EQ(sample.tensors[op.declaration.find("y")].alias, op.declaration.find("x"));
+}
+
+// A backward's saved inputs are what the forward computed.
+TEST(DrawSample, BackwardGetsForwardsResults) {
+  const fk_op& op = *Registry::get().find("rms_norm_bwd");
+  const int x = op.declaration.find("x"), rstd = op.declaration.find("rstd");
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    SampleOptions options;
+    options.seed = seed;
+    Sample sample;
+    ASSERT_TRUE(draw_sample(op, options, &sample).ok());
+    const int64_t n = sample.tensors[x].shape.back();
+    double squares = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      squares += sample.tensors[x].values[i] * sample.tensors[x].values[i];
+    }
+    const double r = sample.tensors[rstd].values[0];
+    EXPECT_NEAR(1 / (r * r), squares / n, 0.26) << "eps is at most 0.25 more";
+    EXPECT_GE(1 / (r * r), squares / n * 0.999);
+  }
+}
+
+// A kernel that goes wrong is noticed: an op of the test's own, with one mistake per mode.
+struct Faulty {
+  static constexpr const char* kName = "faulty_fwd";
+  static constexpr const char* kDoc = "y = x, by kernels that each make one mistake.";
+  Tensor x, y;
+  static void declare(Declaration<Faulty>& d) {
+    d.input("x", &Faulty::x, "T[N]", "input");
+    d.output("y", &Faulty::y, "T[N]", "output");
+  }
+};
+
+enum class Mistake { kNone, kValue, kUnwritten, kPastEnd, kIntoInput, kPastWorkspace };
+
+template <Mistake mistake>
+Status copy(const Faulty& a, const Exec& exec) {
+  const int64_t n = a.x.size(0);
+  float* x = a.x.ptr<float>();
+  float* y = a.y.ptr<float>();
+  for (int64_t i = 0; i < n; ++i) {
+    if (mistake == Mistake::kUnwritten && i == n - 1) break;
+    y[i * a.y.stride(0)] = x[i * a.x.stride(0)];
+  }
+  if (mistake == Mistake::kValue) y[0] += 1e-3f;
+  if (mistake == Mistake::kPastEnd) y[n] = 0;
+  if (mistake == Mistake::kIntoInput) x[0] = 0;
+  if (mistake == Mistake::kPastWorkspace) exec.workspace<char>()[100] = 0;
+  return {};
+}
+
+// By hand, for the library's registry is not the place for it.
+void add_implementation(fk_op& op, const char* name, Status (*run)(const Faulty&, const Exec&)) {
+  fk_op::Implementation i;
+  i.name = name;
+  i.rank = kPortable;
+  i.device = Device::kCpu;
+  i.typed = std::make_shared<Implementation<Faulty>>(
+      Implementation<Faulty>{name, kPortable, nullptr, run});
+  i.accepts = [](const void*, const void*) { return true; };
+  i.run = [](const void* typed, const void* args, const Exec& exec) {
+    return static_cast<const Implementation<Faulty>*>(typed)->run(*static_cast<const Faulty*>(args),
+                                                                  exec);
+  };
+  i.workspace = [](const void*, const void*) { return size_t{100}; };
+  op.implementations.push_back(i);
+}
+
+TEST(RunSample, NoticesMistakes) {
+  fk_op op;
+  op.declaration.name = Faulty::kName;
+  Declaration<Faulty> declaration(op.declaration);
+  Faulty::declare(declaration);
+  op.args_bytes = sizeof(Faulty);
+  op.construct_args = [](void* storage) { new (storage) Faulty(); };
+  add_implementation(op, "none", copy<Mistake::kNone>);
+  add_implementation(op, "value", copy<Mistake::kValue>);
+  add_implementation(op, "unwritten", copy<Mistake::kUnwritten>);
+  add_implementation(op, "past_end", copy<Mistake::kPastEnd>);
+  add_implementation(op, "into_input", copy<Mistake::kIntoInput>);
+  add_implementation(op, "past_workspace", copy<Mistake::kPastWorkspace>);
+  Sample sample;
+  ASSERT_TRUE(draw_sample(op, {}, &sample).ok());
+  std::vector<SampleTensor> expected;
+  ASSERT_TRUE(run_sample(sample, nullptr, host_memory(), &expected).ok());
+  EXPECT_EQ(expected[1].values, sample.tensors[0].values);
+  EXPECT_EQ(difference(sample, expected, "none"), "");
+  EXPECT_NE(difference(sample, expected, "value"), "");
+  EXPECT_NE(difference(sample, expected, "unwritten"), "");
+  EXPECT_EQ(difference(sample, expected, "past_end"), "wrote outside the output y");
+  EXPECT_EQ(difference(sample, expected, "into_input"), "wrote into the input x");
+  EXPECT_EQ(difference(sample, expected, "past_workspace"), "wrote past the end of the workspace");
+}
+
+}  // namespace
+}  // namespace fk

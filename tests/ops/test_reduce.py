@@ -1,0 +1,146 @@
+"""sum and max."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from harness import (
+    BACKENDS,
+    DTYPES,
+    LAYOUTS,
+    TORCH_BACKENDS,
+    WITH_GRADIENTS,
+    Case,
+    check_finite_differences,
+    convert,
+    normal,
+    raises,
+    run_forward,
+    run_gradients,
+)
+
+import flashkernel as fk
+
+FORMULAS = {
+    "sum": lambda axis: lambda x: x.sum() if axis is None else x.sum(axis),
+    "max": lambda axis: lambda x: x.amax() if axis is None else x.amax(axis),
+}
+
+
+def reduce_case(op, shape, axis=-1):
+    return Case(
+        f"{op}[{'x'.join(map(str, shape))},axis={axis}]",
+        op,
+        lambda g: {"x": normal(g, *shape)},
+        FORMULAS[op](axis),
+        {"axis": axis},
+        (),
+        ("x",),
+    )
+
+
+SHAPES = [
+    ((5, 64), -1),
+    ((3, 7, 33), 1),
+    ((2, 3, 2, 129), 0),
+    ((3, 7, 33), None),
+    ((1, 200003), None),
+    ((1, 200003), 1),
+    ((70, 130), 0),
+    ((5000, 3), 0),
+    ((1, 1), -1),
+    ((4, 768), -1),
+    ((33,), None),
+    ((0, 16), -1),
+]
+CASES = [reduce_case(op, *s) for op in FORMULAS for s in SHAPES]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward(case, backend, dtype):
+    run_forward(case, backend, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", WITH_GRADIENTS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients(case, backend, dtype):
+    run_gradients(case, backend, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("axis", (0, 1, 2, None))
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if not b.startswith("jax")])
+@pytest.mark.parametrize("op", FORMULAS)
+def test_strides(op, backend, axis, layout, dtype):
+    case = reduce_case(op, (5, 12, 40), axis)
+    run_forward(case, backend, dtype, layout)
+    if backend != "numpy":
+        run_gradients(case, backend, dtype, layout)
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+@pytest.mark.parametrize("shape, axis", [(s, a) for s, a in SHAPES if s[0] and len(s) < 3])
+def test_finite_differences(shape, axis, backend):
+    check_finite_differences(reduce_case("sum", shape, axis), backend)
+
+
+@hypothesis.given(
+    op=st.sampled_from(list(FORMULAS)),
+    shape=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    data=st.data(),
+    dtype=st.sampled_from(DTYPES),
+    backend=st.sampled_from(BACKENDS),
+)
+@hypothesis.settings(deadline=None, max_examples=80)
+def test_any_shape(op, shape, data, dtype, backend):
+    axes = st.one_of(st.none(), st.integers(-len(shape), len(shape) - 1))
+    run_forward(reduce_case(op, tuple(shape), data.draw(axes)), backend, dtype)
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_ties_share_the_gradient(backend):
+    x = convert(torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), backend).requires_grad_()
+    (gradient,) = torch.autograd.grad(fk.max(x, -1).sum(), x)
+    expected = torch.tensor([[0, 0.5, 0.5], [1 / 3] * 3])
+    assert torch.allclose(gradient.cpu(), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("position", (0, 5, 999, 40000))
+def test_nan_wins(backend, position):
+    x = torch.zeros(1, 40001)
+    x[0, position] = np.nan
+    for axis in (None, -1):
+        assert np.isnan(float(fk.max(convert(x, backend), axis)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_max_of_minus_infinities(backend):
+    x = torch.full((3, 50), -np.inf)
+    assert float(fk.max(convert(x, backend))) == -np.inf
+
+
+def test_sum_of_nothing_is_zero():
+    assert (fk.sum(np.ones((3, 0), np.float32), -1) == 0).all()
+    assert fk.sum(np.ones((3, 0), np.float32)) == 0
+
+
+def test_sums_of_many_float32_are_accurate():
+    x = np.full((1 << 24) + 5, 0.1, np.float32)
+    assert abs(float(fk.sum(x)) / (x.size * float(np.float32(0.1))) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("make", [lambda a: a, torch.from_numpy], ids=["numpy", "torch"])
+def test_errors(make):
+    x = make(np.ones((2, 8), np.float32))
+    with raises(r"sum: axis: expected -2 to 1 for x of shape \(2, 8\), got -3"):
+        fk.sum(x, axis=-3)
+    with raises(r"max: axis: expected an integer or None, got \(0, 1\)"):
+        fk.max(x, axis=(0, 1))
+    with raises("max: x: expected at least 1 entry along the reduced axis, got 0"):
+        fk.max(make(np.ones((2, 0), np.float32)), axis=-1)

@@ -1,0 +1,26 @@
+// rms_norm of one row through the C++ API, and the exception of a bad call.
+#include <cmath>
+#include <cstdio>
+#include <flashkernel/flashkernel.hpp>
+#include <vector>
+
+int main() {
+  std::vector<float> x = {1, 2, 3, 4}, y(4);
+  const fk::View xv(x.data(), {1, 4}), yv(y.data(), {1, 4}), bad(y.data(), {1, 3});
+  fk::RmsNormFwd args;
+  args.x = xv;
+  args.y = yv;
+  fk::rms_norm_fwd(args);
+  const double rms = std::sqrt((1 + 4 + 9 + 16) / 4.0 + 1e-6);
+  for (int i = 0; i < 4; ++i) {
+    if (std::fabs(y[i] - x[i] / rms) > 1e-5) return 1;
+  }
+
+  args.y = bad;
+  try {
+    fk::rms_norm_fwd(args);
+    return 1;
+  } catch (const fk::Error& error) {
+    std::printf("%s\n%s\n", fk_version(), error.what());
+  }
+}

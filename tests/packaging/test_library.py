@@ -1,0 +1,63 @@
+"""The installed library: a user's project builds against it, and it asks nothing of the machine."""
+
+import os
+import re
+import shutil
+
+import pytest
+from conftest import ROOT, run
+
+PROJECT = ROOT / "tests" / "outside_project"
+
+
+def check_output(output: str):
+    version, message = output.splitlines()
+    assert re.fullmatch(r"[0-9.]+", version)
+    assert message.startswith("rms_norm: y: expected")
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+def test_cmake_package(prefix, tmp_path):
+    run("cmake", "-S", PROJECT, "-B", tmp_path, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path)
+    for program in ("from_c", "from_cpp", "from_cpp_static"):
+        check_output(run(tmp_path / program))
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="needs pkg-config")
+@pytest.mark.parametrize("compiler, source", [("cc", "from_c.c"), ("c++", "from_cpp.cc")])
+@pytest.mark.parametrize("static", [False, True])
+def test_pkg_config(prefix, tmp_path, compiler, source, static):
+    folder = next(prefix.rglob("flashkernel.pc")).parent
+    environment = os.environ | {"PKG_CONFIG_PATH": str(folder)}
+    # The C programs' flags: plain C99 and C++17, without extensions of ours.
+    standard = ["-std=gnu99"] if compiler == "cc" else ["-std=c++17"]
+    query = ["pkg-config", "--cflags", "--libs", *(["--static"] if static else []), "flashkernel"]
+    flags = run(*query, env=environment).split()
+    if static:
+        at = flags.index("-lflashkernel")
+        flags[at : at + 1] = [str(folder.parent / "libflashkernel.a")]
+    program = tmp_path / "program"
+    strict = ["-Wall", "-Wextra", "-Werror"]
+    run(compiler, *standard, *strict, PROJECT / source, "-o", program, *flags, "-lm")
+    check_output(run(program, env={"LD_LIBRARY_PATH": str(folder.parent)}))
+
+
+def test_loads_anywhere(prefix):
+    """Neither CUDA's libraries nor a driver's are needed to load the library."""
+    library = next(prefix.rglob("libflashkernel.so"))
+    needed = re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", library))
+    allowed = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux[-\w]*)\.so\.\d+")
+    assert [n for n in needed if not allowed.fullmatch(n)] == []
+
+
+def test_exports_only_its_own_names(prefix):
+    library = next(prefix.rglob("libflashkernel.so"))
+    names = [line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()]
+    assert "fk_op_call" in names
+    assert [n for n in names if not n.startswith("fk_")] == []
+
+
+def test_headers(prefix):
+    installed = {f.name for f in (prefix / "include" / "flashkernel").iterdir()}
+    assert {"flashkernel.h", "flashkernel.hpp", "abi.h", "dlpack.h", "ops.h", "ops.hpp"} == installed
