@@ -28,12 +28,12 @@ $(BIN)/python:
 
 $(VENV)/demo.stamp: scripts/requirements-demo.txt | packages-demo $(BIN)/python
 	@echo "Python packages for the demo, into $(VENV)"
-	@$(BIN)/pip install -q -r $<
+	@$(BIN)/pip install -qq -r $<
 	@touch $@
 
 $(VENV)/test.stamp: scripts/requirements-test.txt scripts/requirements-demo.txt | packages-test $(BIN)/python
 	@echo "Python packages for the tests, into $(VENV) (torch and JAX among them)"
-	@$(BIN)/pip install -q -r $<
+	@$(BIN)/pip install -qq -r $<
 	@touch $@ $(VENV)/demo.stamp
 
 $(BIN)/python: | packages-demo

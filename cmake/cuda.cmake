@@ -1,57 +1,91 @@
 # Finds nvcc and the static CUDA runtime, and says how .cu files are compiled. CMake's own CUDA
 # language wants a whole toolkit; FlashKernel needs a compiler and one archive.
+#
+# Sets FK_HAVE_CUDA, FK_CUDA_ARCHITECTURES_BUILT (for people) and FK_CUDART_STATIC.
 set(FK_HAVE_CUDA OFF)
 set(FK_CUDA_ARCHITECTURES_BUILT "")
 if(NOT FK_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "FK_CUDA: expected AUTO, ON or OFF, got ${FK_CUDA}")
 endif()
-if(NOT FK_CUDA STREQUAL "OFF")
-  find_program(FK_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
-  if(FK_NVCC AND NOT FK_CUDART_STATIC)
+
+# "90a-real" -> code=sm_90a; "75-virtual" -> code=compute_75; "80" -> both.
+set(FK_NVCC_ARCH_FLAGS "")
+foreach(arch ${FK_CUDA_ARCHITECTURES})
+  string(REGEX REPLACE "-(real|virtual)$" "" number ${arch})
+  if(NOT arch MATCHES "-virtual$")
+    list(APPEND FK_NVCC_ARCH_FLAGS -gencode=arch=compute_${number},code=sm_${number})
+  endif()
+  if(NOT arch MATCHES "-real$")
+    list(APPEND FK_NVCC_ARCH_FLAGS -gencode=arch=compute_${number},code=compute_${number})
+  endif()
+endforeach()
+
+# Why CUDA code cannot be built with what is here, or "". Compiling an empty kernel tells more than
+# versions: the host compiler may be too new for nvcc, or an architecture too old or too new.
+function(fk_find_cuda problem)
+  find_program(FK_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda
+               PATH_SUFFIXES bin)
+  if(NOT FK_NVCC)
+    set(${problem} "nvcc was not found" PARENT_SCOPE)
+    return()
+  endif()
+  if(NOT FK_CUDART_STATIC)
     # Where nvcc is a script that calls the real one, only nvcc itself knows its toolkit.
     execute_process(COMMAND ${FK_NVCC} --dryrun -c -o /dev/null -x cu /dev/null
                     ERROR_VARIABLE dryrun OUTPUT_QUIET)
     string(REGEX MATCH "TOP=([^\n]*)" _ "${dryrun}")
-    cmake_path(SET FK_CUDA_ROOT NORMALIZE "${CMAKE_MATCH_1}")
     find_library(FK_CUDART_STATIC libcudart_static.a
-                 HINTS ${FK_CUDA_ROOT} /usr/local/cuda
+                 HINTS ${CMAKE_MATCH_1} /usr/local/cuda
                  PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib targets/sbsa-linux/lib)
   endif()
-  if(FK_NVCC AND FK_CUDART_STATIC)
+  if(NOT FK_CUDART_STATIC)
+    set(${problem} "libcudart_static.a was not found beside ${FK_NVCC}" PARENT_SCOPE)
+    return()
+  endif()
+  set(asked "${FK_NVCC} ${FK_NVCC_ARCH_FLAGS}")
+  if(NOT FK_NVCC_WORKS STREQUAL asked)
+    set(probe ${PROJECT_BINARY_DIR}/cuda/probe.cu)
+    file(WRITE ${probe} "__global__ void probe() {}\n")
+    execute_process(COMMAND ${FK_NVCC} -c ${probe} -o ${probe}.o -std=c++17 ${FK_NVCC_ARCH_FLAGS}
+                    RESULT_VARIABLE failed OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    if(failed)
+      set(${problem} "${FK_NVCC} fails:\n${output}" PARENT_SCOPE)
+      return()
+    endif()
+    set(FK_NVCC_WORKS "${asked}" CACHE INTERNAL "what was found to work")
+  endif()
+  set(${problem} "" PARENT_SCOPE)
+endfunction()
+
+if(FK_CUDA STREQUAL "OFF")
+  message(STATUS "CUDA: not built (FK_CUDA=OFF)")
+else()
+  fk_find_cuda(problem)
+  if(NOT problem)
     set(FK_HAVE_CUDA ON)
+    string(REPLACE ";" " " FK_CUDA_ARCHITECTURES_BUILT "${FK_CUDA_ARCHITECTURES}")
+    message(STATUS "CUDA: ${FK_NVCC}, architectures ${FK_CUDA_ARCHITECTURES_BUILT}")
   elseif(FK_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "FK_CUDA=ON needs nvcc and libcudart_static.a; "
-                        "found nvcc: ${FK_NVCC}, cudart: ${FK_CUDART_STATIC}")
+    message(FATAL_ERROR "FK_CUDA=ON: ${problem}")
+  elseif(FK_NVCC)
+    message(WARNING "CUDA: not built: ${problem}")
+  else()
+    message(STATUS "CUDA: not built: ${problem}")
   endif()
 endif()
 
 if(FK_HAVE_CUDA)
-  # "90a-real" -> code=sm_90a; "75-virtual" -> code=compute_75; "80" -> both.
-  set(FK_NVCC_ARCH_FLAGS "")
-  foreach(arch ${FK_CUDA_ARCHITECTURES})
-    string(REGEX REPLACE "-(real|virtual)$" "" number ${arch})
-    if(NOT arch MATCHES "-virtual$")
-      list(APPEND FK_NVCC_ARCH_FLAGS -gencode=arch=compute_${number},code=sm_${number})
-    endif()
-    if(NOT arch MATCHES "-real$")
-      list(APPEND FK_NVCC_ARCH_FLAGS -gencode=arch=compute_${number},code=compute_${number})
-    endif()
-  endforeach()
   set(FK_NVCC_EXTRA_FLAGS "")
   if(FK_CUDA_LINEINFO)
     list(APPEND FK_NVCC_EXTRA_FLAGS -lineinfo)
   endif()
-  # A tenth of the size on disk, for some milliseconds at a kernel's first launch. Older compilers
+  # A fifth of the size on disk, for some milliseconds at a kernel's first launch. Older compilers
   # do not know it.
   execute_process(COMMAND ${FK_NVCC} --compress-mode=size --dryrun -c -x cu /dev/null -o /dev/null
                   RESULT_VARIABLE rejected OUTPUT_QUIET ERROR_QUIET)
   if(NOT rejected)
     list(APPEND FK_NVCC_EXTRA_FLAGS --compress-mode=size)
   endif()
-  string(REPLACE ";" " " FK_CUDA_ARCHITECTURES_BUILT "${FK_CUDA_ARCHITECTURES}")
-  message(STATUS "CUDA: ${FK_NVCC}, architectures ${FK_CUDA_ARCHITECTURES_BUILT}")
-else()
-  message(STATUS "CUDA: not built (FK_CUDA=${FK_CUDA})")
 endif()
 
 # Compiles each .cu file; `objects` becomes the list of results, which the target cuda_objects
@@ -71,7 +105,7 @@ function(fk_compile_cuda objects)
     add_custom_command(
       OUTPUT ${object}
       BYPRODUCTS ${object}.ptxas
-      COMMAND ${CMAKE_COMMAND} -E env sh ${PROJECT_SOURCE_DIR}/cmake/nvcc_logged.sh ${object}.ptxas
+      COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/nvcc_logged.sh ${object}.ptxas
               ${FK_CCACHE} ${FK_NVCC} -c ${source} -o ${object} -MD -MF ${object}.d
               -std=c++17 -O3 -Xptxas=-v ${FK_NVCC_EXTRA_FLAGS} -Xcompiler=${host_flags}
               $<$<BOOL:${FK_WERROR}>:--Werror=all-warnings>

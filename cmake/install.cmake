@@ -6,6 +6,9 @@ if(SKBUILD)
 endif()
 
 include(CMakePackageConfigHelpers)
+if(FK_HAVE_CUDA)
+  cmake_path(GET FK_CUDART_STATIC PARENT_PATH FK_CUDART_DIRECTORY)
+endif()
 set(package_directory ${CMAKE_INSTALL_LIBDIR}/cmake/flashkernel)
 install(TARGETS flashkernel flashkernel_static EXPORT flashkernel
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
@@ -26,8 +29,7 @@ install(FILES ${PROJECT_BINARY_DIR}/flashkernel-config.cmake
 
 set(FK_PKGCONFIG_PRIVATE "-lstdc++ -lm -lpthread -ldl")
 if(FK_HAVE_CUDA)
-  cmake_path(GET FK_CUDART_STATIC PARENT_PATH cudart_directory)
-  string(PREPEND FK_PKGCONFIG_PRIVATE "-L${cudart_directory} -lcudart_static -lrt ")
+  string(PREPEND FK_PKGCONFIG_PRIVATE "-L${FK_CUDART_DIRECTORY} -lcudart_static -lrt ")
 endif()
 # Paths from the file's own place, so that an install prefix can be moved.
 cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX

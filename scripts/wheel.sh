@@ -18,4 +18,4 @@ if ! "$python" -m pip wheel . --no-deps --no-build-isolation -w dist \
   cat "$log" >&2
   exit 1
 fi
-"$python" -m pip install -q --force-reinstall --no-deps dist/*.whl
+"$python" -m pip install -qq --force-reinstall --no-deps dist/*.whl

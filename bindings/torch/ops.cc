@@ -1,11 +1,13 @@
-// Torch's kernels for every op: one boxed function that turns torch's stack into slots, allocates the
-// outputs and makes the call. Which op it is, and which of its outputs are wanted, is registered with
-// the name; the Python side (flashkernel/torch) derives the names and schemas from the declarations.
+// Torch's kernels for every op: one boxed function that turns torch's stack into slots, allocates
+// the outputs and makes the call. Which op it is, and which of its outputs are wanted, is
+// registered with the name; the Python side (flashkernel/torch) derives the names and schemas from
+// the declarations.
 #include <array>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/infer.h"
 #include "core/op.h"
@@ -20,15 +22,28 @@ constexpr int kMaxKernels = 512;
 
 const Shim* shim = nullptr;
 
-// What is registered under one name.
+// What is registered under one name, laid out for the call.
 struct Kernel {
+  struct Argument {
+    int field;
+    bool is_tensor;
+    bool boxed;     // a tensor that is optional in the schema
+    bool writable;  // a tensor that the output `in_place` is written over
+  };
+  struct Output {
+    int field;
+    int like;  // a field, an input always there, whose shape and dtype this output has; or -1
+  };
+
   const fk_op* op = nullptr;
-  uint64_t outputs = 0;           // bit i: output i is computed and returned
-  bool outputs_on_stack = false;  // an argument after the op's own holds `outputs`; all are returned,
-                                  // those not computed as tensors without elements
-  uint64_t absent = 0;            // bit i: field i, an input, is not among the arguments
-  uint64_t boxed = 0;             // bit i: field i, an input, is optional in the schema
-  int in_place = -1;              // the output that is written over the input it may alias
+  std::vector<Argument> arguments;  // in the schema's order
+  std::vector<int> absent;          // fields, inputs, that are not among the arguments
+  std::vector<Output> outputs;      // all of the op's
+  uint64_t wanted = 0;              // bit i: output i is computed and returned
+  bool wanted_on_stack = false;  // a last argument holds `wanted`; all outputs are returned, those
+                                 // not computed as tensors without elements
+  int in_place = -1;             // the output's field that is written over ...
+  int in_place_input = -1;       // ... this input's field
 };
 
 Kernel kernels[kMaxKernels];
@@ -41,7 +56,8 @@ int num_kernels = 0;
 void check(const fk_op& op, int32_t status, const char* what) {
   if (status == 0) return;
   const auto why = shim->torch_exception_get_what_without_backtrace;
-  fail(op, std::string("torch could not ") + what + (why == nullptr ? "" : std::string(": ") + why()));
+  fail(op,
+       std::string("torch could not ") + what + (why == nullptr ? "" : std::string(": ") + why()));
 }
 
 // Tensors owned until the end of a call.
@@ -79,6 +95,10 @@ void describe(const fk_op& op, const Field& field, Handle handle, bool writable,
     out->data = const_cast<void*>(data);
   }
   check(op, status, ("describe " + field.name).c_str());
+  if (ndim > kMaxDims) {
+    fail(op, field.name + ": expected at most " + std::to_string(kMaxDims) + " dimensions, got " +
+                 std::to_string(ndim));
+  }
   if (device_type != shim->cpu && device_type != shim->cuda) {
     fail(op, field.name + ": expected a CPU or CUDA tensor, got another device");
   }
@@ -102,8 +122,8 @@ Handle allocate(const fk_op& op, const OutputType& type, DLDevice device, DLTens
   const bool on_cuda = device.device_type == kDLCUDA;
   Handle handle = nullptr;
   check(op,
-        shim->aoti_torch_empty_strided(type.ndim, type.shape, strides,
-                                       shim->dtype_code(type.dtype), on_cuda ? shim->cuda : shim->cpu,
+        shim->aoti_torch_empty_strided(type.ndim, type.shape, strides, shim->dtype_code(type.dtype),
+                                       on_cuda ? shim->cuda : shim->cpu,
                                        on_cuda ? device.device_id : -1, &handle),
         "allocate an output");
   if (out != nullptr) {
@@ -118,8 +138,8 @@ Handle allocate(const fk_op& op, const OutputType& type, DLDevice device, DLTens
   return handle;
 }
 
-// Workspace as a torch tensor, so that it counts in torch's memory figures and, on CUDA, lives until
-// the stream has passed this call.
+// Workspace as a torch tensor, so that it counts in torch's memory figures and, on CUDA, lives
+// until the stream has passed this call.
 struct Workspace {
   DLDevice device{};
   Handle handle = nullptr;
@@ -135,10 +155,9 @@ struct Workspace {
     const auto size = static_cast<int64_t>(bytes + kAlignment);
     const int64_t stride = 1;
     void* data = nullptr;
-    if (shim->aoti_torch_empty_strided(1, &size, &stride, shim->aoti_torch_dtype_uint8(),
-                                       on_cuda ? shim->cuda : shim->cpu,
-                                       on_cuda ? workspace->device.device_id : -1,
-                                       &workspace->handle) != 0 ||
+    if (shim->aoti_torch_empty_strided(
+            1, &size, &stride, shim->aoti_torch_dtype_uint8(), on_cuda ? shim->cuda : shim->cpu,
+            on_cuda ? workspace->device.device_id : -1, &workspace->handle) != 0 ||
         shim->torch_get_mutable_data_ptr(workspace->handle, &data) != 0) {
       return nullptr;
     }
@@ -164,6 +183,15 @@ void parallel_for(void*, int64_t count, int64_t grain, fk_range_body body, void*
   fail(op, inference.message());
 }
 
+// An output of the same shape and dtype as a tensor.
+OutputType type_like(const DLTensor& tensor) {
+  OutputType type;
+  type.dtype = tensor.dtype;
+  type.ndim = tensor.ndim;
+  for (int i = 0; i < tensor.ndim; ++i) type.shape[i] = tensor.shape[i];
+  return type;
+}
+
 void run(const Kernel& kernel, StableIValue* stack) {
   const fk_op& op = *kernel.op;
   const auto& fields = op.declaration.fields;
@@ -174,82 +202,78 @@ void run(const Kernel& kernel, StableIValue* stack) {
 
   // Everything on the stack is ours from here on, so it is all taken before anything may throw.
   const StableIValue* next = stack;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    const Field& f = fields[i];
-    if (f.kind == Kind::kOutput) continue;
-    if ((kernel.absent >> i & 1) != 0) {
-      handles[i] = nullptr;
+  for (const Kernel::Argument& argument : kernel.arguments) {
+    StableIValue value = *next++;
+    if (!argument.is_tensor) {
+      slots[argument.field].integer = static_cast<int64_t>(value);  // the bits of any attribute
       continue;
     }
-    StableIValue value = *next++;
-    if (f.kind == Kind::kInput) {
-      if ((kernel.boxed >> i & 1) != 0 && value != 0) {
-        auto* box = reinterpret_cast<StableIValue*>(value);
-        value = *box;
-        delete box;
-      }
-      handles[i] = reinterpret_cast<Handle>(value);
-      if (handles[i] != nullptr) inputs.add(handles[i]);
-    } else {
-      slots[i].integer = static_cast<int64_t>(value);  // the bits of any attribute
+    if (argument.boxed && value != 0) {
+      auto* box = reinterpret_cast<StableIValue*>(value);
+      value = *box;
+      delete box;
     }
+    handles[argument.field] = reinterpret_cast<Handle>(value);
+    if (value != 0) inputs.add(handles[argument.field]);
   }
-  const uint64_t wanted = kernel.outputs_on_stack ? *next : kernel.outputs;
+  const uint64_t wanted = kernel.wanted_on_stack ? *next : kernel.wanted;
 
   int used = 0;
-  const std::string* in_place_input = nullptr;
-  if (kernel.in_place >= 0) in_place_input = &fields[kernel.in_place].may_alias;
-  const DLTensor* first = nullptr;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    if (fields[i].kind != Kind::kInput) continue;
-    slots[i].tensor = nullptr;
-    if (handles[i] == nullptr) continue;
-    const bool writable = in_place_input != nullptr && fields[i].name == *in_place_input;
-    describe(op, fields[i], handles[i], writable, &tensors[used]);
-    slots[i].tensor = &tensors[used++];
-    if (first == nullptr) first = slots[i].tensor;
+  for (const int field : kernel.absent) slots[field].tensor = nullptr;
+  for (const Kernel::Argument& argument : kernel.arguments) {
+    if (!argument.is_tensor) continue;
+    slots[argument.field].tensor = nullptr;
+    if (handles[argument.field] == nullptr) continue;
+    describe(op, fields[argument.field], handles[argument.field], argument.writable,
+             &tensors[used]);
+    slots[argument.field].tensor = &tensors[used++];
   }
-  if (first == nullptr) fail(op, "expected at least one tensor, got none");
+  if (used == 0) fail(op, "expected at least one tensor, got none");
+  const DLTensor& first = tensors[0];
 
   ShapeInference inference;
-  Status status = inference.bind(op.declaration, slots);
-  if (!status.ok()) explain(op, slots, status);
+  bool inferred = false;
   StableIValue results[kMaxTensors];
-  int num_results = 0, output = 0;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    if (fields[i].kind != Kind::kOutput) continue;
-    slots[i].tensor = nullptr;
-    const bool compute = (wanted >> output++ & 1) != 0;
-    if (static_cast<int>(i) == kernel.in_place) {
-      if (compute) slots[i].tensor = slots[op.declaration.find(*in_place_input)].tensor;
+  int num_results = 0;
+  for (size_t i = 0; i < kernel.outputs.size(); ++i) {
+    const Kernel::Output& output = kernel.outputs[i];
+    const bool compute = (wanted >> i & 1) != 0;
+    slots[output.field].tensor = nullptr;
+    if (output.field == kernel.in_place) {
+      if (compute) slots[output.field].tensor = slots[kernel.in_place_input].tensor;
       continue;
     }
-    if (!compute && !kernel.outputs_on_stack) continue;
+    if (!compute && !kernel.wanted_on_stack) continue;
     OutputType type;
-    if (compute) {
-      status = inference.output(fields[i], &type);
-      if (!status.ok()) explain(op, slots, status);
-    } else {
-      type.dtype = first->dtype;
+    if (!compute) {
+      type.dtype = first.dtype;
       type.ndim = 1;
+    } else if (output.like >= 0) {
+      type = type_like(*slots[output.like].tensor);
+    } else {
+      Status status;
+      if (!inferred) status = inference.bind(op.declaration, slots);
+      inferred = true;
+      if (status.ok()) status = inference.output(fields[output.field], &type);
+      if (!status.ok()) explain(op, slots, status);
     }
-    const Handle handle = allocate(op, type, first->device, compute ? &tensors[used] : nullptr);
+    const Handle handle = allocate(op, type, first.device, compute ? &tensors[used] : nullptr);
     outputs.add(handle);
     results[num_results++] = reinterpret_cast<StableIValue>(handle);
-    if (compute) slots[i].tensor = &tensors[used++];
+    if (compute) slots[output.field].tensor = &tensors[used++];
   }
 
   Workspace workspace;
-  workspace.device = first->device;
+  workspace.device = first.device;
   fk_exec exec = FK_EXEC_DEFAULTS;
   exec.parallel_for = parallel_for;
   exec.allocate = Workspace::allocate;
   exec.allocator = &workspace;
   exec.deterministic = shim->deterministic() ? 1 : 0;
-  if (first->device.device_type == kDLCUDA && shim->aoti_torch_get_current_cuda_stream != nullptr) {
-    check(op,
-          shim->aoti_torch_get_current_cuda_stream(first->device.device_id, &exec.stream),
-          "tell the current CUDA stream");
+  if (first.device.device_type == kDLCUDA) {
+    const auto current_stream = shim->aoti_torch_get_current_cuda_stream;
+    if (current_stream == nullptr) fail(op, "this torch does not tell its CUDA stream");
+    check(op, current_stream(first.device.device_id, &exec.stream), "tell its CUDA stream");
   }
   if (fk_op_call(&op, slots, &exec) != FK_OK) throw std::runtime_error(fk_last_error());
 
@@ -257,7 +281,8 @@ void run(const Kernel& kernel, StableIValue* stack) {
   for (int i = 0; i < num_results; ++i) stack[i] = results[i];
 }
 
-// Torch calls a boxed kernel without saying which, so each registered name gets a function of its own.
+// Torch calls a boxed kernel without saying which, so each registered name gets a function of its
+// own.
 template <int index>
 void boxed(StableIValue* stack, uint64_t, uint64_t) {
   run(kernels[index], stack);
@@ -271,18 +296,23 @@ constexpr std::array<BoxedKernel, sizeof...(indices)> make_table(
 
 constexpr auto kTable = make_table(std::make_integer_sequence<int, kMaxKernels>());
 
-const char* register_kernel(const char* name, const Kernel& kernel) {
-  int tensors = 0;
-  for (const Field& f : kernel.op->declaration.fields) {
-    tensors += f.kind == Kind::kInput || f.kind == Kind::kOutput ? 1 : 0;
+// The first input, always there, that has an output's type.
+int input_like(const OpDeclaration& op, const Field& output) {
+  for (size_t i = 0; i < op.fields.size(); ++i) {
+    const Field& f = op.fields[i];
+    if (f.kind == Kind::kInput && !f.optional && f.along_axis == output.along_axis &&
+        f.shapes.size() == 1 && f.type == output.type && f.dtype_rule != DTypeRule::kParameter) {
+      return static_cast<int>(i);
+    }
   }
-  if (tensors > kMaxTensors || kernel.op->declaration.fields.size() > kMaxSlots) {
-    return "the op has more arguments than the torch binding allows";
-  }
+  return -1;
+}
+
+const char* register_kernel(const char* name, Kernel kernel) {
   if (num_kernels == kMaxKernels) return "the torch binding's table of kernels is full";
   static LibraryHandle libraries[2] = {};  // never deleted: the kernels stay registered
   static constexpr const char* kKeys[2] = {"CPU", "CUDA"};
-  kernels[num_kernels] = kernel;
+  kernels[num_kernels] = std::move(kernel);
   for (int i = 0; i < 2; ++i) {
     if (libraries[i] == nullptr &&
         shim->aoti_torch_library_init_impl("flashkernel", kKeys[i], __FILE__, __LINE__,
@@ -302,28 +332,51 @@ const char* register_kernel(const char* name, const Kernel& kernel) {
 
 extern "C" {
 
-// Registers CPU and CUDA kernels for the torch op `flashkernel::<name>`, whose schema exists already.
-// outputs: which of the op's outputs it returns (bit i: output i), or -1: told by a last argument of
-// the call. in_place: the output (counted among the outputs) written over its input, or -1. absent,
-// boxed: the inputs (bit i: field i) that the schema leaves out, and those it has as `Tensor?`.
-// Returns NULL, or what went wrong.
+// Registers CPU and CUDA kernels for the torch op `flashkernel::<name>`, whose schema exists
+// already. outputs: which of the op's outputs it returns (bit i: output i), or -1: told by a last
+// argument of the call. in_place: the output (counted among the outputs) written over its input, or
+// -1. absent, boxed: the inputs (bit i: field i) that the schema leaves out, and those it has as
+// `Tensor?`. Returns NULL, or what went wrong.
 FK_API const char* fk_torch_register(const char* name, const fk_op* op, int64_t outputs,
                                      int32_t in_place, uint64_t absent, uint64_t boxed) {
+  using fk::Kind;
   const char* error = nullptr;
   fk::torch::shim = fk::torch::load_shim(&error);
   if (fk::torch::shim == nullptr) return error;
+  const fk::OpDeclaration& declaration = op->declaration;
+  if (declaration.fields.size() > fk::torch::kMaxSlots) {
+    return "the op has more arguments than the torch binding allows";
+  }
   fk::torch::Kernel kernel;
   kernel.op = op;
-  kernel.outputs_on_stack = outputs < 0;
-  kernel.outputs = static_cast<uint64_t>(outputs);
-  kernel.absent = absent;
-  kernel.boxed = boxed;
-  int output = 0;
-  for (size_t i = 0; i < op->declaration.fields.size(); ++i) {
-    if (op->declaration.fields[i].kind != fk::Kind::kOutput) continue;
-    if (output++ == in_place) kernel.in_place = static_cast<int>(i);
+  kernel.wanted_on_stack = outputs < 0;
+  kernel.wanted = static_cast<uint64_t>(outputs);
+  int tensors = 0;
+  for (size_t i = 0; i < declaration.fields.size(); ++i) {
+    const fk::Field& f = declaration.fields[i];
+    const int field = static_cast<int>(i);
+    if (f.kind == Kind::kOutput) {
+      ++tensors;
+      if (static_cast<int>(kernel.outputs.size()) == in_place) {
+        kernel.in_place = field;
+        kernel.in_place_input = declaration.find(f.may_alias);
+      }
+      kernel.outputs.push_back({field, fk::torch::input_like(declaration, f)});
+    } else if ((absent >> i & 1) != 0) {
+      kernel.absent.push_back(field);
+    } else {
+      const bool is_tensor = f.kind == Kind::kInput;
+      tensors += is_tensor ? 1 : 0;
+      kernel.arguments.push_back({field, is_tensor, (boxed >> i & 1) != 0, false});
+    }
   }
-  return fk::torch::register_kernel(name, kernel);
+  if (tensors > fk::torch::kMaxTensors) {
+    return "the op has more tensors than the torch binding allows";
+  }
+  for (fk::torch::Kernel::Argument& argument : kernel.arguments) {
+    argument.writable = argument.field == kernel.in_place_input;
+  }
+  return fk::torch::register_kernel(name, std::move(kernel));
 }
 
 }  // extern "C"

@@ -1,5 +1,6 @@
-// The functions of LibTorch's stable C ABI that the binding uses, declared here and bound when torch
-// is first seen, so that building needs no torch and one binary serves every version from 2.11 on.
+// The functions of LibTorch's stable C ABI that the binding uses, declared here and bound when
+// torch is first seen, so that building needs no torch and one binary serves every version
+// from 2.11 on.
 #pragma once
 
 #include <cstddef>
@@ -19,38 +20,38 @@ using BoxedKernel = void (*)(StableIValue* stack, uint64_t num_inputs, uint64_t 
 constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
 
 // result, name, arguments. Every int32_t result but a code's is 0 for success.
-#define FK_TORCH_FUNCTIONS(X)                                                                     \
-  X(int32_t, aoti_torch_get_dim, (Handle, int64_t*))                                              \
-  X(int32_t, aoti_torch_get_sizes, (Handle, int64_t**))                                           \
-  X(int32_t, aoti_torch_get_strides, (Handle, int64_t**))                                         \
-  X(int32_t, aoti_torch_get_dtype, (Handle, int32_t*))                                            \
-  X(int32_t, aoti_torch_get_device_type, (Handle, int32_t*))                                      \
-  X(int32_t, aoti_torch_get_device_index, (Handle, int32_t*))                                     \
-  X(int32_t, torch_get_const_data_ptr, (Handle, const void**))                                    \
-  X(int32_t, torch_get_mutable_data_ptr, (Handle, void**))                                        \
-  X(int32_t, aoti_torch_empty_strided,                                                            \
-    (int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype,                   \
-     int32_t device_type, int32_t device_index, Handle* result))                                  \
-  X(int32_t, aoti_torch_delete_tensor_object, (Handle))                                           \
-  X(int32_t, torch_parallel_for,                                                                  \
-    (int64_t begin, int64_t end, int64_t grain, fk_range_body body, void* context))               \
-  X(int32_t, aoti_torch_library_init_impl,                                                        \
-    (const char* name_space, const char* key, const char* file, uint32_t line, LibraryHandle*))   \
+#define FK_TORCH_FUNCTIONS(X)                                                                      \
+  X(int32_t, aoti_torch_get_dim, (Handle, int64_t*))                                               \
+  X(int32_t, aoti_torch_get_sizes, (Handle, int64_t**))                                            \
+  X(int32_t, aoti_torch_get_strides, (Handle, int64_t**))                                          \
+  X(int32_t, aoti_torch_get_dtype, (Handle, int32_t*))                                             \
+  X(int32_t, aoti_torch_get_device_type, (Handle, int32_t*))                                       \
+  X(int32_t, aoti_torch_get_device_index, (Handle, int32_t*))                                      \
+  X(int32_t, torch_get_const_data_ptr, (Handle, const void**))                                     \
+  X(int32_t, torch_get_mutable_data_ptr, (Handle, void**))                                         \
+  X(int32_t, aoti_torch_empty_strided,                                                             \
+    (int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype,                    \
+     int32_t device_type, int32_t device_index, Handle* result))                                   \
+  X(int32_t, aoti_torch_delete_tensor_object, (Handle))                                            \
+  X(int32_t, torch_parallel_for,                                                                   \
+    (int64_t begin, int64_t end, int64_t grain, fk_range_body body, void* context))                \
+  X(int32_t, aoti_torch_library_init_impl,                                                         \
+    (const char* name_space, const char* key, const char* file, uint32_t line, LibraryHandle*))    \
   X(int32_t, torch_library_impl, (LibraryHandle, const char* name, BoxedKernel, uint64_t version)) \
-  X(int32_t, aoti_torch_device_type_cpu, ())                                                      \
-  X(int32_t, aoti_torch_device_type_cuda, ())                                                     \
-  X(int32_t, aoti_torch_dtype_float32, ())                                                        \
-  X(int32_t, aoti_torch_dtype_float16, ())                                                        \
-  X(int32_t, aoti_torch_dtype_bfloat16, ())                                                       \
-  X(int32_t, aoti_torch_dtype_float64, ())                                                        \
-  X(int32_t, aoti_torch_dtype_int32, ())                                                          \
-  X(int32_t, aoti_torch_dtype_int64, ())                                                          \
-  X(int32_t, aoti_torch_dtype_int8, ())                                                           \
+  X(int32_t, aoti_torch_device_type_cpu, ())                                                       \
+  X(int32_t, aoti_torch_device_type_cuda, ())                                                      \
+  X(int32_t, aoti_torch_dtype_float32, ())                                                         \
+  X(int32_t, aoti_torch_dtype_float16, ())                                                         \
+  X(int32_t, aoti_torch_dtype_bfloat16, ())                                                        \
+  X(int32_t, aoti_torch_dtype_float64, ())                                                         \
+  X(int32_t, aoti_torch_dtype_int32, ())                                                           \
+  X(int32_t, aoti_torch_dtype_int64, ())                                                           \
+  X(int32_t, aoti_torch_dtype_int8, ())                                                            \
   X(int32_t, aoti_torch_dtype_uint8, ())
 
 // May be missing: in a torch without CUDA, in an older torch, in one that renames its internals.
-#define FK_TORCH_OPTIONAL_FUNCTIONS(X)                                                   \
-  X(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device_index, void** stream))  \
+#define FK_TORCH_OPTIONAL_FUNCTIONS(X)                                                  \
+  X(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device_index, void** stream)) \
   X(const char*, torch_exception_get_what_without_backtrace, ())
 
 struct Shim {
@@ -73,8 +74,8 @@ struct Shim {
   bool (*deterministic_algorithms)(const void* context) = nullptr;
 };
 
-// Binds every function; NULL, with fk_last_error's text in `error`, where torch is not loaded or has
-// no such function. Later calls return the same table.
+// Binds every function; NULL, with fk_last_error's text in `error`, where torch is not loaded or
+// has no such function. Later calls return the same table.
 const Shim* load_shim(const char** error);
 
 }  // namespace fk::torch

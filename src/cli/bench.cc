@@ -52,10 +52,11 @@ bool has_module(const std::string& python) {
 int bench(char** arguments) {
   const std::string python = find_python();
   if (!has_module(python)) {
-    std::fprintf(stderr,
-                 "fk bench: %s has no module flashkernel; install it there with `pip install .`, or "
-                 "name another Python in FK_PYTHON\n",
-                 python.c_str());
+    std::fprintf(
+        stderr,
+        "fk bench: %s has no module flashkernel; install it there with `pip install .`, or "
+        "name another Python in FK_PYTHON\n",
+        python.c_str());
     return 1;
   }
   std::vector<char*> command = {const_cast<char*>(python.c_str()), const_cast<char*>("-m"),

@@ -121,8 +121,8 @@ bool check_op(const fk_op& op, const CheckOptions& options, SampleMemory& memory
   const bool right = failures.empty();
   const char* verdict = names.empty() && right ? "none" : right ? "ok" : "WRONG";
   const char* colour = !terminal ? "" : right ? "\033[32m" : "\033[1;31m";
-  std::printf("%-20s %-16s%s  %s%s%s\n%s", op.declaration.name.c_str(), names.c_str(), cells.c_str(),
-              colour, verdict, terminal ? "\033[0m" : "", failures.c_str());
+  std::printf("%-20s %-16s%s  %s%s%s\n%s", op.declaration.name.c_str(), names.c_str(),
+              cells.c_str(), colour, verdict, terminal ? "\033[0m" : "", failures.c_str());
   std::fflush(stdout);
   return right;
 }

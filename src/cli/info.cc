@@ -1,7 +1,6 @@
 #include <cstdio>
 #include <fstream>
 
-
 #include "cli/commands.h"
 #include "core/thread_pool.h"
 #include "cpu/targets.h"
@@ -28,9 +27,9 @@ std::string cpuinfo(const std::string& key) {
 // The features that matter to the kernels, of those the machine has.
 std::string cpu_features() {
   static const char* const kInteresting[] = {
-      "sse4_1", "sse4_2",   "avx",      "f16c",        "fma",         "avx2",
-      "avx_vnni", "avx512f", "avx512bw", "avx512dq",    "avx512vl",    "avx512_vnni",
-      "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "asimdhp", "bf16", "sve"};
+      "sse4_1",   "sse4_2",   "avx",      "f16c",     "fma",         "avx2",        "avx_vnni",
+      "avx512f",  "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+      "amx_bf16", "amx_int8", "asimd",    "asimdhp",  "bf16",        "sve"};
   std::string flags = cpuinfo("flags");
   if (flags.empty()) flags = cpuinfo("Features");
   flags = " " + flags + " ";

@@ -1,5 +1,6 @@
 // fk: what this build is, whether it is right, how fast it is.
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <cstring>
 
 #include "cli/commands.h"
@@ -15,8 +16,8 @@ int main(int argc, char** argv) {
   app.failure_message(CLI::FailureMessage::simple);
 
   bool json = false;
-  CLI::App* info =
-      app.add_subcommand("info", "Version, build, CPU, GPUs, and which implementation each op takes");
+  CLI::App* info = app.add_subcommand(
+      "info", "Version, build, CPU, GPUs, and which implementation each op takes");
   info->add_flag("--json", json, "The build and the machine as JSON");
 
   fk::cli::CheckOptions options;
@@ -30,8 +31,17 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   check->add_option("--seed", options.seed, "Seed of the random calls")->capture_default_str();
 
-  app.add_subcommand("bench", "Measures the ops beside the peers that are installed (needs Python)");
+  app.add_subcommand("bench",
+                     "Measures the ops beside the peers that are installed (needs Python)");
 
+  if (argc > 1 && argv[1][0] != '-') {
+    const auto named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
+    if (app.get_subcommands(named).empty()) {
+      std::fprintf(stderr, "fk: expected info, check or bench, got %s; fk --help says more\n",
+                   argv[1]);
+      return 2;
+    }
+  }
   CLI11_PARSE(app, argc, argv);
   return info->parsed() ? fk::cli::info(json) : fk::cli::check(options);
 }

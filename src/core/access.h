@@ -1,5 +1,5 @@
-// Element access for the references: any floating dtype as double, any index dtype as int64. Written
-// to be obviously right, not fast.
+// Element access for the references: any floating dtype as double, any index dtype as int64.
+// Written to be obviously right, not fast.
 #pragma once
 
 #include <algorithm>
@@ -94,8 +94,8 @@ inline int64_t load_index(const Tensor& t, int64_t offset) {
   return t.dtype == DType::kInt64 ? t.ptr<const int64_t>()[offset] : t.ptr<const int32_t>()[offset];
 }
 
-// Whether a check of the values is possible and due: the tensor is here, in memory the CPU can read.
-// (A workspace query comes without data; values on a GPU are not read.)
+// Whether a check of the values is possible and due: the tensor is here, in memory the CPU can
+// read. (A workspace query comes without data; values on a GPU are not read.)
 inline bool readable(const Tensor& t) {
   return t.defined && t.device == Device::kCpu && t.data != nullptr;
 }

@@ -18,8 +18,8 @@ struct OutputType {
   int64_t shape[kMaxDims] = {};
 };
 
-// The sizes that the inputs of one call give to the shape symbols. Inputs that contradict each other
-// are not noticed here: the call itself checks every argument and has the better message.
+// The sizes that the inputs of one call give to the shape symbols. Inputs that contradict each
+// other are not noticed here: the call itself checks every argument and has the better message.
 class ShapeInference {
  public:
   // Reads the slots of the inputs and attributes; outputs' slots may hold anything.

@@ -23,6 +23,9 @@ struct Rows {
   FK_HOST_DEVICE int64_t offset(int64_t row) const {
     if (ndim <= 1) return row * last_stride;
     int64_t result = 0;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1  // the divisions are much code, and rarely run
+#endif
     for (int i = ndim - 1; i > 0; --i) {
       const int64_t quotient = row / sizes[i];
       result += (row - quotient * sizes[i]) * strides[i];

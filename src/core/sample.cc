@@ -1,9 +1,11 @@
-// Drawing is by trial: what a declaration cannot say (rope's R is at most D / 2) is learnt by asking
-// the op whether it takes the arguments, and drawing again if not.
+// Drawing is by trial: what a declaration cannot say (rope's R is at most D / 2) is learnt by
+// asking the op whether it takes the arguments, and drawing again if not.
 #include "core/sample.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <random>
 
@@ -289,6 +291,11 @@ class Drawing {
     if (t->dtype != DType::kInt32 && t->dtype != DType::kInt64) {
       std::normal_distribution<double> normal;
       for (double& value : t->values) value = round_to(t->dtype, normal(random_));
+      if (!options_.special) return {};
+      constexpr double kInfinity = std::numeric_limits<double>::infinity();
+      for (double& value : t->values) {
+        if (one_in(50)) value = pick({kInfinity, -kInfinity, std::nan("")});
+      }
       return {};
     }
     const int ignore = sample.op->declaration.find("ignore_index");

@@ -17,14 +17,15 @@ struct SampleOptions {
   uint64_t seed = 0;
   int64_t min_elements = 0;  // of all tensors together
   int64_t max_elements = 1 << 14;
-  bool strided = false;            // gaps, transposed, reversed and repeated dimensions
-  bool empty = false;              // one size is 0
-  bool alias = false;              // outputs share memory with inputs where the op allows it
-  bool skip_outputs = false;       // some outputs are not asked for
+  bool strided = false;       // gaps, transposed, reversed and repeated dimensions
+  bool empty = false;         // one size is 0
+  bool alias = false;         // outputs share memory with inputs where the op allows it
+  bool skip_outputs = false;  // some outputs are not asked for
+  bool special = false;       // some values are infinite or NaN
 };
 
-// One tensor argument: its values, row-major, and how it will lie in memory. An absent tensor is not
-// `present` and has neither.
+// One tensor argument: its values, row-major, and how it will lie in memory. An absent tensor is
+// not `present` and has neither.
 struct SampleTensor {
   bool present = false;
   DType dtype = DType::kFloat32;
@@ -66,8 +67,8 @@ class SampleMemory {
 SampleMemory& host_memory();
 
 // Runs the op on a copy of the sample's inputs and returns the output tensors, by field, with their
-// values. Outputs and workspace start as NaN; writing outside an output or the workspace, or into an
-// input, is an error. `implementation`: by name; NULL: the one dispatch takes.
+// values. Outputs and workspace start as NaN; writing outside an output or the workspace, or into
+// an input, is an error. `implementation`: by name; NULL: the one dispatch takes.
 Status run_sample(const Sample& sample, const char* implementation, SampleMemory& memory,
                   std::vector<SampleTensor>* outputs);
 

@@ -225,17 +225,16 @@ class Run {
       SampleTensor& output = (*outputs)[i];
       output = t;
       output.values.resize(t.numel());
-      for_each_element(t, [&](int64_t k, int64_t offset) {
-        output.values[k] = after[home(i)]->get(offset);
-      });
+      for_each_element(
+          t, [&](int64_t k, int64_t offset) { output.values[k] = after[home(i)]->get(offset); });
       after[home(i)]->restore(t, *images_[home(i)]);
     }
     // What is left of the difference was written where nothing should be.
     for (size_t i = 0; i < images_.size(); ++i) {
       if (images_[i] == nullptr || *after[i] == *images_[i]) continue;
       const bool input = field(i).kind == Kind::kInput;
-      return {FK_INTERNAL, (input ? "wrote into the input " : "wrote outside the output ") +
-                               field(i).name};
+      return {FK_INTERNAL,
+              (input ? "wrote into the input " : "wrote outside the output ") + field(i).name};
     }
     return {};
   }

@@ -1,5 +1,7 @@
 #include "core/tensor.h"
 
+#include <cstring>
+
 namespace fk {
 
 const char* name_of(DType t) {
@@ -64,13 +66,17 @@ Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out) {
     return invalid("expected at most " + std::to_string(kMaxDims) + " dimensions, got " +
                    std::to_string(in.ndim));
   }
-  if (in.device.device_type == kDLCPU || in.device.device_type == kDLCUDAHost) {
+  // As a number: what a caller sends need not be a value of the enum.
+  int32_t device_type = 0;
+  static_assert(sizeof device_type == sizeof in.device.device_type);
+  std::memcpy(&device_type, &in.device.device_type, sizeof device_type);
+  if (device_type == kDLCPU || device_type == kDLCUDAHost) {
     out->device = Device::kCpu;
-  } else if (in.device.device_type == kDLCUDA) {
+  } else if (device_type == kDLCUDA) {
     out->device = Device::kCuda;
   } else {
     return invalid("expected a CPU or CUDA tensor, got DLPack device type " +
-                   std::to_string(static_cast<int>(in.device.device_type)));
+                   std::to_string(device_type));
   }
   if (!dtype_from_dlpack(in.dtype, &out->dtype)) {
     return invalid("unknown dtype (DLPack code " + std::to_string(in.dtype.code) + ", " +

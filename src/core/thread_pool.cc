@@ -32,8 +32,8 @@ constexpr int kMaxThreads = 1024;
 // Ranges per thread: enough to even out threads of unequal speed, few enough that claiming them
 // costs nothing.
 constexpr int64_t kRangesPerThread = 4;
-// A waiting thread first spins, for decoding posts jobs a few microseconds apart. It then offers its
-// core to other threads between looks, and at last sleeps.
+// A waiting thread first spins, for decoding posts jobs a few microseconds apart. It then offers
+// its core to other threads between looks, and at last sleeps.
 constexpr auto kSpinTime = std::chrono::microseconds(15);
 constexpr auto kAwakeTime = std::chrono::microseconds(50);
 
@@ -49,7 +49,7 @@ struct Job {
   fk_range_body body;
   void* context;
   int64_t count;
-  int64_t range;   // items per range
+  int64_t range;  // items per range
   int64_t ranges;
 };
 
@@ -268,7 +268,8 @@ int default_num_threads() {
     if (end != text && *end == '\0' && threads >= 1) {
       return static_cast<int>(std::min<long>(threads, kMaxThreads));
     }
-    std::fprintf(stderr, "flashkernel: FK_NUM_THREADS: expected a number from 1, got \"%s\"\n", text);
+    std::fprintf(stderr, "flashkernel: FK_NUM_THREADS: expected a number from 1, got \"%s\"\n",
+                 text);
   }
   int threads = cores_in_affinity_mask();
   const double limit = cgroup_limit();

@@ -1,5 +1,5 @@
-// FlashKernel's own threads: a small pool whose workers spin briefly for the next parallel_for, then
-// sleep. Used when the caller brings no pool of its own (C, C++, NumPy, the engine).
+// FlashKernel's own threads: a small pool whose workers spin briefly for the next parallel_for,
+// then sleep. Used when the caller brings no pool of its own (C, C++, NumPy, the engine).
 #pragma once
 
 #include <cstdint>

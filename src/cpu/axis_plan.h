@@ -1,8 +1,8 @@
 // How a CPU kernel that works along an axis is cut into pieces for the threads.
 //
 // Two layouts are fast. Rows: the axis has stride 1, and vectors run along it. Columns: the axis is
-// strided but the innermost other dim has stride 1 (axis 0 of a matrix), and vectors run across it, a
-// tile of neighbouring rows at a time. With any other strides a row is copied block by block.
+// strided but the innermost other dim has stride 1 (axis 0 of a matrix), and vectors run across it,
+// a tile of neighbouring rows at a time. With any other strides a row is copied block by block.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <initializer_list>
 #include <limits>
 
+#include "core/exec.h"
 #include "core/rows.h"
 #include "core/tensor.h"
 
@@ -30,17 +31,18 @@ inline int64_t grain_of(int64_t items, int64_t elements) {
   return std::max<int64_t>(1, kInlineElements / 4 / std::max<int64_t>(1, elements));
 }
 
-// Where a row is copied to or folded at a time. Short enough that fp32 sums stay accurate and that a
-// block read twice is still in the first-level cache, long enough that the ends do not matter.
+// Where a row is copied to or folded at a time. Short enough that fp32 sums stay accurate and that
+// a block read twice is still in the first-level cache, long enough that the ends do not matter.
 constexpr int64_t kBlock = 1024;
 
 // The most neighbouring rows that a kernel for columns works on at a time.
 constexpr int64_t kTile = 256;
 
-// A call as tiles of neighbouring rows: `width` rows whose starts lie `stride` apart in each tensor.
+// A call as tiles of neighbouring rows: `width` rows whose starts lie `stride` apart in each
+// tensor.
 struct Tiles {
-  int64_t inner = 1;   // consecutive rows that are evenly spaced in all tensors
-  int64_t width = 1;   // of a full tile
+  int64_t inner = 1;  // consecutive rows that are evenly spaced in all tensors
+  int64_t width = 1;  // of a full tile
   int64_t per_inner = 1;
   int64_t count = 0;
 
@@ -78,14 +80,23 @@ inline Tiles tiles_of(int64_t count, int64_t inner, int64_t width) {
   return tiles;
 }
 
-// Tiles for a kernel that reads rows of n elements more than once: as wide as the second-level cache
-// allows and as leaves work for several threads, but at least a cache line.
+// Tiles for a kernel that reads rows of n elements more than once: as wide as the second-level
+// cache allows and as leaves work for several threads, but at least a cache line.
 inline Tiles cached_tiles_of(int64_t count, int64_t inner, int64_t n) {
   constexpr int64_t kCacheElements = 64 * 1024;
   constexpr int64_t kFewestTiles = 8;
   int64_t width = std::min(kTile, kCacheElements / std::max<int64_t>(1, n));
   if (count * n > kInlineElements) width = std::min(width, count / kFewestTiles);
   return tiles_of(count, inner, std::max<int64_t>(16, width / 16 * 16));
+}
+
+// Runs `kernel` over the rows of `job`, or over its tiles if it has some.
+template <class Job, class Kernel>
+void parallel(const Job& job, Kernel kernel, int64_t rows, int64_t n, const Exec& exec) {
+  const Tiles& tiles = job.tiles;
+  const int64_t items = tiles.count > 0 ? tiles.count : rows;
+  const int64_t grain = grain_of(items, tiles.count > 0 ? n * tiles.width : n);
+  exec.parallel_for(items, grain, [&](int64_t b, int64_t e) { kernel(job, b, e); });
 }
 
 }  // namespace fk::cpu

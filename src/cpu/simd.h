@@ -21,8 +21,8 @@
 // A table of the versions of `function`, and the version for the active instruction set. Unlike
 // Highway's own, they need nothing of its library.
 #if defined(__x86_64__)
-#define FK_CPU_EXPORT(function)                                                                 \
-  static decltype(&HWY_STATIC_DISPATCH(function)) const HWY_DISPATCH_TABLE(function)[] = {      \
+#define FK_CPU_EXPORT(function)                                                            \
+  static decltype(&HWY_STATIC_DISPATCH(function)) const HWY_DISPATCH_TABLE(function)[] = { \
       HWY_CHOOSE_SSE4(function), HWY_CHOOSE_AVX2(function), HWY_CHOOSE_AVX3(function)}
 #else
 #define FK_CPU_EXPORT(function)                                                            \
@@ -80,7 +80,8 @@ HWY_INLINE hn::Vec<D> half_bits_to_float(D d, V bits) {
   const auto subnormal =
       hn::Mul(hn::ConvertTo(d, hn::BitCast(di, magnitude)), hn::Set(d, 0x1p-24f));
   const auto is_subnormal = hn::Lt(hn::BitCast(di, magnitude), hn::Set(di, 0x400));
-  const auto result = hn::IfThenElse(hn::RebindMask(d, is_subnormal), subnormal, hn::BitCast(d, wide));
+  const auto result =
+      hn::IfThenElse(hn::RebindMask(d, is_subnormal), subnormal, hn::BitCast(d, wide));
   return hn::Or(result, hn::BitCast(d, sign));
 }
 
@@ -98,7 +99,8 @@ HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> float_to_half_bits(D d, V v) {
   const auto normal = hn::ShiftRight<13>(rounded);
   // An ulp of 0.5 is half precision's smallest number, so that adding 0.5 rounds to it.
   const auto half = hn::Set(d, 0.5f);
-  const auto subnormal = hn::Sub(hn::BitCast(di, hn::Add(magnitude_f, half)), hn::BitCast(di, half));
+  const auto subnormal =
+      hn::Sub(hn::BitCast(di, hn::Add(magnitude_f, half)), hn::BitCast(di, half));
   auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x38800000)), subnormal, normal);
   // 65520 and up, then NaN.
   result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x477FEFFF)), hn::Set(di, 0x7C00), result);
@@ -193,7 +195,11 @@ HWY_INLINE void StreamF32(D d, V v, T* p) {
     hn::Stream(v, d, p);
   } else {
     const hn::Rebind<uint16_t, D> du16;
-    hn::Stream(detail::narrow<T>(d, v), du16, reinterpret_cast<uint16_t*>(p));
+    if constexpr (hn::MaxLanes(D()) * sizeof(T) >= 16) {
+      hn::Stream(detail::narrow<T>(d, v), du16, reinterpret_cast<uint16_t*>(p));
+    } else {  // Highway would write 16 bytes
+      StoreF32(d, v, p);
+    }
   }
 }
 

@@ -63,8 +63,10 @@ int choose_index() {
     if (name == nullptr || *name == '\0') return best_index();
     const int index = index_of(name);
     if (index >= 0) return index;
-    std::fprintf(stderr, "flashkernel: FK_CPU_TARGET=%s is not an instruction set of this machine; "
-                 "using %s\n", name, kTargets[best_index()].name);
+    std::fprintf(stderr,
+                 "flashkernel: FK_CPU_TARGET=%s is not an instruction set of this machine; "
+                 "using %s\n",
+                 name, kTargets[best_index()].name);
     return best_index();
   }();
   int unset = -1;  // set_target on another thread wins

@@ -13,8 +13,8 @@ namespace fk::cpu {
 std::vector<std::string> supported_targets();
 std::string target_list();  // the same for people: "avx3, avx2, sse4"
 
-// Makes every kernel call from now on use `name`; NULL: the best one. False, and nothing changes, if
-// the name is unknown or the machine lacks it. Calls already running are not affected.
+// Makes every kernel call from now on use `name`; NULL: the best one. False, and nothing changes,
+// if the name is unknown or the machine lacks it. Calls already running are not affected.
 bool set_target(const char* name);
 
 const char* active_target();

@@ -5,6 +5,24 @@
 
 namespace fk::cuda {
 
+namespace {
+
+// Stands for all kernels of the library: they are compiled for the same architectures.
+__global__ void any_kernel() {}
+
+// 0 where the library has no code for the device; then the launches fail and say so.
+int code_on(int device) {
+  const DeviceGuard guard(device);
+  cudaFuncAttributes attributes;
+  if (guard.status().ok() && cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess) {
+    return attributes.ptxVersion;
+  }
+  static_cast<void>(cudaGetLastError());  // not for a later launch check to find
+  return 0;
+}
+
+}  // namespace
+
 Status check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   return {FK_CUDA_ERROR, std::string(what) + ": " + cudaGetErrorString(error) + " (" +
@@ -31,7 +49,7 @@ DeviceGuard::~DeviceGuard() {
 }
 
 const DeviceProperties& device_properties(int device) {
-  static constexpr DeviceProperties kH200 = {132, 2048, 227 * 1024, 228 * 1024, 90};
+  static constexpr DeviceProperties kH200 = {132, 2048, 227 * 1024, 228 * 1024, 90, 90};
   static constexpr int kMaxDevices = 64;
   static DeviceProperties properties[kMaxDevices];
   static std::once_flag read[kMaxDevices];
@@ -50,12 +68,28 @@ const DeviceProperties& device_properties(int device) {
     p.shared_bytes_per_multiprocessor = get(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     p.capability =
         10 * get(cudaDevAttrComputeCapabilityMajor) + get(cudaDevAttrComputeCapabilityMinor);
-    if (!found) {
+    if (found) {
+      p.code = code_on(device);
+    } else {
       static_cast<void>(cudaGetLastError());  // not for a later launch check to find
       p = kH200;
     }
   });
   return properties[device];
+}
+
+Status launch_early(int device, const void* kernel, const char* name, dim3 grid, int threads,
+                    void** arguments, cudaStream_t stream) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = device_properties(device).code >= 90 ? 1 : 0;
+  return check(cudaLaunchKernelExC(&config, kernel, arguments), name);
 }
 
 Status allow_shared_bytes(const void* kernel, int bytes) {

@@ -25,11 +25,19 @@ struct DeviceProperties {
   int shared_bytes_per_block;  // the most a block may ask for (opt-in)
   int shared_bytes_per_multiprocessor;
   int capability;  // 10 * major + minor: 75, 80, 90
+  // What the device code was compiled for, in the same count: less than the capability where the
+  // library holds PTX of an older architecture only. sm_90's instructions need 90 here.
+  int code;
 };
 
 // Read once per device, then cached. Where there is no such device (a workspace query on a machine
 // without a GPU), those of an H200.
 const DeviceProperties& device_properties(int device);
+
+// Launches `kernel` so that it may start before the kernels ahead of it in the stream are done.
+// It must call wait_for_earlier_kernels (dependent_launch.cuh). Below sm_90, a plain launch.
+Status launch_early(int device, const void* kernel, const char* name, dim3 grid, int threads,
+                    void** arguments, cudaStream_t stream);
 
 // Raises a kernel's limit of dynamic shared memory; needed above 48 KB.
 Status allow_shared_bytes(const void* kernel, int bytes);

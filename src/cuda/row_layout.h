@@ -159,12 +159,17 @@ inline int power_of_two_at_least(int64_t value) {
 }
 
 // Threads that share a row of `items` accesses: part of a warp (a power of two), a warp, or a block
-// (above 32). A warp needs no barrier; a block has more accesses in flight for one row, which is
-// what counts when rows are few or long.
-inline int threads_per_row(int64_t items, int64_t rows) {
-  if (items <= 64) return power_of_two_at_least(ceil_div(items, 2));
-  if (items <= 128 || (items <= 1024 && rows >= 4096)) return 32;
-  return static_cast<int>(std::min<int64_t>(512, ceil_div(ceil_div(items, 4), 32) * 32));
+// (above 32). About `items_per_thread` accesses each are best, for a thread has some of them in
+// flight at a time, and one that stays longer pays less for its start and its end; `most` threads
+// are enough. But neighbours should share a cache line, and all rows together fill a large GPU.
+inline int threads_per_row(int64_t items, int64_t rows, int64_t items_per_thread, int64_t most) {
+  constexpr int64_t kFill = 1 << 17;
+  const int64_t wanted =
+      std::max(std::min(ceil_div(items, items_per_thread), most), ceil_div(kFill, rows));
+  const int64_t threads =
+      std::max(std::min(wanted, ceil_div(items, 4)), std::min<int64_t>(items, 8));
+  if (threads <= 32) return power_of_two_at_least(threads);
+  return static_cast<int>(std::min<int64_t>(512, ceil_div(threads, 32) * 32));
 }
 
 constexpr int kWarpRowsBlock = 128;  // block size where several rows share a block

@@ -22,8 +22,8 @@
 
 namespace fk::cuda {
 
-// Maps this thread's share of a part of row `row`.
-template <class Op>
+// Maps this thread's share of a part of row `row`, with kBackwards from its end.
+template <class Op, bool kBackwards = false>
 __device__ __forceinline__ void map_part(const Op& op, const typename Op::Row& shared, int64_t row,
                                          int64_t n, int split, int splits, int lane, int group) {
   using T = typename Op::Element;
@@ -45,18 +45,20 @@ __device__ __forceinline__ void map_part(const Op& op, const typename Op::Row& s
     out[at] = from_float<T>(x[0][0]);
   }
 
-  int64_t column = part.begin + lane * kWidth;
-#pragma unroll
-  for (int k = 0; k < kInputs; ++k) in[k] += column;
-  out += column;
+  const int round = kLoads * group;
+  const int last = (part.vectors - 1) / round * round;
 #pragma unroll 1
-  for (int i = lane; i < part.vectors; i += kLoads * group) {
+  for (int begin = 0; begin < part.vectors; begin += round) {
+    const int i = (kBackwards ? last - begin : begin) + lane;
+    const int64_t column = part.begin + static_cast<int64_t>(i) * kWidth;
     Vec<T, kWidth> v[kArrays][kLoads];
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
-        if (i + j * group < part.vectors) v[k][j] = load_once<kWidth>(in[k] + j * group * kWidth);
+        if (i + j * group < part.vectors) {
+          v[k][j] = load_once<kWidth>(in[k] + column + j * group * kWidth);
+        }
       }
     }
 #pragma unroll
@@ -66,19 +68,23 @@ __device__ __forceinline__ void map_part(const Op& op, const typename Op::Row& s
 #pragma unroll
         for (int k = 0; k < kInputs; ++k) unpack(v[k][j], x[k]);
         op.apply(shared, column + j * group * kWidth, x[0], x[kArrays - 1]);
-        store_streaming(out + j * group * kWidth, pack<T, kWidth>(x[0]));
+        store_streaming(out + column + j * group * kWidth, pack<T, kWidth>(x[0]));
       }
     }
-#pragma unroll
-    for (int k = 0; k < kInputs; ++k) in[k] += kLoads * group * kWidth;
-    out += kLoads * group * kWidth;
-    column += kLoads * group * kWidth;
   }
 }
 
+// Rows are cut into parts of at most so many vectors, 16 KB: short enough that blocks finish
+// evenly.
+constexpr int64_t kMapPart = 1024;
+// Vectors per thread: two rounds of loads in flight, or one where a row is short and the threads'
+// start is what they wait for.
+constexpr int kMapItems = 8;
+constexpr int kMapThreads = 256;
+
 // Along rows: `group` threads per part of a row, a power of two up to 32, or the block.
 template <class Op>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(kMapThreads, 4)
     map_rows(const __grid_constant__ Op op, int64_t rows, int64_t n, int splits, int group) {
   const GroupIndex index(group);
   if (index.part >= rows * splits) return;
@@ -145,10 +151,12 @@ Status map(const Op& op, const RowLayout& layout, cudaStream_t stream) {
   constexpr int kWidth = kVecWidth<T>;
   if (layout.rows == 0 || layout.n == 0) return {};
   if (layout.vectors && !layout.columns()) {
-    // Parts of at most 2048 vectors, 32 KB: with a block of 256, two to four rounds of its loads.
-    const int64_t items = ceil_div(layout.n, kWidth);
-    const int splits = static_cast<int>(ceil_div(items, 2048));
-    const int group = std::min(256, threads_per_row(ceil_div(items, splits), layout.rows * splits));
+    const int64_t all = ceil_div(layout.n, kWidth);
+    const int splits = static_cast<int>(ceil_div(all, kMapPart));
+    const int64_t items = ceil_div(all, splits);
+    const int per_thread = items <= 256 ? kMapItems / 2 : kMapItems;
+    const int group = std::min(
+        kMapThreads, threads_per_row(items, layout.rows * splits, per_thread, kMapThreads));
     const int threads = group > kWarpSize ? group : kWarpRowsBlock;
     const int64_t blocks = ceil_div(layout.rows * splits, group > kWarpSize ? 1 : threads / group);
     map_rows<Op><<<grid_of(blocks), threads, 0, stream>>>(op, layout.rows, layout.n, splits, group);
@@ -168,6 +176,48 @@ Status map(const Op& op, const RowLayout& layout, cudaStream_t stream) {
   kernel<<<grid_of(blocks), kColumnBlock, 0, stream>>>(op, layout.rows, layout.n, inner, splits,
                                                        lanes);
   return check_launch("map_columns");
+}
+
+// Both at once, a block per row: the second read comes while the row is still in L2, and from its
+// end, because that is what was read last.
+template <class ReduceOp, class MapOp>
+__global__ void __launch_bounds__(1024, 1)
+    reduce_then_map_rows(const __grid_constant__ ReduceOp reduce_op,
+                         const __grid_constant__ MapOp map_op, int64_t rows, int64_t n) {
+  using State = typename ReduceOp::State;
+  __shared__ State scratch[kWarpSize];
+  const int64_t row = block_index();
+  if (row >= rows) return;
+  const State empty = reduce_op.start(row);
+  State state = empty;
+  add_part(reduce_op, row, n, 0, 1, threadIdx.x, blockDim.x, state);
+  state = group_merge<ReduceOp>(state, blockDim.x, empty, scratch);
+  if (threadIdx.x == 0) reduce_op.finish(row, state);
+  __syncthreads();
+  map_part<MapOp, true>(map_op, map_op.row(row), row, n, 0, 1, threadIdx.x, blockDim.x);
+}
+
+constexpr int64_t kFusedRows = 256;
+
+// The rows under way on the whole GPU should fit its L2 cache for the second read: the longer they
+// are, the more threads each gets, and so the fewer they are.
+inline int fused_threads(int64_t row_bytes) {
+  if (row_bytes < 48 << 10) return 256;
+  return row_bytes < 112 << 10 ? 512 : 1024;
+}
+
+// reduce(), whose states `map_op` takes from where `reduce_op` leaves them, then map().
+template <class ReduceOp, class MapOp>
+Status reduce_then_map(const ReduceOp& reduce_op, const RowLayout& reduced, void* partial,
+                       const MapOp& map_op, const RowLayout& mapped, cudaStream_t stream) {
+  if (mapped.vectors && !mapped.columns() && mapped.rows >= kFusedRows) {
+    const int64_t row_bytes = mapped.n * ReduceOp::kInputs * sizeof(typename ReduceOp::Element);
+    reduce_then_map_rows<<<grid_of(mapped.rows), fused_threads(row_bytes), 0, stream>>>(
+        reduce_op, map_op, mapped.rows, mapped.n);
+    return check_launch("reduce_then_map_rows");
+  }
+  FK_RETURN_IF_ERROR(reduce(reduce_op, reduced, partial, stream));
+  return map(map_op, mapped, stream);
 }
 
 }  // namespace fk::cuda

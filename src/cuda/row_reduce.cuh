@@ -11,7 +11,7 @@
 //     template <int kVectors, int kWidth>      // adds that many elements of the row (and of the
 //     __device__ void add(State& state, const float (&x)[kVectors][kWidth],    // second input, if
 //                         const float (&second)[kVectors][kWidth],             // there is one);
-//                         from int valid) const;    // x[valid] on they are fill()
+//                         int valid) const;   // from x[valid] on they are fill()
 //     __device__ static State merge(const State& a, const State& b);
 //     __device__ void finish(int64_t row, const State& state) const;
 //   };
@@ -21,93 +21,9 @@
 // second kernel: no atomics, so results repeat bit for bit.
 #pragma once
 
-#include "cuda/convert.cuh"
-#include "cuda/launch.h"
-#include "cuda/reduce.cuh"
-#include "cuda/row_layout.h"
+#include "cuda/row_walk.cuh"
 
 namespace fk::cuda {
-
-// Loads per thread in flight.
-template <class Op>
-constexpr int kBatch = Op::kInputs == 2 ? 2 : 4;
-
-// A load of data that is used once, which the kernel itself may overwrite afterwards (an output in
-// place of an input): bypasses L1, but not by the read-only path.
-template <int N, class T>
-__device__ __forceinline__ Vec<T, N> load_once(const T* p) {
-  Vec<T, N> v;
-  if constexpr (sizeof(T) * N == 16) {
-    uint4 w;
-    asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                 : "l"(p));
-    memcpy(v.data, &w, 16);
-  } else {
-    v = load<N>(p);
-  }
-  return v;
-}
-
-// A part of a row in 16-byte vectors: up to the first 16-byte border and after the last one,
-// `ragged` single elements; between them, `vectors` whole vectors from `begin` on. Part 0 has the
-// elements before, the last part those after.
-template <class T>
-struct RowPart {
-  static constexpr int kWidth = kVecWidth<T>;
-  int head, ragged;
-  int vectors;  // fits: rows of so many bytes are split
-  int64_t begin;
-  int64_t tail_begin;
-
-  __device__ __forceinline__ RowPart(const T* row, int64_t n, int split, int splits) {
-    const int phase = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T)) & (kWidth - 1);
-    const int64_t to_border = (kWidth - phase) & (kWidth - 1);
-    const int row_head = static_cast<int>(to_border < n ? to_border : n);
-    const int64_t all = (n - row_head) / kWidth;
-    const int64_t from = splits == 1 ? 0 : all * split / splits;
-    const int64_t to = splits == 1 ? all : all * (split + 1) / splits;
-    vectors = static_cast<int>(to - from);
-    begin = row_head + from * kWidth;
-    tail_begin = row_head + all * kWidth;
-    head = split == 0 ? row_head : 0;
-    ragged = head + (split == splits - 1 ? static_cast<int>(n - tail_begin) : 0);
-  }
-
-  // Index in the row of ragged element i.
-  __device__ __forceinline__ int64_t ragged_at(int i) const {
-    return i < head ? i : tail_begin + (i - head);
-  }
-};
-
-__device__ __forceinline__ int64_t block_index() {
-  return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
-}
-
-// A grid of at least `blocks` blocks for block_index().
-inline dim3 grid_of(int64_t blocks) {
-  constexpr int64_t kMaxX = 1 << 30;
-  return dim3(static_cast<unsigned>(std::min(blocks, kMaxX)),
-              static_cast<unsigned>(ceil_div(blocks, kMaxX)));
-}
-
-// Which row or part of one a thread works on, among how many: `group` threads share a part, a power
-// of two up to 32, or the block.
-struct GroupIndex {
-  int lane;
-  int64_t part;
-
-  __device__ __forceinline__ explicit GroupIndex(int group) {
-    if (group <= kWarpSize) {
-      const int shift = __ffs(group) - 1;
-      lane = threadIdx.x & (group - 1);
-      part = block_index() * (blockDim.x >> shift) + (threadIdx.x >> shift);
-    } else {
-      lane = threadIdx.x;
-      part = block_index();
-    }
-  }
-};
 
 // Merges the states of a group's threads. The result is valid in the group's first thread.
 template <class Op>
@@ -146,12 +62,13 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
   for (int k = 0; k < kInputs; ++k) in[k] = op.in[k].row(row);
   const RowPart<T> part(in[0], n, split, splits);
 
-#pragma unroll 1
-  for (int i = lane; i < part.ragged; i += group) {
-    float x[kInputs][1][1];
+  // The first of this thread's ragged elements is on its way while the vectors are added.
+  const T* ragged[kInputs];
+  T first[kInputs];
 #pragma unroll
-    for (int k = 0; k < kInputs; ++k) x[k][0][0] = to_float(in[k][part.ragged_at(i)]);
-    op.add(state, x[0], x[kInputs - 1], 1);
+  for (int k = 0; k < kInputs; ++k) {
+    ragged[k] = in[k];
+    if (lane < part.ragged) first[k] = load_once<1>(in[k] + part.ragged_at(lane)).data[0];
   }
 
 #pragma unroll
@@ -190,6 +107,16 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
     }
     op.add(state, x[0], x[kInputs - 1], valid);
   }
+
+#pragma unroll 1
+  for (int i = lane; i < part.ragged; i += group) {
+    float x[kInputs][1][1];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) {
+      x[k][0][0] = to_float(i == lane ? first[k] : ragged[k][part.ragged_at(i)]);
+    }
+    op.add(state, x[0], x[kInputs - 1], 1);
+  }
 }
 
 // Along rows. Part s of a row leaves its state in partial[s * rows + row].
@@ -217,36 +144,6 @@ __global__ void __launch_bounds__(512, 2)
     }
   }
 }
-
-constexpr int kColumnBlock = 256;
-
-// Where a thread of reduce_columns and map_columns works: `lanes` threads side by side take kWidth
-// neighbouring rows each, out of `inner`, and the block's other threads other places along the
-// axis.
-template <int kWidth>
-struct ColumnIndex {
-  int line, lines;
-  bool active;
-  int64_t row;  // the first of kWidth
-  int split;
-  int64_t begin, end;  // of the axis
-
-  __device__ __forceinline__ ColumnIndex(int64_t rows, int64_t n, int64_t inner, int splits,
-                                         int lanes) {
-    const int64_t tiles = (inner + int64_t{lanes} * kWidth - 1) / (int64_t{lanes} * kWidth);
-    const int64_t block = block_index();
-    const int64_t strip = block / tiles;
-    const int64_t outer = strip / splits;
-    const int64_t column = ((block - strip * tiles) * lanes + threadIdx.x % lanes) * kWidth;
-    line = threadIdx.x / lanes;
-    lines = kColumnBlock / lanes;
-    split = static_cast<int>(strip - outer * splits);
-    row = outer * inner + column;
-    active = column < inner && row < rows;
-    begin = n * split / splits;
-    end = n * (split + 1) / splits;
-  }
-};
 
 // Across rows; with kWidth = 1 they may lie anywhere.
 template <class Op, int kWidth>
@@ -359,20 +256,6 @@ __global__ void __launch_bounds__(kMergeBlock)
   if (active && line == 0) op.finish(row, scratch[threadIdx.x]);
 }
 
-// Lanes side by side across columns, each `width` columns wide.
-inline int column_lanes(int64_t inner, int64_t width) {
-  return power_of_two_at_least(std::min<int64_t>(32, ceil_div(inner, width)));
-}
-
-// How reduce_columns and map_columns with kWidth = 1 take rows that lie anyhow: threads along the
-// row where that is the fast dimension or there are few rows, else across rows.
-inline int strided_lanes(const RowLayout& layout) {
-  if (layout.columns()) return column_lanes(layout.inner, 1);
-  return std::max(1,
-                  kColumnBlock / power_of_two_at_least(std::min<int64_t>(
-                                     kColumnBlock, std::max<int64_t>(8, ceil_div(layout.n, 4)))));
-}
-
 // Over how many blocks a row is split. Depends on sizes and strides only, so that a workspace query
 // and the call it is for agree.
 inline int reduce_splits(const RowLayout& layout, int64_t element_bytes) {
@@ -398,6 +281,11 @@ size_t partial_bytes(const RowLayout& layout, int64_t element_bytes) {
   return splits == 1 ? 0 : static_cast<size_t>(splits * layout.rows) * sizeof(State);
 }
 
+// 16-byte loads per thread, and the most threads per row where there are rows enough: a longer walk
+// pays better for its start and for the merge.
+constexpr int kReduceItems = 32;
+constexpr int kReduceThreads = 128;
+
 // `partial` has room for partial_bytes<Op::State>(layout, ...). Without kColumns there is no fast
 // path across columns.
 template <class Op, bool kColumns = true>
@@ -411,7 +299,7 @@ Status reduce(const Op& op, const RowLayout& layout, void* partial, cudaStream_t
 
   if (layout.vectors && !layout.columns()) {
     const int64_t items = ceil_div(ceil_div(layout.n, kWidth), splits);
-    const int group = threads_per_row(items, layout.rows * splits);
+    const int group = threads_per_row(items, layout.rows * splits, kReduceItems, kReduceThreads);
     const int threads = group > kWarpSize ? group : kWarpRowsBlock;
     const int64_t blocks = ceil_div(layout.rows * splits, group > kWarpSize ? 1 : threads / group);
     reduce_rows<Op>

@@ -15,71 +15,49 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-import flashkernel as fk  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
-from flashkernel._declarations import PUBLIC, Op, _split_dim  # noqa: E402
 from jax.test_util import check_grads  # noqa: E402
 
+import flashkernel as fk  # noqa: E402
+from flashkernel._declarations import PUBLIC, Op  # noqa: E402
+
 ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+import sampling  # noqa: E402
+
 DEVICES = [jax.devices("cpu")[0], *[d for d in jax.devices() if d.platform == "gpu"][:1]]
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-# --- inputs for any op, from its declaration ------------------------------------------------------
+# --- calls of any op, from its declaration --------------------------------------------------------
 
 
 @dataclasses.dataclass
 class Case:
     op: Op
-    optional: bool  # give the optional inputs
+    optionals: bool  # give the optional inputs
     attributes: dict
+    settled: dict = dataclasses.field(default_factory=dict)  # with those that were drawn
 
     def __str__(self):
-        settings = "-".join(f"{k}={v}" for k, v in self.attributes.items())
-        return f"{self.op.public_name}-{'all' if self.optional else 'least'}-{settings}"
+        settings = "".join(f"-{k}={v}" for k, v in self.attributes.items())
+        return f"{self.op.public_name}-{'all' if self.optionals else 'least'}{settings}"
 
-    def inputs(self, dtype="float32", empty=False) -> dict:
-        """NumPy arrays by name, of the first sizes drawn that the op accepts."""
-        rng = np.random.default_rng(zlib.crc32(str(self).encode()))
-        for _ in range(1000):
-            inputs = self._draw(rng, dtype, empty)
-            try:
-                fk_numpy(self, inputs)
-            except fk.Error:
-                continue
-            return inputs
-        raise AssertionError(f"no sizes suit {self}")
-
-    def _draw(self, rng, dtype, empty) -> dict:
-        sizes = {"...": (0,) if empty else (2, 3)}
+    def inputs(self, dtype="float32") -> dict:
+        """NumPy arrays by name; settles the attributes as well."""
+        seed = zlib.crc32(str(self).encode())
+        sample = sampling.draw(self.op, seed, optionals=self.optionals, attributes=self.attributes)
         inputs = {}
         for f in self.op.inputs:
-            if f.optional and not self.optional:
-                continue
-            shape = ()
-            for dim in f.shapes[rng.integers(len(f.shapes))]:
-                symbol, sign, number = _split_dim(dim)
-                if symbol is None:
-                    shape += (int(number),)
-                elif symbol == "...":
-                    shape += sizes["..."]
-                else:
-                    size = sizes.setdefault(symbol, int(rng.integers(2, 9)))
-                    shape += (size + int(f"{sign}{number}" or 0),)
-            if f.along_axis and (axis := self.attributes.get(self.op.axis.name)) is not None:
-                order = list(shape)
-                order.insert(axis if axis >= 0 else len(shape) + axis, order.pop())
-                shape = tuple(order)
-            if f.dtype_rule in ("I", "J"):
-                inputs[f.name] = rng.integers(sizes[f.below], size=shape).astype(np.int32)
-            else:
-                kind = dtype if f.dtype_rule == "T" else "float32"
-                inputs[f.name] = rng.normal(size=shape).astype(jnp.dtype(kind))
+            if sample[f.name] is not None:
+                kind = {"T": dtype, "I": "int32"}.get(f.dtype_rule, sample[f.name].dtype)
+                inputs[f.name] = sample[f.name].astype(jnp.dtype(kind))
+        self.settled = {f.name: sample[f.name] for f in self.op.attributes}
         return inputs
 
 
 def fk_numpy(case: Case, inputs: dict) -> tuple:
-    return as_tuple(getattr(fk, case.op.public_name)(**inputs, **case.attributes))
+    return as_tuple(getattr(fk, case.op.public_name)(**inputs, **case.settled))
 
 
 def fk_jax(case: Case):
@@ -87,7 +65,7 @@ def fk_jax(case: Case):
 
     def function(names, *arrays):
         inputs = dict(zip(names, arrays, strict=True))
-        return as_tuple(getattr(fk, case.op.public_name)(**inputs, **case.attributes))
+        return as_tuple(getattr(fk, case.op.public_name)(**inputs, **case.settled))
 
     return function
 
@@ -97,23 +75,21 @@ def as_tuple(outputs) -> tuple:
 
 
 def cases() -> list[Case]:
+    """Every choice, flag and way to count the axis, with and without the optional inputs."""
     found = []
     for op in PUBLIC.values():
-        values = []
+        values = {}
         for f in op.attributes:
             if f.kind == "choice":
-                values.append([c or None for c in f.choices])
+                values[f.name] = [c or None for c in f.choices]
             elif f.kind == "boolean":
-                values.append([False, True])
+                values[f.name] = [False, True]
             elif f.kind == "axis":
-                values.append([-1, 0, 1] + ([None] if f.nullable else []))
-            else:
-                values.append([f.default])
+                values[f.name] = [-1, 0] + ([None] if f.nullable else [])
         has_optional = any(f.optional for f in op.inputs)
-        for optional in [False, True] if has_optional else [False]:
-            for setting in itertools.product(*values):
-                names = [f.name for f in op.attributes]
-                found.append(Case(op, optional, dict(zip(names, setting, strict=True))))
+        for optionals in [False, True] if has_optional else [False]:
+            for setting in itertools.product(*values.values()):
+                found.append(Case(op, optionals, dict(zip(values, setting, strict=True))))
     return found
 
 
@@ -122,10 +98,8 @@ DIFFERENTIABLE = [c for c in CASES if c.op.backward]
 
 
 def differentiable_inputs(case: Case, inputs: dict) -> list[int]:
-    """Positions of the inputs that the backward has a gradient for."""
-    outputs = case.op.backward.outputs
-    named = {f.name.removeprefix("d") for f in outputs} | {f.also_gradient_of for f in outputs}
-    return [i for i, name in enumerate(inputs) if name in named]
+    """Positions of the inputs that the op has a gradient for."""
+    return [i for i, name in enumerate(inputs) if name in sampling.differentiable(case.op)]
 
 
 def assert_close(actual, expected, dtype, what=""):
@@ -166,12 +140,13 @@ def test_same_as_numpy(case, dtype, device):
 
 @pytest.mark.parametrize("op", PUBLIC.values(), ids=lambda op: op.public_name)
 def test_no_rows(op, device):
-    case = next(c for c in CASES if c.op is op)
-    if not any("..." in f.shapes[0] for f in op.inputs):
+    leading = {f.name for f in op.inputs if f.shapes[0][:1] == ["..."]}
+    if not leading:
         pytest.skip("the op has no leading dims")
-    inputs = case.inputs(empty=True)
-    arrays = [jnp.asarray(v) for v in inputs.values()]
+    case = next(c for c in CASES if c.op is op)
+    inputs = {n: v[None][:0] if n in leading else v for n, v in case.inputs().items()}
     expected = fk_numpy(case, inputs)
+    arrays = [jnp.asarray(v) for v in inputs.values()]
     for actual, wanted in zip(fk_jax(case)(tuple(inputs), *arrays), expected, strict=True):
         assert_close(actual, wanted, "float32")
 
@@ -233,7 +208,6 @@ def test_gradient_by_finite_differences(case, device):
     inputs = case.inputs()
     arrays = [jnp.asarray(v) for v in inputs.values()]
     positions = differentiable_inputs(case, inputs)
-    assert positions
     function = jax.jit(scalar_function(case, tuple(inputs), arrays, positions))
     check_grads(
         function,

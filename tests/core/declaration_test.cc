@@ -164,7 +164,9 @@ TEST_F(DeclaredEverything, Fields) {
 
 TEST_F(DeclaredEverything, OffsetsFindTheMembers) {
   Everything args;
-  const auto at = [&](const char* name) { return reinterpret_cast<char*>(&args) + field(name).offset; };
+  const auto at = [&](const char* name) {
+    return reinterpret_cast<char*>(&args) + field(name).offset;
+  };
   EXPECT_EQ(at("x"), reinterpret_cast<char*>(&args.x));
   EXPECT_EQ(at("flagged"), reinterpret_cast<char*>(&args.flagged));
   EXPECT_EQ(at("scale"), reinterpret_cast<char*>(&args.scale));
@@ -196,9 +198,10 @@ TEST_F(DeclaredEverything, Conditions) {
 TEST_F(DeclaredEverything, Json) {
   const std::string json = declarations_json({&op_});
   const auto has = [&](const std::string& part) {
-    return json.find(part) != std::string::npos
-               ? testing::AssertionSuccess()
-               : testing::AssertionFailure() << part << " is not in\n" << json;
+    return json.find(part) != std::string::npos ? testing::AssertionSuccess()
+                                                : testing::AssertionFailure()
+                                                      << part << " is not in\n"
+                                                      << json;
   };
   EXPECT_TRUE(has("\"name\": \"everything_fwd\""));
   EXPECT_TRUE(has("\"One of \\\"everything\\\".\""));
@@ -242,7 +245,8 @@ TEST(Registry, DeclarationsAreConsistent) {
       EXPECT_TRUE(f.prefer.empty() || fd.find(f.prefer) >= 0);
       EXPECT_TRUE(f.also_gradient_of.empty() || fd.find(f.also_gradient_of) >= 0);
       const bool is_symbol = std::count(d.symbols.begin(), d.symbols.end(), f.name) > 0;
-      const bool known = fd.find(f.name) >= 0 || (f.name[0] == 'd' && fd.find(f.name.substr(1)) >= 0);
+      const bool known =
+          fd.find(f.name) >= 0 || (f.name[0] == 'd' && fd.find(f.name.substr(1)) >= 0);
       EXPECT_TRUE(known || is_symbol) << "names nothing of the forward";
     }
     EXPECT_TRUE(has_output);

@@ -22,15 +22,17 @@ struct Variant {
 };
 
 std::vector<Variant> variants() {
-  SampleOptions plain, strided, empty, alias, skipping, large;
+  SampleOptions plain, strided, empty, alias, skipping, special, large;
   strided.strided = true;
   empty.empty = true;
   alias.alias = alias.strided = true;
   skipping.skip_outputs = true;
+  special.special = true;
   large.min_elements = 1 << 17;  // enough that the work is shared by threads
   large.max_elements = 1 << 18;
   return {{"plain", 24, plain}, {"strided", 24, strided},  {"empty", 12, empty},
-          {"alias", 6, alias},  {"skipping", 6, skipping}, {"large", 2, large}};
+          {"alias", 6, alias},  {"skipping", 6, skipping}, {"special", 12, special},
+          {"large", 2, large}};
 }
 
 // Runs `implementation` and compares; "" where it is right or does not take the call.

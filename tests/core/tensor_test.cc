@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -118,8 +119,9 @@ TEST_F(FromDlpack, Devices) {
   ASSERT_EQ(error(), "");
   EXPECT_EQ(out_.device, Device::kCuda);
   EXPECT_EQ(out_.device_id, 3);
-  in_.device.device_type = static_cast<DLDeviceType>(8);
-  EXPECT_EQ(error(), "expected a CPU or CUDA tensor, got DLPack device type 8");
+  const int32_t unknown = 1234;  // no value of the enum, so not to be cast to it
+  std::memcpy(&in_.device.device_type, &unknown, sizeof unknown);
+  EXPECT_EQ(error(), "expected a CPU or CUDA tensor, got DLPack device type 1234");
 }
 
 TEST_F(FromDlpack, NegativeSize) {

@@ -339,7 +339,8 @@ TEST(ThreadPool, ForkWhileAnotherThreadHoldsThePool) {
   busy.join();
 }
 
-// Static destructors run while workers are awake. The child is a new process, not a fork of this one.
+// Static destructors run while workers are awake. The child is a new process, not a fork of this
+// one.
 TEST(ThreadPool, ExitWithAwakeWorkers) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(

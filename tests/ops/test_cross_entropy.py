@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+
+import flashkernel as fk
 from harness import (
     BACKENDS,
     DTYPES,
@@ -20,8 +22,6 @@ from harness import (
     run_forward,
     run_gradients,
 )
-
-import flashkernel as fk
 
 
 def formula(**attributes):

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+
+import flashkernel as fk
 from harness import (
     BACKENDS,
     DTYPES,
@@ -17,8 +19,6 @@ from harness import (
     run_forward,
     run_gradients,
 )
-
-import flashkernel as fk
 
 
 def formula(interleaved):
@@ -40,7 +40,9 @@ def formula(interleaved):
     return call
 
 
-def rope_case(shape, rotated=None, positions=None, interleaved=False, table=None, index=torch.int64):
+def rope_case(
+    shape, rotated=None, positions=None, interleaved=False, table=None, index=torch.int64
+):
     b, length, _, d = shape
     half = (d if rotated is None else rotated) // 2
     table = length + 3 if table is None else table

@@ -5,6 +5,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+
+import flashkernel as fk
 from harness import (
     BACKENDS,
     DTYPES,
@@ -19,8 +21,6 @@ from harness import (
     run_forward,
     run_gradients,
 )
-
-import flashkernel as fk
 
 FORMULAS = {
     "softmax": lambda axis: lambda x: torch.softmax(x, axis),

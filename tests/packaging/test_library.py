@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+
 from conftest import ROOT, run
 
 PROJECT = ROOT / "tests" / "outside_project"
@@ -60,4 +61,11 @@ def test_exports_only_its_own_names(prefix):
 
 def test_headers(prefix):
     installed = {f.name for f in (prefix / "include" / "flashkernel").iterdir()}
-    assert {"flashkernel.h", "flashkernel.hpp", "abi.h", "dlpack.h", "ops.h", "ops.hpp"} == installed
+    assert {
+        "flashkernel.h",
+        "flashkernel.hpp",
+        "abi.h",
+        "dlpack.h",
+        "ops.h",
+        "ops.hpp",
+    } == installed

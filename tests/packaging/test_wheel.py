@@ -8,6 +8,7 @@ import sys
 import zipfile
 
 import pytest
+
 from conftest import ROOT, run
 
 # One call of one op, with what it needs of a framework.
@@ -76,7 +77,9 @@ def test_numpy_only(bare_environment):
 def test_program(bare_environment):
     fk = bare_environment / "fk"
     environment = {"PATH": "/usr/bin:/bin"}
-    version = run(bare_environment / "python", "-c", "import flashkernel as f; print(f.__version__)")
+    version = run(
+        bare_environment / "python", "-c", "import flashkernel as f; print(f.__version__)"
+    )
     assert run(fk, "--version", env=environment).strip() == f"fk {version.strip()}"
     assert "softmax_fwd" in run(fk, "info", env=environment)
     assert "ok" in run(fk, "check", "softmax", "--device", "cpu", env=environment)

@@ -61,6 +61,8 @@ class Field:
         """The default as Python spells it: choices by name, None for the nullable and absent."""
         if self.kind == "input" or self.nullable:
             return None
+        if self.kind == "number":
+            return float(self.default)
         if self.kind == "boolean":
             return bool(self.default)
         if self.kind == "choice":

@@ -65,9 +65,7 @@ def _layout_is_as_expected() -> bool:
 
 
 def _set_up_fast_path() -> None:
-    set_layout = _library.function(
-        "fk_numpy_set_layout", None, ctypes.c_void_p, ctypes.c_void_p
-    )
+    set_layout = _library.function("fk_numpy_set_layout", None, ctypes.c_void_p, ctypes.c_void_p)
     add_dtype = _library.function(
         "fk_numpy_add_dtype", None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int
     )

@@ -3,7 +3,8 @@
 // Floor: forward reads the logits once (the losses are as nothing beside them), backward reads them
 // once and writes them once. The forward takes a row block by block: a block's maximum, then its
 // exponentials while it is in the first-level cache, with the sum rescaled when the maximum grows.
-// The backward needs one pass, since the forward hands it lse. Rows are independent; the losses are
+// The backward needs one pass, since the forward hands it each row's
+// logsumexp. Rows are independent; the losses are
 // added up in row order, so that the number of threads does not show in the result.
 
 #ifndef FK_OPS_CROSS_ENTROPY_CPU_JOBS_
@@ -12,6 +13,7 @@
 #include "core/access.h"
 #include "core/exec.h"
 #include "cpu/axis_plan.h"
+#include "cpu/cache.h"
 #include "ops/cross_entropy/cross_entropy.h"
 
 namespace fk::cpu {
@@ -28,7 +30,7 @@ struct CrossEntropyForward {
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cross_entropy/cpu.cc"
 #include "cpu/foreach_target.h"
-#include "cpu/axis_simd.h"
+#include "cpu/simd_axis.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
@@ -43,8 +45,11 @@ HWY_INLINE void FinishRow(const CrossEntropyForward& job, int64_t r, bool finite
   const T* x = a.logits.ptr<const T>() + r * a.logits.stride(0);
   const int64_t target = load_index(a.targets, r * a.targets.stride(0));
   const double s = a.label_smoothing;
-  // A row that holds +inf, or nothing but -inf, is no distribution.
-  if (!finite) log_sum = kNaN;
+  // A row that holds NaN or +inf, or nothing but -inf, is no distribution.
+  if (!finite || std::isnan(log_sum)) {
+    shift = 0;
+    log_sum = kNaN;
+  }
   double loss = 0;
   if (target != a.ignore_index) {
     // The large terms first: near the maximum they cancel.
@@ -53,7 +58,8 @@ HWY_INLINE void FinishRow(const CrossEntropyForward& job, int64_t r, bool finite
   }
   job.losses[r] = static_cast<float>(loss);
   if (a.losses) a.losses.ptr<float>()[r * a.losses.stride(0)] = static_cast<float>(loss);
-  if (a.lse) a.lse.ptr<float>()[r * a.lse.stride(0)] = static_cast<float>(shift + log_sum);
+  if (a.shift) a.shift.ptr<float>()[r * a.shift.stride(0)] = static_cast<float>(shift);
+  if (a.log_sum) a.log_sum.ptr<float>()[r * a.log_sum.stride(0)] = static_cast<float>(log_sum);
 }
 
 template <class T>
@@ -63,7 +69,9 @@ void ForwardShortRows(const CrossEntropyForward& job, int64_t begin, int64_t end
   const int64_t columns = logits.size(1), most = RowGroup::Rows(columns);
   for (int64_t first = begin; first < end; first += most) {
     const int64_t rows = std::min(most, end - first);
-    const auto x = [&](int64_t r) { return logits.ptr<const T>() + (first + r) * logits.stride(0); };
+    const auto x = [&](int64_t r) {
+      return logits.ptr<const T>() + (first + r) * logits.stride(0);
+    };
     group.Find(rows, columns, x, [](int64_t, int64_t, auto, auto) {});
     for (int64_t r = 0; r < rows; ++r) group.sum[r] = std::log(group.sum[r]);
     for (int64_t r = 0; r < rows; ++r) {
@@ -98,6 +106,8 @@ void BackwardRows(const CrossEntropyBwd& a, int64_t begin, int64_t end) {
   T x_buffer[kBlock], dx_buffer[kBlock];
   const int64_t columns = a.logits.size(1);
   const int64_t x_stride = a.logits.stride(1), dx_stride = a.dlogits.stride(1);
+  const bool in_place = a.dlogits.data == a.logits.data;
+  const bool stream = !in_place && pays_to_stream(2 * a.logits.numel() * size_of(a.logits.dtype));
   const float s = static_cast<float>(a.label_smoothing);
   const float everywhere = s / columns;  // what is wanted of each column
   float g = 0;
@@ -112,24 +122,27 @@ void BackwardRows(const CrossEntropyBwd& a, int64_t begin, int64_t end) {
       for (int64_t i = 0; i < columns; ++i) dx[i * dx_stride] = zero;
       continue;
     }
-    const float lse = a.lse.ptr<const float>()[r * a.lse.stride(0)];
+    const float shift = a.shift.ptr<const float>()[r * a.shift.stride(0)];
+    const float log_sum = a.log_sum.ptr<const float>()[r * a.log_sum.stride(0)];
     if (a.reduction == kNone) g = a.dlosses.ptr<const float>()[r * a.dlosses.stride(0)];
-    const auto vlse = hn::Set(d, lse), vg = hn::Set(d, g), offset = hn::Set(d, g * everywhere);
+    const auto vshift = hn::Set(d, shift), vlog_sum = hn::Set(d, log_sum);
+    const auto vg = hn::Set(d, g), offset = hn::Set(d, g * everywhere);
     // Read before dx, which may be the same memory, is written.
     const float at_target = ToF32(x + target * x_stride);
     for (int64_t i = 0; i < columns; i += kBlock) {
       const int64_t count = std::min(kBlock, columns - i);
       const T* in = Gather(x + i * x_stride, x_stride, count, x_buffer);
       T* out = dx_stride == 1 ? dx + i : dx_buffer;
-      ForEachVector(count, [&](int64_t c, auto k) HWY_ATTR {
-        const auto p = Exp(F32(), hn::Sub(Load(in + c, k), vlse));
-        Store(hn::MulSub(p, vg, offset), out + c, k);
+      WriteVectors(out, count, stream && dx_stride == 1, [&](int64_t c, auto k) HWY_ATTR {
+        const auto p = Exp(F32(), hn::Sub(hn::Sub(Load(in + c, k), vshift), vlog_sum));
+        return hn::MulSub(p, vg, offset);
       });
       if (dx_stride != 1) Scatter(out, count, dx + i * dx_stride, dx_stride);
     }
-    const float p = hn::GetLane(Exp(d, hn::Set(d, at_target - lse)));
+    const float p = hn::GetLane(Exp(d, hn::Set(d, (at_target - shift) - log_sum)));
     FromF32(g * (p - (1 - s) - everywhere), dx + target * dx_stride);
   }
+  if (stream) hwy::FlushStream();
 }
 
 }  // namespace

@@ -47,17 +47,16 @@ Status CrossEntropyBwd::validate(const CrossEntropyBwd& a) {
 
 void register_cross_entropy(Registry& registry) {
   registry.add<CrossEntropyFwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
 #if FK_HAVE_CUDA
-      {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
 #endif
   });
   registry.add<CrossEntropyBwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run},
+    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
 #if FK_HAVE_CUDA
-      {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
 #endif
   });
 }

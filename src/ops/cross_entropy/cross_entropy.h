@@ -1,4 +1,6 @@
-// Cross-entropy from logits, in one pass: neither softmax nor log-softmax is ever stored.
+// Cross-entropy from logits, in one pass: neither softmax nor log-softmax is ever stored. A row's
+// logsumexp is handed to the backward as two numbers, shift + log_sum: their sum, rounded to float32,
+// would cost large logits the digits in which probabilities differ.
 #pragma once
 
 #include "core/op.h"
@@ -12,7 +14,7 @@ struct CrossEntropyFwd {
   static constexpr const char* kDoc =
       "loss_i = logsumexp(logits_i) - (1 - s) * logits_i[target_i] - s * mean(logits_i), where s is "
       "label_smoothing; 0 where target_i = ignore_index. The mean is over the targets that count.";
-  Tensor logits, targets, losses, loss, lse, count;
+  Tensor logits, targets, losses, loss, shift, log_sum, count;
   int64_t ignore_index = -100, reduction = kMean;
   double label_smoothing = 0;
 
@@ -26,7 +28,8 @@ struct CrossEntropyFwd {
              "what is returned: each row's loss, their mean or their sum");
     d.output("losses", &CrossEntropyFwd::losses, "F[N]", "one loss per row").when("reduction=none");
     d.output("loss", &CrossEntropyFwd::loss, "F[]", "mean or sum").when("reduction!=none");
-    d.output("lse", &CrossEntropyFwd::lse, "F[N]", "logsumexp of each row").saved();
+    d.output("shift", &CrossEntropyFwd::shift, "F[N]", "largest logit of each row; 0 if infinite").saved();
+    d.output("log_sum", &CrossEntropyFwd::log_sum, "F[N]", "log(sum(exp(logits - shift)))").saved();
     d.output("count", &CrossEntropyFwd::count, "F[]", "rows that count").saved();
   }
 
@@ -36,7 +39,7 @@ struct CrossEntropyFwd {
 struct CrossEntropyBwd {
   static constexpr const char* kName = "cross_entropy_bwd";
   static constexpr const char* kDoc = "Gradient of cross_entropy; may overwrite the logits.";
-  Tensor dlosses, dloss, logits, targets, lse, count, dlogits;
+  Tensor dlosses, dloss, logits, targets, shift, log_sum, count, dlogits;
   int64_t ignore_index = -100, reduction = kMean;
   double label_smoothing = 0;
 
@@ -45,7 +48,8 @@ struct CrossEntropyBwd {
     d.input("dloss", &CrossEntropyBwd::dloss, "F[]", "gradient of loss").optional();
     d.input("logits", &CrossEntropyBwd::logits, "T[N, V]", "as in the forward");
     d.input("targets", &CrossEntropyBwd::targets, "I[N]", "as in the forward").below("V");
-    d.input("lse", &CrossEntropyBwd::lse, "F[N]", "from the forward");
+    d.input("shift", &CrossEntropyBwd::shift, "F[N]", "from the forward");
+    d.input("log_sum", &CrossEntropyBwd::log_sum, "F[N]", "from the forward");
     d.input("count", &CrossEntropyBwd::count, "F[]", "from the forward");
     d.attribute("ignore_index", &CrossEntropyBwd::ignore_index, -100, "as in the forward");
     d.attribute("label_smoothing", &CrossEntropyBwd::label_smoothing, 0.0, "as in the forward");

@@ -4,8 +4,8 @@
 //
 // Forward: a block (or, with few rows, several) reads a row once, keeping the online logsumexp and,
 // with label smoothing, the sum of the logits; log-softmax is never stored. The row losses then go
-// through one block in a fixed order, so results repeat bit for bit. Backward: given lse, an
-// elementwise pass, in place if asked.
+// through one block in a fixed order, so results repeat bit for bit. Backward: given the logsumexp,
+// an elementwise pass, in place if asked.
 #include "cuda/math.cuh"
 #include "cuda/row_map.cuh"
 #include "cuda/row_reduce.cuh"
@@ -41,8 +41,8 @@ struct LossOp {
   int64_t columns, ignore_index;
   float smoothing;
   float* row_losses;  // in the workspace; NULL if no sum of them is wanted
-  float *losses, *lse;
-  int64_t losses_stride, lse_stride;
+  float *losses, *shift, *log_sum;
+  int64_t losses_stride, shift_stride, log_sum_stride;
 
   __device__ State start(int64_t) const { return {LogSumExp<T>::empty(), 0.f}; }
   __device__ float fill(const State&) const { return -INFINITY; }
@@ -64,23 +64,26 @@ struct LossOp {
     return {LogSumExp<T>::merge(a.lse, b.lse), a.total + b.total};
   }
   __device__ void finish(int64_t row, const State& state) const {
-    // A row that holds +inf, or nothing but -inf, is no distribution.
-    const bool no_mass = state.lse.sum == 0.f && columns > 0;
-    const float row_lse =
-        no_mass || state.lse.sum == INFINITY ? NAN : state.lse.max + logf(state.lse.sum);
+    // A row that holds +inf or NaN, or nothing but -inf, is no distribution.
+    const bool good = state.lse.sum > 0.f && state.lse.sum < INFINITY;
+    const float row_shift = good ? state.lse.max : 0.f;
+    const float row_log_sum = good ? logf(state.lse.sum) : NAN;
     const int64_t target = targets[row];
     float loss = 0.f;
     if (target != ignore_index) {
       if (target < 0 || target >= columns) {
         loss = NAN;
       } else {
-        loss = row_lse - (1.f - smoothing) * to_float(in[0].row(row)[target * in[0].step]);
+        // The large terms first: near the maximum they cancel.
+        loss = row_shift - (1.f - smoothing) * to_float(in[0].row(row)[target * in[0].step]);
         if (kSmooth) loss -= smoothing * (state.total / static_cast<float>(columns));
+        loss += row_log_sum;
       }
     }
     if (row_losses != nullptr) row_losses[row] = loss;
     if (losses != nullptr) losses[row * losses_stride] = loss;
-    if (lse != nullptr) lse[row * lse_stride] = row_lse;
+    if (shift != nullptr) shift[row * shift_stride] = row_shift;
+    if (log_sum != nullptr) log_sum[row * log_sum_stride] = row_log_sum;
   }
 };
 
@@ -125,22 +128,22 @@ struct LossBwdOp {
   RowView<const T> in[1];
   RowView<T> out;
   Targets targets;
-  const float *lse, *dlosses, *dloss, *count;
-  int64_t lse_stride, dlosses_stride;
+  const float *shift, *log_sum, *dlosses, *dloss, *count;
+  int64_t shift_stride, log_sum_stride, dlosses_stride;
   int64_t columns, ignore_index;
   float smoothing;
 
   struct Row {
-    float lse, scale;
+    float shift, log_sum, scale;
     int64_t target;  // -1: the row does not count
   };
   __device__ Row row(int64_t r) const {
     const int64_t target = targets[r];
-    if (target == ignore_index) return {0.f, 0.f, -1};
+    if (target == ignore_index) return {0.f, 0.f, 0.f, -1};
     float scale = dlosses != nullptr ? dlosses[r * dlosses_stride] : *dloss;
     if (count != nullptr) scale /= *count;
-    if (target < 0 || target >= columns) return {0.f, NAN, 0};
-    return {lse[r * lse_stride], scale, target};
+    if (target < 0 || target >= columns) return {0.f, 0.f, NAN, 0};
+    return {shift[r * shift_stride], log_sum[r * log_sum_stride], scale, target};
   }
   template <int kCount>
   __device__ void apply(const Row& row, int64_t column, float (&x)[kCount],
@@ -152,7 +155,9 @@ struct LossBwdOp {
     }
     const float background = smoothing / static_cast<float>(columns);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = exp_for<T>(x[i] - row.lse) - background;
+    for (int i = 0; i < kCount; ++i) {
+      x[i] = exp_for<T>((x[i] - row.shift) - row.log_sum) - background;
+    }
     const int64_t hit = row.target - column;
     if (hit >= 0 && hit < kCount) {
 #pragma unroll
@@ -172,7 +177,7 @@ Status launch_forward(const CrossEntropyFwd& a, const Exec& exec) {
   const int64_t rows = a.logits.size(0);
   float* row_losses = a.loss ? exec.workspace<float>() : nullptr;
   char* partial = exec.workspace<char>() + align(rows * sizeof(float));
-  if (row_losses != nullptr || a.losses || a.lse) {
+  if (row_losses != nullptr || a.losses || a.shift || a.log_sum) {
     const LossOp<T, kSmooth> op{{rows_view<const T>(a.logits)},
                                 Targets(a.targets),
                                 a.logits.size(1),
@@ -180,9 +185,11 @@ Status launch_forward(const CrossEntropyFwd& a, const Exec& exec) {
                                 static_cast<float>(a.label_smoothing),
                                 row_losses,
                                 a.losses ? a.losses.ptr<float>() : nullptr,
-                                a.lse ? a.lse.ptr<float>() : nullptr,
+                                a.shift ? a.shift.ptr<float>() : nullptr,
+                                a.log_sum ? a.log_sum.ptr<float>() : nullptr,
                                 a.losses ? a.losses.stride(0) : 0,
-                                a.lse ? a.lse.stride(0) : 0};
+                                a.shift ? a.shift.stride(0) : 0,
+                                a.log_sum ? a.log_sum.stride(0) : 0};
     FK_RETURN_IF_ERROR(
         (reduce<LossOp<T, kSmooth>, false>(op, layout_of({&a.logits}), partial, stream_of(exec))));
   }
@@ -216,11 +223,13 @@ Status run(const CrossEntropyBwd& a, const Exec& exec) {
     const LossBwdOp<T> op{{rows_view<const T>(a.logits)},
                           rows_view<T>(a.dlogits),
                           Targets(a.targets),
-                          a.lse.ptr<const float>(),
+                          a.shift.ptr<const float>(),
+                          a.log_sum.ptr<const float>(),
                           a.reduction == kNone ? a.dlosses.ptr<const float>() : nullptr,
                           a.reduction == kNone ? nullptr : a.dloss.ptr<const float>(),
                           a.reduction == kMean ? a.count.ptr<const float>() : nullptr,
-                          a.lse.stride(0),
+                          a.shift.stride(0),
+                          a.log_sum.stride(0),
                           a.reduction == kNone ? a.dlosses.stride(0) : 0,
                           a.logits.size(1),
                           a.ignore_index,

@@ -1,8 +1,8 @@
 // CPU kernels of rms_norm and layer_norm, forward.
 //
-// Floor: memory traffic, one read of x (and residual) and one write of y (and sum). Threads take rows.
-// A row is passed over twice or, for layer_norm, three times (sum, squared deviations, output), all
-// but the first pass from cache.
+// Floor: memory traffic, one read of x (and residual) and one write of y (and sum). Threads take
+// rows. A row is passed over twice or, for layer_norm, three times (sum, squared deviations,
+// output), all but the first pass from cache.
 
 #include "ops/norm/norm.h"
 
@@ -42,17 +42,15 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-using namespace norm;
-
 template <class T, bool kLayer>
 void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
   const F32 d;
   const int64_t columns = job.columns, block = job.block;
   const float per_column = 1.0f / static_cast<float>(columns);
-  ParameterInput<T> weight(job.weight), bias(job.bias);
+  ParameterInput<T, false> weight(job.weight), bias(job.bias);
   const auto weight_offset = hn::Set(d, job.weight_offset);
-  Input<T> x, residual;
-  Output<T> y, sum, none;
+  Input<T, false> x, residual;
+  Output<T, false> y, sum, none;
 
   for (int64_t r = begin; r < end; ++r) {
     x.bind(job.x.row<const T>(r), job.x.column_stride);
@@ -61,7 +59,7 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
     sum.bind(job.sum.row<T>(r), job.sum.column_stride);
     // x + residual is kept in `sum`; where that is not wanted in y, until it is overwritten; where
     // that is not wanted either, or what is stored leaves the caches, it is computed again.
-    Output<T>& kept = job.stream ? none : sum.p != nullptr ? sum : y;
+    Output<T, false>& kept = job.stream ? none : sum.p != nullptr ? sum : y;
 
     Sums sums;
     for (int64_t j = 0; j < columns; j += block) {
@@ -120,15 +118,7 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
       T* out = y.block(j);
       const auto weights = weight.block(j, n);
       const auto biases = bias.block(j, n);
-      const T* residuals = residual.block(j, n);
-      T* sums_out = sum.block(j);
-      const bool past = job.stream;
-      for_columns(n, [=](int64_t i, auto lanes) FK_BODY {
-        V v = load(xs + i, lanes);
-        if (residuals != nullptr) {
-          v = RoundF32<T>(d, hn::Add(v, load(residuals + i, lanes)));
-          if (sums_out != nullptr) store(v, sums_out + i, lanes, past);
-        }
+      const auto finish = [=](V v, int64_t i, auto lanes) FK_BODY {
         if constexpr (kLayer) v = hn::Sub(v, center);
         v = hn::Mul(v, scale);
         if (weights) {
@@ -139,8 +129,24 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
         if constexpr (kLayer) {
           if (biases) v = hn::Add(v, biases.load(i, lanes));
         }
-        store(v, out + i, lanes, past);
-      });
+        return v;
+      };
+      if (!job.stream) {
+        for_columns(n, [=](int64_t i, auto lanes) FK_BODY {
+          store(finish(load(xs + i, lanes), i, lanes), out + i, lanes);
+        });
+      } else {
+        const T* residuals = residual.block(j, n);
+        T* sums_out = sum.block(j);
+        for_columns(n, [=](int64_t i, auto lanes) FK_BODY {
+          V v = load(xs + i, lanes);
+          if (residuals != nullptr) {
+            v = RoundF32<T>(d, hn::Add(v, load(residuals + i, lanes)));
+            if (sums_out != nullptr) stream(v, sums_out + i, lanes);
+          }
+          stream(finish(v, i, lanes), out + i, lanes);
+        });
+      }
       y.finish(j, n);
     }
   }
@@ -173,9 +179,10 @@ FK_CPU_EXPORT(forward_kernel);
 
 void forward(ForwardJob& job, DType dtype, bool layer, const Exec& exec) {
   const int64_t rows = job.x.rows.count;
-  job.block = block_of(job.columns, job.x, job.residual, job.y, job.sum, job.weight, job.bias);
+  const bool unit = all_unit(job.x, job.residual, job.y, job.sum, job.weight, job.bias);
+  job.block = block_of(job.columns, unit);
   const int64_t tensors = 2 + (job.residual.data != nullptr) + (job.sum.data != nullptr);
-  job.stream = job.y.data != nullptr && job.block >= job.columns &&
+  job.stream = unit && job.y.data != nullptr &&
                pays_to_stream(tensors * rows * job.columns * size_of(dtype)) &&
                job.y.streams(size_of(dtype)) && job.sum.streams(size_of(dtype));
   const auto kernel = FK_CPU_DISPATCH(forward_kernel)(dtype, layer);
@@ -186,17 +193,33 @@ void forward(ForwardJob& job, DType dtype, bool layer, const Exec& exec) {
 }  // namespace
 
 Status run(const RmsNormFwd& a, const Exec& exec) {
-  ForwardJob job{Matrix(a.x), Matrix(a.residual), Matrix(a.y), Matrix(a.sum), Matrix(Tensor()),
-                 Matrix(a.rstd, 0), Parameter(a.weight), Parameter(Tensor()), a.x.size(-1),
-                 static_cast<float>(a.eps), static_cast<float>(a.weight_offset)};
+  ForwardJob job{Matrix(a.x),
+                 Matrix(a.residual),
+                 Matrix(a.y),
+                 Matrix(a.sum),
+                 Matrix(Tensor()),
+                 Matrix(a.rstd, 0),
+                 Parameter(a.weight),
+                 Parameter(Tensor()),
+                 a.x.size(-1),
+                 static_cast<float>(a.eps),
+                 static_cast<float>(a.weight_offset)};
   forward(job, a.x.dtype, false, exec);
   return {};
 }
 
 Status run(const LayerNormFwd& a, const Exec& exec) {
-  ForwardJob job{Matrix(a.x), Matrix(a.residual), Matrix(a.y), Matrix(a.sum), Matrix(a.mean, 0),
-                 Matrix(a.rstd, 0), Parameter(a.weight), Parameter(a.bias), a.x.size(-1),
-                 static_cast<float>(a.eps), 0.0f};
+  ForwardJob job{Matrix(a.x),
+                 Matrix(a.residual),
+                 Matrix(a.y),
+                 Matrix(a.sum),
+                 Matrix(a.mean, 0),
+                 Matrix(a.rstd, 0),
+                 Parameter(a.weight),
+                 Parameter(a.bias),
+                 a.x.size(-1),
+                 static_cast<float>(a.eps),
+                 0.0f};
   forward(job, a.x.dtype, true, exec);
   return {};
 }

@@ -3,10 +3,10 @@
 // Floor: memory traffic, one read of dy and x (and dsum) and one write of dx. A row is passed over
 // twice (its two sums, then dx), the second time from cache.
 //
-// Threads take chunks of rows. Each of a fixed number of chunks adds its share of dweight and dbias up
-// in a float buffer of its own in the workspace, and the buffers are then added in order, so that the
-// result does not depend on the number of threads. Two rows at a time share one load and one store of
-// those buffers.
+// Threads take chunks of rows. Each of a fixed number of chunks adds its share of dweight and dbias
+// up in a float buffer of its own in the workspace, and the buffers are then added in order, so
+// that the result does not depend on the number of threads. Two rows at a time share one load and
+// one store of those buffers.
 
 #include "ops/norm/norm.h"
 
@@ -22,7 +22,6 @@ namespace {
 // Rows of the backward that share a load and store of the partial sums. Four are no faster: their
 // pointers no longer fit the registers.
 constexpr int kGroup = 2;
-constexpr int64_t kLongestGrouped = 131072;  // bytes of a row
 
 struct BackwardJob {
   Matrix dy, dsum, x, mean, rstd, dx;
@@ -32,6 +31,7 @@ struct BackwardJob {
   float* dweight = nullptr;  // partial sums [chunks, padded_columns]; NULL: not wanted
   float* dbias = nullptr;
   int64_t chunks = 1, padded_columns = 0, block = 1;
+  bool unit = false;    // all columns have stride 1
   bool stream = false;  // dx goes past the caches
 };
 
@@ -58,22 +58,19 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-using namespace norm;
-
 // dx = rstd (g - mean(g) - xhat mean(g xhat)) + dsum, with g = dy w and xhat = (x - mean) rstd; the
 // root-mean-square norm has neither mean. `first`: nothing is in the partial sums yet.
-template <class T, bool kLayer, int kRows>
-HWY_INLINE void backward_group(const BackwardJob& job, int64_t r, float* dweight, float* dbias,
-                               bool first) {
+template <class T, bool kLayer, int kRows, bool kUnit, bool kStream>
+HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweight, float* dbias,
+                                 bool first) {
   const F32 d;
   const int64_t columns = job.columns, block = job.block;
-  const bool past = job.stream;
   const float per_column = 1.0f / static_cast<float>(columns);
-  ParameterInput<T> weight(job.weight);
+  ParameterInput<T, kUnit> weight(job.weight);
   const auto weight_offset = hn::Set(d, job.weight_offset);
 
-  Input<T> dy[kRows], x[kRows], dsum[kRows];
-  Output<T> dx[kRows];
+  Input<T, kUnit> dy[kRows], x[kRows], dsum[kRows];
+  Output<T, kUnit> dx[kRows];
   const T *gs[kRows], *xs[kRows], *dsums[kRows];
   float rstd[kRows];
   V center[kRows], scale[kRows], shift[kRows], slope[kRows];  // dx = g scale - shift - xhat slope
@@ -112,9 +109,8 @@ HWY_INLINE void backward_group(const BackwardJob& job, int64_t r, float* dweight
       };
       if constexpr (kRows == 1) {
         const std::integral_constant<int, 0> k;
-        sums[0].add(accumulate(n, [&](int64_t i, auto lanes, Sums& acc) FK_BODY {
-          add(i, lanes, k, weight_at(i, lanes), acc);
-        }));
+        sums[0].add(accumulate(n, [&](int64_t i, auto lanes, Sums& acc)
+                                      FK_BODY { add(i, lanes, k, weight_at(i, lanes), acc); }));
       } else {  // the rows' sums are independent of each other
         for_columns(n, [&](int64_t i, auto lanes) FK_BODY {
           const V w = weight_at(i, lanes);
@@ -158,7 +154,11 @@ HWY_INLINE void backward_group(const BackwardJob& job, int64_t r, float* dweight
         v = kLayer ? hn::MulSub(v, scale[k], shift[k]) : hn::Mul(v, scale[k]);
         v = hn::NegMulAdd(xhat, slope[k], v);
         if (dsums[0] != nullptr) v = hn::Add(v, load(dsums[k] + i, lanes));
-        store(v, out[k] + i, lanes, past);
+        if constexpr (kStream) {
+          stream(v, out[k] + i, lanes);
+        } else {
+          store(v, out[k] + i, lanes);
+        }
       });
       if (dweight != nullptr) {
         float* p = dweight + j + i;  // padded: a whole vector fits
@@ -176,20 +176,24 @@ HWY_INLINE void backward_group(const BackwardJob& job, int64_t r, float* dweight
 template <class T, bool kLayer>
 void backward_chunks(const BackwardJob& job, int64_t begin, int64_t end) {
   const int64_t rows = job.x.rows.count;
-  // The rows of a group are read twice, the second time from the second-level cache.
-  const bool grouped = job.columns * static_cast<int64_t>(sizeof(T)) <= kLongestGrouped;
   for (int64_t c = begin; c < end; ++c) {
     const int64_t first = rows * c / job.chunks;
     const int64_t last = rows * (c + 1) / job.chunks;
     float* dweight = job.dweight ? job.dweight + c * job.padded_columns : nullptr;
     float* dbias = job.dbias ? job.dbias + c * job.padded_columns : nullptr;
     int64_t r = first;
-    if (grouped) {
+    if (job.unit) {
       for (; r + kGroup <= last; r += kGroup) {
-        backward_group<T, kLayer, kGroup>(job, r, dweight, dbias, r == first);
+        if (job.stream) {
+          backward_group<T, kLayer, kGroup, true, true>(job, r, dweight, dbias, r == first);
+        } else {
+          backward_group<T, kLayer, kGroup, true, false>(job, r, dweight, dbias, r == first);
+        }
       }
     }
-    for (; r < last; ++r) backward_group<T, kLayer, 1>(job, r, dweight, dbias, r == first);
+    for (; r < last; ++r) {
+      backward_group<T, kLayer, 1, false, false>(job, r, dweight, dbias, r == first);
+    }
   }
   if (job.stream) hwy::FlushStream();
 }
@@ -260,7 +264,8 @@ int64_t padded(int64_t columns) { return (columns + 63) / 64 * 64; }
 size_t partial_bytes(const Tensor& x, int buffers) {
   const int64_t columns = x.size(-1);
   const int64_t rows = rows_of(x).count;
-  return static_cast<size_t>(buffers * chunk_count(rows, columns) * padded(columns)) * sizeof(float);
+  return static_cast<size_t>(buffers * chunk_count(rows, columns) * padded(columns)) *
+         sizeof(float);
 }
 
 void add_up(const float* partial, const BackwardJob& job, const Tensor& out, const Exec& exec) {
@@ -275,8 +280,8 @@ void add_up(const float* partial, const BackwardJob& job, const Tensor& out, con
   });
 }
 
-void backward(BackwardJob& job, DType dtype, bool layer, const Tensor& dweight,
-              const Tensor& dbias, const Exec& exec) {
+void backward(BackwardJob& job, DType dtype, bool layer, const Tensor& dweight, const Tensor& dbias,
+              const Exec& exec) {
   const int64_t rows = job.x.rows.count;
   job.chunks = chunk_count(rows, job.columns);
   job.padded_columns = padded(job.columns);
@@ -287,13 +292,13 @@ void backward(BackwardJob& job, DType dtype, bool layer, const Tensor& dweight,
   }
   if (dbias) job.dbias = partial;
 
-  job.block = block_of(job.columns, job.dy, job.dsum, job.x, job.dx, job.weight);
+  job.unit = all_unit(job.dy, job.dsum, job.x, job.dx, job.weight);
+  job.block = block_of(job.columns, job.unit);
   const int64_t tensors = 3 + (job.dsum.data != nullptr);
-  job.stream = job.block >= job.columns && job.dx.streams(size_of(dtype)) &&
+  job.stream = job.unit && job.dx.streams(size_of(dtype)) &&
                pays_to_stream(tensors * rows * job.columns * size_of(dtype));
   const auto kernel = FK_CPU_DISPATCH(backward_kernel)(dtype, layer);
-  exec.parallel_for(job.chunks, 1,
-                    [&](int64_t begin, int64_t end) { kernel(job, begin, end); });
+  exec.parallel_for(job.chunks, 1, [&](int64_t begin, int64_t end) { kernel(job, begin, end); });
   if (dweight) add_up(job.dweight, job, dweight, exec);
   if (dbias) add_up(job.dbias, job, dbias, exec);
 }
@@ -303,9 +308,9 @@ void backward(BackwardJob& job, DType dtype, bool layer, const Tensor& dweight,
 size_t workspace(const RmsNormBwd& a) { return partial_bytes(a.x, a.dweight ? 1 : 0); }
 
 Status run(const RmsNormBwd& a, const Exec& exec) {
-  BackwardJob job{Matrix(a.dy), Matrix(a.dsum), Matrix(a.x), Matrix(Tensor()),
-                  Matrix(a.rstd, 0), Matrix(a.dx), Parameter(a.weight), a.x.size(-1),
-                  static_cast<float>(a.weight_offset)};
+  BackwardJob job{Matrix(a.dy),        Matrix(a.dsum),    Matrix(a.x),
+                  Matrix(Tensor()),    Matrix(a.rstd, 0), Matrix(a.dx),
+                  Parameter(a.weight), a.x.size(-1),      static_cast<float>(a.weight_offset)};
   backward(job, a.x.dtype, false, a.dweight, Tensor(), exec);
   return {};
 }
@@ -315,8 +320,9 @@ size_t workspace(const LayerNormBwd& a) {
 }
 
 Status run(const LayerNormBwd& a, const Exec& exec) {
-  BackwardJob job{Matrix(a.dy), Matrix(a.dsum), Matrix(a.x), Matrix(a.mean, 0),
-                  Matrix(a.rstd, 0), Matrix(a.dx), Parameter(a.weight), a.x.size(-1), 0.0f};
+  BackwardJob job{Matrix(a.dy),        Matrix(a.dsum),    Matrix(a.x),
+                  Matrix(a.mean, 0),   Matrix(a.rstd, 0), Matrix(a.dx),
+                  Parameter(a.weight), a.x.size(-1),      0.0f};
   backward(job, a.x.dtype, true, a.dweight, a.dbias, exec);
   return {};
 }

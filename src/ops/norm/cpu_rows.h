@@ -39,7 +39,7 @@ struct Matrix {
 
  private:
   // Not inlined: this is rare, and its divisions would crowd every caller.
-  __attribute__((noinline)) int64_t uneven_offset(int64_t r) const { return rows.offset(r); }
+  __attribute__((noinline, pure)) int64_t uneven_offset(int64_t r) const { return rows.offset(r); }
 };
 
 // A [N] tensor in float32 or the activations' dtype.
@@ -59,10 +59,13 @@ struct Parameter {
 // Columns that are copied at a time where a stride is not 1.
 constexpr int64_t kCopied = 256;
 
-// Columns to work on at a time: all of them, or few enough to be copied.
 template <class... Views>
-int64_t block_of(int64_t columns, const Views&... views) {
-  const bool unit = ((views.column_stride == 1) && ...);
+bool all_unit(const Views&... views) {
+  return ((views.column_stride == 1) && ...);
+}
+
+// Columns to work on at a time: all of them, or few enough to be copied.
+inline int64_t block_of(int64_t columns, bool unit) {
   return unit ? std::max<int64_t>(1, columns) : kCopied;
 }
 

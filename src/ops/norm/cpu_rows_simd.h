@@ -16,7 +16,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
-namespace norm {
+namespace {
 
 using V = hn::Vec<F32>;
 
@@ -32,6 +32,23 @@ template <class T>
 HWY_INLINE V load(const T* p, Part lanes) {
   return LoadNF32(F32(), p, lanes);
 }
+template <class T>
+HWY_INLINE void store(V v, T* p, Full) {
+  StoreF32(F32(), v, p);
+}
+template <class T>
+HWY_INLINE void store(V v, T* p, Part lanes) {
+  StoreNF32(F32(), v, p, lanes);
+}
+// Past the caches.
+template <class T>
+HWY_INLINE void stream(V v, T* p, Full) {
+  StreamF32(F32(), v, p);
+}
+template <class T>
+HWY_INLINE void stream(V v, T* p, Part lanes) {
+  StoreNF32(F32(), v, p, lanes);
+}
 // Rounds v to T, stores it if there is where to, and returns it.
 template <class T>
 HWY_INLINE V round_and_store(V v, T* p, Full) {
@@ -43,35 +60,23 @@ HWY_INLINE V round_and_store(V v, T* p, Part lanes) {
   if (p != nullptr) StoreNF32(F32(), v, p, lanes);
   return v;
 }
-// `past`: past the caches.
-template <class T>
-HWY_INLINE void store(V v, T* p, Full, bool past) {
-  if (past) {
-    StreamF32(F32(), v, p);
-  } else {
-    StoreF32(F32(), v, p);
-  }
-}
-template <class T>
-HWY_INLINE void store(V v, T* p, Part lanes, bool) {
-  StoreNF32(F32(), v, p, lanes);
-}
 HWY_INLINE V keep(V v, Full) { return v; }
 HWY_INLINE V keep(V v, Part lanes) { return hn::IfThenElseZero(hn::FirstN(F32(), lanes), v); }
 
-// Blocks of a row as contiguous memory: the row itself where its stride is 1, else a copy. NULL where
-// there is no row.
-template <class T>
+// Blocks of a row as contiguous memory: the row itself where its stride is 1 (kUnit: it is, and the
+// only block is the whole row), else a copy. NULL where there is no row.
+template <class T, bool kUnit>
 struct Input {
   const T* p = nullptr;
   int64_t stride = 1;
-  T buffer[kCopied];
+  T buffer[kUnit ? 1 : kCopied];
 
   HWY_INLINE void bind(const T* data, int64_t data_stride) {
     p = data;
     stride = data_stride;
   }
   HWY_INLINE const T* block(int64_t i, int64_t n) {
+    if constexpr (kUnit) return p;
     return i == 0 && stride == 1 ? p : distant_block(i, n);
   }
 
@@ -84,21 +89,22 @@ struct Input {
   }
 };
 
-template <class T>
+template <class T, bool kUnit>
 struct Output {
   T* p = nullptr;
   int64_t stride = 1;
-  T buffer[kCopied];
+  T buffer[kUnit ? 1 : kCopied];
 
   HWY_INLINE void bind(T* data, int64_t data_stride) {
     p = data;
     stride = data_stride;
   }
   HWY_INLINE T* block(int64_t i) {
+    if constexpr (kUnit) return p;
     return p == nullptr ? nullptr : stride == 1 ? p + i : buffer;
   }
   HWY_INLINE void finish(int64_t i, int64_t n) {
-    if (stride != 1) copy_out(i, n);
+    if (!kUnit && stride != 1) copy_out(i, n);
   }
 
  private:
@@ -109,11 +115,11 @@ struct Output {
 };
 
 // Weight or bias.
-template <class T>
+template <class T, bool kUnit>
 struct ParameterInput {
   static constexpr bool kHalf = sizeof(T) == 2;
-  Input<float> f;
-  Input<T> t;  // where it is in the activations' half precision
+  Input<float, kUnit> f;
+  Input<T, kUnit> t;  // where it is in the activations' half precision
 
   explicit ParameterInput(const Parameter& p) {
     if (!kHalf || p.is_float) {
@@ -131,9 +137,9 @@ struct ParameterInput {
     template <class Lanes>
     HWY_INLINE V load(int64_t i, Lanes lanes) const {
       if constexpr (kHalf) {
-        if (f == nullptr) return norm::load(t + i, lanes);
+        if (f == nullptr) return HWY_NAMESPACE::load(t + i, lanes);
       }
-      return norm::load(f + i, lanes);
+      return HWY_NAMESPACE::load(f + i, lanes);
     }
   };
   HWY_INLINE Block block(int64_t i, int64_t n) {
@@ -154,8 +160,8 @@ struct Sums {
 // Lambdas below are vector code, to be inlined into every loop of their caller.
 #define FK_BODY HWY_ATTR __attribute__((always_inline))
 
-// Sums of body(i, lanes, sums) over n columns. Four vectors with sums of their own at a time: enough
-// independent additions to hide an addition's latency.
+// Sums of body(i, lanes, sums) over n columns. Four vectors with sums of their own at a time:
+// enough independent additions to hide an addition's latency.
 template <class Body>
 HWY_INLINE Sums accumulate(int64_t n, const Body& body) {
   const int64_t lanes = hn::Lanes(F32());
@@ -193,7 +199,7 @@ HWY_INLINE void unrolled(const Body& body) {
   }
 }
 
-}  // namespace norm
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();

@@ -1,6 +1,8 @@
 // rms_norm and layer_norm on CUDA: chooses kernel and tile, and launches. The kernels are in
 // cuda_forward.cuh and cuda_backward.cuh.
 #include <algorithm>
+#include <string>
+#include <type_traits>
 
 #include "cuda/launch.h"
 #include "ops/norm/cuda_backward.cuh"
@@ -32,40 +34,49 @@ Status with_type(DType dtype, const Body& body) {
   }
 }
 
-template <int kTeam, int kBlock, int kVecs_>
-struct Tile {
-  using Team = norm::Team<kTeam, kBlock>;
-  static constexpr int kVecs = kVecs_;
-};
-
-// body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward.
+// body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward. float32,
+// which few models use here, takes the wider tile where a narrower one would gain little: fewer
+// kernels to compile.
 constexpr int64_t kMaxForward = 2048;
-template <class Body>
+template <class T, bool kLayer, class Body>
 Status with_forward_tile(int64_t vectors, const Body& body) {
   // A warp per row: no barriers, and four rows per block keep the block scheduler quiet.
-  if (vectors <= 32) return body(Tile<32, 128, 1>());
-  if (vectors <= 96) return body(Tile<32, 128, 3>());
-  // A block per row. Two vectors per thread: enough loads in flight, few enough registers for many
-  // blocks per multiprocessor.
-  if (vectors <= 256) return body(Tile<128, 128, 2>());
-  if (vectors <= 512) return body(Tile<256, 256, 2>());
-  if (vectors <= 1024) return body(Tile<512, 512, 2>());
-  // Four: larger blocks would leave the multiprocessor with one or two, all at the same barrier.
-  return body(Tile<512, 512, 4>());
+  if constexpr (!std::is_same_v<T, float>) {
+    if (vectors <= 32) return body(Tile<32, 128, 1, 8>());
+  }
+  if (vectors <= 96) return body(Tile<32, 128, 3, 8>());
+  // A block per row, with just enough threads: the fewer, the shorter the wait at the barrier.
+  if constexpr (!std::is_same_v<T, float>) {
+    if (vectors <= 256) return body(Tile<128, 128, 2, 10>());
+  }
+  if (vectors <= 512) return body(Tile<128, 128, 4, 8>());
+  if constexpr (!std::is_same_v<T, float>) {
+    using ForLayer = Tile<256, 256, 4, 4>;
+    using ForRms = Tile<512, 512, 2, 3>;  // less to do per row: gains from more rows at once
+    if (vectors <= 1024) return body(std::conditional_t<kLayer, ForLayer, ForRms>());
+  }
+  return body(Tile<512, 512, 4, 2>());
 }
 
-// body(Tile, blocks per multiprocessor) for the backward, at most kMaxBackward. Longer rows would
-// not fit the registers beside the sums of their columns.
+// body(Tile) for the backward, at most kMaxBackward. Longer rows would not fit the registers beside
+// the sums of their columns.
 constexpr int64_t kMaxBackward = 1024;
-template <class Body>
-auto with_backward_tile(int64_t vectors, const Body& body) {
+template <class T, bool kLayer, class Body>
+Status with_backward_tile(int64_t vectors, const Body& body) {
   // A warp per row, as in the forward.
-  if (vectors <= 32) return body(Tile<32, 128, 1>(), 4);
-  if (vectors <= 96) return body(Tile<32, 128, 3>(), 3);
-  // One vector per thread while blocks are small: the sums and a row ahead fit 64 registers.
-  if (vectors <= 256) return body(Tile<256, 256, 1>(), 3);
-  if (vectors <= 512) return body(Tile<256, 256, 2>(), 2);
-  return body(Tile<512, 512, 2>(), 1);
+  if constexpr (!std::is_same_v<T, float>) {
+    if (vectors <= 32) return body(Tile<32, 256, 1, 2>());
+  }
+  if (vectors <= 96) return body(Tile<32, 256, 3, 2>());
+  if constexpr (!std::is_same_v<T, float>) {
+    constexpr int kBlocks = kLayer ? 5 : 6;
+    if (vectors <= 256) return body(Tile<128, 128, 2, kBlocks>());
+  }
+  // Beside the sums, registers leave room for too few threads to have enough loads under way.
+  using ForLayer = Tile<256, 256, 2, 2, true>;
+  using ForRms = Tile<512, 512, 1, 2, true>;
+  if (vectors <= 512) return body(std::conditional_t<kLayer, ForLayer, ForRms>());
+  return body(Tile<512, 512, 2, 1, true>());
 }
 
 // The looped kernels: enough threads for the long rows that come there.
@@ -120,11 +131,11 @@ Status launch_forward(const Forward& p, DType dtype, int64_t vectors, bool tiled
   return with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::T;
     if (tiled) {
-      return with_forward_tile(vectors, [&](auto tile) {
+      return with_forward_tile<T, kLayer>(vectors, [&](auto tile) {
         using Tile = decltype(tile);
         using Team = typename Tile::Team;
         const auto blocks = static_cast<unsigned>((p.rows + Team::kCount - 1) / Team::kCount);
-        forward_tiled<T, kLayer, Team, Tile::kVecs, DirectLoader, 1>
+        forward_tiled<T, kLayer, Team, Tile::kVecs, Tile::kMinBlocks>
             <<<blocks, Team::kThreads, 0, stream>>>(p);
         return check_launch("norm forward_tiled");
       });
@@ -153,15 +164,21 @@ Forward forward_of(const Args& a) {
   return p;
 }
 
-// The most blocks a backward launches: as many as run at once, since each leaves a row of partial
+// How many blocks a backward launches: as many as run at once, since each leaves a row of partial
 // sums. Does not look at pointers: the workspace is asked for before there are any.
+template <bool kLayer>
 int tiled_backward_blocks(const Tensor& x, int64_t rows) {
-  return with_backward_tile(vectors_of(x), [&](auto tile, int per_multiprocessor) {
-    constexpr int kTeams = decltype(tile)::Team::kCount;
-    return static_cast<int>(std::min<int64_t>(
-        (rows + kTeams - 1) / kTeams,
-        int64_t{per_multiprocessor} * device_properties(x.device_id).multiprocessors));
+  int64_t blocks = 0;
+  const Status status = with_type(x.dtype, [&](auto type) {
+    return with_backward_tile<typename decltype(type)::T, kLayer>(vectors_of(x), [&](auto tile) {
+      using Tile = decltype(tile);
+      constexpr int kTeams = Tile::Team::kCount;
+      const int64_t most = Tile::kMinBlocks * device_properties(x.device_id).multiprocessors;
+      blocks = std::min((rows + kTeams - 1) / kTeams, most);
+      return Status();
+    });
   });
+  return status.ok() ? static_cast<int>(blocks) : 0;
 }
 
 int looped_backward_blocks(const Tensor& x, int64_t rows) {
@@ -169,24 +186,48 @@ int looped_backward_blocks(const Tensor& x, int64_t rows) {
       rows, kLoopedBlocksPerMultiprocessor * device_properties(x.device_id).multiprocessors));
 }
 
+template <bool kLayer>
 size_t backward_workspace(const Tensor& x, int outputs) {
   const int64_t rows = rows_of(x).count;
   int blocks = looped_backward_blocks(x, rows);
-  if (fits_tiled(x, rows, kMaxBackward)) blocks = std::max(blocks, tiled_backward_blocks(x, rows));
+  if (fits_tiled(x, rows, kMaxBackward)) {
+    blocks = std::max(blocks, tiled_backward_blocks<kLayer>(x, rows));
+  }
   return sizeof(float) * outputs * blocks * x.size(-1);
 }
 
+// Shared memory for the bulk loader's ring, and its depth: 4 rows, or what blocks that share a
+// multiprocessor can have. 0 where rows are not loaded so.
+template <class Tile>
+int ring_bytes(int64_t vectors, int device, int* stages) {
+  const DeviceProperties& properties = device_properties(device);
+  *stages = 0;
+  if (!Tile::kBulk || properties.code < 90) return 0;
+  constexpr int kReserved = 4096;  // of each block: the system's, and the kernel's own arrays
+  const int room = std::min(properties.shared_bytes_per_block,
+                            properties.shared_bytes_per_multiprocessor / Tile::kMinBlocks) -
+                   kReserved;
+  const int stage = Tile::Team::kCount * 3 * 16 * static_cast<int>(vectors);
+  *stages = std::min(kMaxStages, room / stage);
+  return *stages * stage;
+}
+
 template <bool kLayer>
-Status launch_backward(const Backward& p, DType dtype, int64_t vectors, bool tiled, bool aligned,
-                       int blocks, cudaStream_t stream) {
-  return with_type(dtype, [&](auto type) {
+Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, int blocks,
+                       cudaStream_t stream) {
+  return with_type(x.dtype, [&](auto type) {
     using T = typename decltype(type)::T;
     if (tiled) {
-      return with_backward_tile(vectors, [&](auto tile, int) {
+      return with_backward_tile<T, kLayer>(vectors_of(x), [&](auto tile) {
         using Tile = decltype(tile);
         using Team = typename Tile::Team;
-        backward_tiled<T, kLayer, Team, Tile::kVecs, PrefetchLoader, 1>
-            <<<blocks, Team::kThreads, 0, stream>>>(p);
+        const auto kernel =
+            backward_tiled<T, kLayer, Team, Tile::kVecs, Tile::kBulk, Tile::kMinBlocks>;
+        const int shared = ring_bytes<Tile>(vectors_of(x), x.device_id, &p.stages);
+        if (shared > 0) {
+          FK_RETURN_IF_ERROR(allow_shared_bytes(reinterpret_cast<const void*>(kernel), shared));
+        }
+        kernel<<<blocks, Team::kThreads, shared, stream>>>(p);
         return check_launch("norm backward_tiled");
       });
     }
@@ -204,18 +245,17 @@ Gradient gradient_of(const Tensor& t, const float* partials) {
   gradient.partials = partials;
   gradient.out = t.data;
   gradient.stride = t.stride(-1);
-  gradient.is_float = t.dtype == DType::kFloat32;
+  gradient.dtype = t.dtype;
   return gradient;
 }
 
-Status launch_add_partials(const Gradients& p, DType dtype, cudaStream_t stream) {
-  return with_type(dtype, [&](auto type) {
-    using T = typename decltype(type)::T;
-    const dim3 grid(static_cast<unsigned>((p.columns + kGradientColumns - 1) / kGradientColumns),
-                    p.gradients[1].partials != nullptr ? 2 : 1);
-    add_partials<T><<<grid, kGradientThreads, 0, stream>>>(p);
-    return check_launch("norm add_partials");
-  });
+Status launch_add_partials(const Gradients& p, int device, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>((p.columns + kGradientColumns - 1) / kGradientColumns),
+                  p.gradients[1].partials != nullptr ? 2 : 1);
+  Gradients argument = p;
+  void* arguments[] = {&argument};
+  return launch_early(device, reinterpret_cast<const void*>(add_partials), "norm add_partials",
+                      grid, kGradientThreads, arguments, stream);
 }
 
 // What the two backwards share. `dbias` and the mean are layer_norm's.
@@ -233,7 +273,7 @@ Status run_backward(const Args& a, Backward p, const Tensor& dbias, bool aligned
   const cudaStream_t stream = stream_of(exec);
   const bool tiled = aligned && fits_tiled(a.x, p.rows, kMaxBackward);
   const int blocks =
-      tiled ? tiled_backward_blocks(a.x, p.rows) : looped_backward_blocks(a.x, p.rows);
+      tiled ? tiled_backward_blocks<kLayer>(a.x, p.rows) : looped_backward_blocks(a.x, p.rows);
   float* partials = exec.workspace<float>();
   Gradients gradients;
   gradients.columns = p.columns;
@@ -248,11 +288,10 @@ Status run_backward(const Args& a, Backward p, const Tensor& dbias, bool aligned
     gradients.gradients[1] = gradient_of(dbias, partials);
   }
   if (blocks > 0) {
-    FK_RETURN_IF_ERROR(
-        launch_backward<kLayer>(p, a.x.dtype, vectors_of(a.x), tiled, aligned, blocks, stream));
+    FK_RETURN_IF_ERROR(launch_backward<kLayer>(p, a.x, tiled, aligned, blocks, stream));
   }
   if (!a.dweight && !dbias) return {};
-  return launch_add_partials(gradients, a.x.dtype, stream);
+  return launch_add_partials(gradients, a.x.device_id, stream);
 }
 
 }  // namespace
@@ -280,10 +319,10 @@ Status run(const LayerNormFwd& a, const Exec& exec) {
                               stream_of(exec));
 }
 
-size_t workspace(const RmsNormBwd& a) { return backward_workspace(a.x, a.dweight ? 1 : 0); }
+size_t workspace(const RmsNormBwd& a) { return backward_workspace<false>(a.x, a.dweight ? 1 : 0); }
 
 size_t workspace(const LayerNormBwd& a) {
-  return backward_workspace(a.x, (a.dweight ? 1 : 0) + (a.dbias ? 1 : 0));
+  return backward_workspace<true>(a.x, (a.dweight ? 1 : 0) + (a.dbias ? 1 : 0));
 }
 
 Status run(const RmsNormBwd& a, const Exec& exec) {

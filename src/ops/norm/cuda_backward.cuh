@@ -52,13 +52,23 @@ __device__ __forceinline__ void store_partial(const float (&sums)[kWidth], int i
   }
 }
 
-template <class T, bool kLayer, class Team, int kVecs,
-          template <class, int, class, int> class Loader, int kMinBlocks>
-__global__ void __launch_bounds__(Team::kThreads, kMinBlocks)
+// kBulk: rows come by bulk copies where the architecture has them.
+template <class T, bool kLayer, class Team, int kVecs, bool kBulk, int kMinBlocks>
+__global__ void __launch_bounds__(Team::kThreads, min_blocks(Team::kThreads, kMinBlocks))
     backward_tiled(const __grid_constant__ Backward p) {
+#if __CUDA_ARCH__ >= 900
+  using Loader =
+      std::conditional_t<kBulk, BulkLoader<T, 3, Team, kVecs>, DirectLoader<T, 3, Team, kVecs>>;
+#else
+  using Loader = DirectLoader<T, 3, Team, kVecs>;
+#endif
   constexpr int kWidth = kVecWidth<T>;
+  // Whether g stays in registers between the sums and dx; else it is computed again.
+  constexpr bool kKeep = !kLayer || kVecs * kWidth < 24;
+  using Scratch = std::conditional_t<kLayer, Pair, float>;
   // Two, taken in turn, so that one barrier a row is enough.
-  __shared__ Pair scratch[2][Team::kWarps];
+  __shared__ Scratch scratch[2][Team::kCount][Team::kWarps];
+  let_next_kernel_start();
   const uint32_t rows = static_cast<uint32_t>(p.rows);
   const int vectors = static_cast<int>(p.columns) / kWidth;
   const float scale = 1.f / static_cast<float>(p.columns);
@@ -67,7 +77,7 @@ __global__ void __launch_bounds__(Team::kThreads, kMinBlocks)
   float dweight[kVecs][kWidth] = {};
   float dbias[kLayer ? kVecs : 1][kWidth] = {};
 
-  Loader<T, 3, Team, kVecs> loader(p.inputs, first, step, vectors, rows, p.stages);
+  Loader loader(p.inputs, first, step, vectors, rows, p.stages);
   // The statistics are fetched a row ahead: a row must not begin with a wait for them.
   float next_mean = 0, next_rstd = 0;
   const auto fetch_statistics = [&](uint32_t row) {
@@ -82,14 +92,15 @@ __global__ void __launch_bounds__(Team::kThreads, kMinBlocks)
     fetch_statistics(row + step);
     RowPart<T, kVecs> parts[3];
     loader.take(row, parts);
-    float g[kVecs][kWidth];
+    float kept[kKeep ? kVecs : 1][kWidth];
     Pair sums = {0, 0};  // of g, of g * xhat
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int v = Team::rank() + i * Team::kSize;
       if (v >= vectors) continue;
       float dy[kWidth], x[kWidth];
-      load_parameter<T>(p.weight, v * kWidth, g[i]);
+      float(&g)[kWidth] = kept[kKeep ? i : 0];
+      load_parameter<T>(p.weight, v * kWidth, g);
       unpack(parts[0][i], dy);
       unpack(parts[1][i], x);
 #pragma unroll
@@ -97,15 +108,15 @@ __global__ void __launch_bounds__(Team::kThreads, kMinBlocks)
         const float xhat = (kLayer ? x[j] - mean : x[j]) * rstd;
         dweight[i][j] += dy[j] * xhat;
         if constexpr (kLayer) dbias[i][j] += dy[j];
-        g[i][j] *= dy[j];
-        if constexpr (kLayer) sums.first += g[i][j];
-        sums.second += g[i][j] * xhat;
+        g[j] *= dy[j];
+        if constexpr (kLayer) sums.first += g[j];
+        sums.second += g[j] * xhat;
       }
     }
     if constexpr (kLayer) {
-      sums = Team::reduce(sums, SumPair(), scratch[turn]);
+      sums = Team::reduce(sums, SumPair(), scratch[turn][Team::index()]);
     } else {
-      sums.second = Team::reduce(sums.second, Sum(), &scratch[turn][0].first);
+      sums.second = Team::reduce(sums.second, Sum(), scratch[turn][Team::index()]);
     }
     loader.refill(row);
     if (!p.dx) continue;
@@ -116,11 +127,19 @@ __global__ void __launch_bounds__(Team::kThreads, kMinBlocks)
       const int v = Team::rank() + i * Team::kSize;
       if (v >= vectors) continue;
       float x[kWidth], out[kWidth];
+      float(&g)[kWidth] = kept[kKeep ? i : 0];
+      if constexpr (!kKeep) {
+        load_parameter<T>(p.weight, v * kWidth, g);
+        float dy[kWidth];
+        unpack(parts[0][i], dy);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) g[j] *= dy[j];
+      }
       unpack(parts[1][i], x);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const float xhat = (kLayer ? x[j] - mean : x[j]) * rstd;
-        out[j] = (g[i][j] - (kLayer ? mean_g : 0.f) - xhat * mean_g_xhat) * rstd;
+        out[j] = (g[j] - (kLayer ? mean_g : 0.f) - xhat * mean_g_xhat) * rstd;
       }
       if (p.inputs[2]) {
         float dsum[kWidth];
@@ -211,7 +230,7 @@ struct Gradient {
   const float* partials = nullptr;  // [blocks, columns]; NULL: not wanted
   void* out = nullptr;
   int64_t stride = 1;
-  bool is_float = false;  // else of the activations' dtype
+  DType dtype = DType::kFloat32;
 };
 struct Gradients {
   Gradient gradients[2];  // dweight, dbias: one each per blockIdx.y
@@ -220,15 +239,16 @@ struct Gradients {
 };
 
 constexpr int kGradientColumns = 32;
-constexpr int kGradientThreads = 512;
+constexpr int kGradientThreads = 1024;
 
 // A block adds the partial sums of 32 columns: each warp a share of the rows, then the warps' sums.
-template <class T>
-__global__ void __launch_bounds__(kGradientThreads)
+// Launched early.
+static __global__ void __launch_bounds__(kGradientThreads)
     add_partials(const __grid_constant__ Gradients p) {
   constexpr int kWarps = kGradientThreads / kWarpSize;
   __shared__ float sums[kWarps][kGradientColumns];
   const Gradient& gradient = p.gradients[blockIdx.y];
+  wait_for_earlier_kernels();
   if (gradient.partials == nullptr) return;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kGradientColumns + lane;
@@ -243,10 +263,13 @@ __global__ void __launch_bounds__(kGradientThreads)
   sum = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) sum += sums[w][lane];
-  if (std::is_same_v<T, float> || gradient.is_float) {
-    static_cast<float*>(gradient.out)[column * gradient.stride] = sum;
+  const int64_t at = column * gradient.stride;
+  if (gradient.dtype == DType::kFloat32) {
+    static_cast<float*>(gradient.out)[at] = sum;
+  } else if (gradient.dtype == DType::kFloat16) {
+    static_cast<__half*>(gradient.out)[at] = from_float<__half>(sum);
   } else {
-    static_cast<T*>(gradient.out)[column * gradient.stride] = from_float<T>(sum);
+    static_cast<__nv_bfloat16*>(gradient.out)[at] = from_float<__nv_bfloat16>(sum);
   }
 }
 

@@ -6,6 +6,8 @@
 // serves any strides and rows too long for that, and reads the inputs again for each pass.
 #pragma once
 
+#include <cfloat>
+
 #include "ops/norm/cuda_rows.cuh"
 
 namespace fk::cuda::norm {
@@ -18,65 +20,16 @@ struct Forward {
   int64_t rows = 0, columns = 0;
   float eps = 0;
   bool layer = false;  // for the looped kernel; the tiled one is compiled for each
-  int stages = 0;      // of the bulk loader
 };
 
 struct Statistics {
   float mean, rstd;
 };
 
-// Mean and sum of squared deviations over `count` entries.
-struct Moments {
-  float count, mean, m2;
-};
-
-// Two passes over the registers of a warp; then the warps' moments are merged, which costs one
-// barrier where two passes over the block would cost two.
+// The sum of the row's squares.
 template <class T, class Team, int kVecs>
-__device__ __forceinline__ Moments row_moments(const RowPart<T, kVecs>& s, int vectors,
-                                               Moments* scratch) {
-  constexpr int kWidth = kVecWidth<T>;
-  const int warp = Team::rank() / kWarpSize;
-  int warp_vectors = 0;
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    warp_vectors += min(max(vectors - i * Team::kSize - warp * kWarpSize, 0), kWarpSize);
-    if (Team::rank() + i * Team::kSize >= vectors) continue;
-    float f[kWidth];
-    unpack(s[i], f);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) sum += f[j];
-  }
-  const float count = static_cast<float>(warp_vectors * kWidth);
-  const float mean = warp_vectors == 0 ? 0.f : warp_sum(sum) / count;
-  float m2 = 0;
-#pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    if (Team::rank() + i * Team::kSize >= vectors) continue;
-    float f[kWidth];
-    unpack(s[i], f);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) m2 += (f[j] - mean) * (f[j] - mean);
-  }
-  m2 = warp_sum(m2);
-  if constexpr (Team::kWarps == 1) {
-    return {count, mean, m2};
-  } else {
-    const int lane = threadIdx.x % kWarpSize;
-    if (lane == 0) scratch[warp] = {count, mean, m2};
-    __syncthreads();
-    const Moments part = scratch[lane % Team::kWarps];
-    const float total = static_cast<float>(vectors * kWidth);
-    const float row_mean = warp_sum<Team::kWarps>(part.count * part.mean) / total;
-    const float apart = part.mean - row_mean;
-    return {total, row_mean, warp_sum<Team::kWarps>(part.m2 + part.count * apart * apart)};
-  }
-}
-
-template <class T, class Team, int kVecs>
-__device__ __forceinline__ float row_sum_of_squares(const RowPart<T, kVecs>& s, int vectors,
-                                                    float* scratch) {
+__device__ __forceinline__ float row_squares(const RowPart<T, kVecs>& s, int vectors,
+                                             float* scratch) {
   constexpr int kWidth = kVecWidth<T>;
   float sum = 0;
 #pragma unroll
@@ -90,69 +43,136 @@ __device__ __forceinline__ float row_sum_of_squares(const RowPart<T, kVecs>& s, 
   return Team::reduce(sum, Sum(), scratch);
 }
 
-template <class T, bool kLayer, class Team, int kVecs,
-          template <class, int, class, int> class Loader, int kMinBlocks>
-__global__ void __launch_bounds__(Team::kThreads, kMinBlocks)
+// Mean and sum of squared deviations over `count` entries.
+struct alignas(16) Moments {
+  float count, mean, m2;
+};
+
+// One reduction gives both: a warp sums d and d^2 of the deviations d from a pivot, and the warps'
+// moments are merged exactly. The pivot is the mean of one of the warp's vectors, so its squared
+// distance from the warp's mean is at most entries / kWidth times the variance: what m2 loses to
+// cancellation is bounded, whatever the row's mean is.
+template <class T, class Team, int kVecs>
+__device__ __forceinline__ Moments row_moments(const RowPart<T, kVecs>& s, int vectors,
+                                               Moments* scratch) {
+  constexpr int kWidth = kVecWidth<T>;
+  const int warp = Team::rank() / kWarpSize;
+  float f[kWidth];
+  unpack(s[0], f);
+  float pivot = 0;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) pivot += f[j];
+  pivot = __shfl_sync(kFullMask, pivot * (1.f / kWidth), 0);
+  if (!(fabsf(pivot) <= FLT_MAX)) pivot = 0;  // so that a row with inf has the mean inf, not NaN
+
+  int warp_vectors = 0;
+  Pair sums = {0, 0};  // of d, of d^2
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    warp_vectors += min(max(vectors - i * Team::kSize - warp * kWarpSize, 0), kWarpSize);
+    if (Team::rank() + i * Team::kSize >= vectors) continue;
+    unpack(s[i], f);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const float d = f[j] - pivot;
+      sums.first += d;
+      sums.second += d * d;
+    }
+  }
+  sums = warp_reduce(sums, SumPair());
+  Moments part = {0, 0, 0};
+  if (warp_vectors > 0) {
+    part.count = static_cast<float>(warp_vectors * kWidth);
+    const float mean_d = sums.first / part.count;
+    const float m2 = sums.second - sums.first * mean_d;
+    part.mean = pivot + mean_d;
+    part.m2 = m2 < 0 ? 0 : m2;  // NaN stays
+  }
+  if constexpr (Team::kWarps == 1) {
+    return part;
+  } else {
+    const int lane = threadIdx.x % kWarpSize;
+    if (lane == 0) scratch[warp] = part;
+    Team::sync();
+    const float total = static_cast<float>(vectors * kWidth);
+    if constexpr (Team::kWarps > 4) {
+      part = scratch[lane % Team::kWarps];
+      const float mean = warp_sum<Team::kWarps>(part.count * part.mean) / total;
+      const float apart = part.mean - mean;
+      return {total, mean, warp_sum<Team::kWarps>(part.m2 + part.count * apart * apart)};
+    } else {
+      float mean = 0, m2 = 0;
+#pragma unroll
+      for (int w = 0; w < Team::kWarps; ++w) mean += scratch[w].count * scratch[w].mean;
+      mean /= total;
+#pragma unroll
+      for (int w = 0; w < Team::kWarps; ++w) {
+        const float apart = scratch[w].mean - mean;
+        m2 += scratch[w].m2 + scratch[w].count * apart * apart;
+      }
+      return {total, mean, m2};
+    }
+  }
+}
+
+// A team per row; as many teams at once as fit, so that one's loads hide behind another's work.
+template <class T, bool kLayer, class Team, int kVecs, int kMinBlocks>
+__global__ void __launch_bounds__(Team::kThreads, min_blocks(Team::kThreads, kMinBlocks))
     forward_tiled(const __grid_constant__ Forward p) {
   constexpr int kWidth = kVecWidth<T>;
-  // Two, taken in turn, so that one barrier a row is enough.
-  __shared__ Moments moments[2][Team::kWarps];
-  __shared__ float squares[2][Team::kWarps];
-  const uint32_t rows = static_cast<uint32_t>(p.rows);
+  using Scratch = std::conditional_t<kLayer, Moments, float>;
+  __shared__ Scratch scratch[Team::kCount][Team::kWarps];
   const int vectors = static_cast<int>(p.columns) / kWidth;
-  const uint32_t first = blockIdx.x * Team::kCount + Team::index();
-  const uint32_t step = gridDim.x * Team::kCount;
-  Loader<T, 2, Team, kVecs> loader(p.inputs, first, step, vectors, rows, p.stages);
-  int turn = 0;
-  for (uint32_t row = first; row < rows; row += step, turn ^= 1) {
-    RowPart<T, kVecs> parts[2];
-    loader.take(row, parts);
-    RowPart<T, kVecs>& s = parts[0];
-    if (p.inputs[1]) {
-      T* sum = p.sum ? p.sum.row<T>(row) : nullptr;
-#pragma unroll
-      for (int i = 0; i < kVecs; ++i) {
-        const int v = Team::rank() + i * Team::kSize;
-        if (v >= vectors) continue;
-        float a[kWidth], b[kWidth];
-        unpack(parts[0][i], a);
-        unpack(parts[1][i], b);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) a[j] += b[j];
-        s[i] = pack<T>(a);
-        if (sum != nullptr) store_streaming(sum + v * kWidth, s[i]);
-      }
-    }
-    Statistics statistics;
-    if constexpr (kLayer) {
-      const Moments m = row_moments<T, Team, kVecs>(s, vectors, moments[turn]);
-      statistics = {m.mean, rsqrtf(m.m2 / m.count + p.eps)};
-    } else {
-      const float square = row_sum_of_squares<T, Team, kVecs>(s, vectors, squares[turn]);
-      statistics = {0.f, rsqrtf(square / static_cast<float>(p.columns) + p.eps)};
-    }
-    loader.refill(row);
-    if (Team::rank() == 0) {
-      if (p.rstd) *p.rstd.row<float>(row) = statistics.rstd;
-      if (kLayer && p.mean) *p.mean.row<float>(row) = statistics.mean;
-    }
-    if (!p.y) continue;
-    T* y = p.y.row<T>(row);
+  const uint32_t row = blockIdx.x * Team::kCount + Team::index();
+  if (row >= p.rows) return;
+
+  RowPart<T, kVecs> s;
+  load_row<T, Team, kVecs>(p.inputs[0], row, vectors, s);
+  if (p.inputs[1]) {
+    RowPart<T, kVecs> residual;
+    load_row<T, Team, kVecs>(p.inputs[1], row, vectors, residual);
+    T* sum = p.sum ? p.sum.row<T>(row) : nullptr;
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int v = Team::rank() + i * Team::kSize;
       if (v >= vectors) continue;
-      float f[kWidth], w[kWidth], b[kWidth];
-      unpack(s[i], f);
-      load_parameter<T>(p.weight, v * kWidth, w);
-      if constexpr (kLayer) load_parameter<T>(p.bias, v * kWidth, b);
+      float a[kWidth], b[kWidth];
+      unpack(s[i], a);
+      unpack(residual[i], b);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        f[j] = kLayer ? (f[j] - statistics.mean) * statistics.rstd * w[j] + b[j]
-                      : f[j] * statistics.rstd * w[j];
-      }
-      store_streaming(y + v * kWidth, pack<T>(f));
+      for (int j = 0; j < kWidth; ++j) a[j] += b[j];
+      s[i] = pack<T>(a);
+      if (sum != nullptr) store_streaming(sum + v * kWidth, s[i]);
     }
+  }
+  Statistics statistics;
+  if constexpr (kLayer) {
+    const Moments m = row_moments<T, Team, kVecs>(s, vectors, scratch[Team::index()]);
+    statistics = {m.mean, rsqrtf(m.m2 / m.count + p.eps)};
+  } else {
+    const float squares = row_squares<T, Team, kVecs>(s, vectors, scratch[Team::index()]);
+    statistics = {0.f, rsqrtf(squares / static_cast<float>(p.columns) + p.eps)};
+  }
+  if (Team::rank() == 0) {
+    if (p.rstd) *p.rstd.row<float>(row) = statistics.rstd;
+    if (kLayer && p.mean) *p.mean.row<float>(row) = statistics.mean;
+  }
+  if (!p.y) return;
+  T* y = p.y.row<T>(row);
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int v = Team::rank() + i * Team::kSize;
+    if (v >= vectors) continue;
+    float f[kWidth], w[kWidth], b[kWidth];
+    unpack(s[i], f);
+    load_parameter<T>(p.weight, v * kWidth, w);
+    if constexpr (kLayer) load_parameter<T>(p.bias, v * kWidth, b);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      f[j] = kLayer ? (f[j] - statistics.mean) * statistics.rstd * w[j] + b[j]
+                    : f[j] * statistics.rstd * w[j];
+    }
+    store_streaming(y + v * kWidth, pack<T>(f));
   }
 }
 

@@ -5,6 +5,7 @@
 #include "core/rows.h"
 #include "cuda/async_copy.cuh"
 #include "cuda/convert.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/reduce.cuh"
 
 namespace fk::cuda::norm {
@@ -71,28 +72,71 @@ __device__ __forceinline__ void load_parameter(const Parameter& p, int64_t colum
   for (int i = 0; i < N; ++i) out[i] += p.offset;
 }
 
-// The threads that work on one row: a warp (several rows per block, no barriers) or the block.
+// The threads that work on one row: a warp, or several that meet at a barrier of their own. A block
+// holds kBlock / kTeam teams.
 template <int kTeam, int kBlock>
 struct Team {
   static constexpr int kSize = kTeam;
   static constexpr int kThreads = kBlock;
   static constexpr int kCount = kBlock / kTeam;
   static constexpr int kWarps = kTeam / kWarpSize;
-  static_assert(kTeam == kWarpSize || kTeam == kBlock);
+  static_assert(kTeam % kWarpSize == 0 && kBlock % kTeam == 0 && kCount < 16);
 
   static __device__ __forceinline__ int rank() { return threadIdx.x % kTeam; }
   static __device__ __forceinline__ int index() { return threadIdx.x / kTeam; }
 
-  // `scratch` is used by teams of several warps only.
-  template <class Value, class Merge>
-  static __device__ __forceinline__ Value reduce(Value value, Merge merge, Value* scratch) {
-    if constexpr (kTeam == kWarpSize) {
-      return warp_reduce(value, merge);
+  static __device__ __forceinline__ void sync() {
+    if constexpr (kWarps == 1) {
+      __syncwarp();
+    } else if constexpr (kCount == 1) {
+      __syncthreads();
     } else {
-      return block_reduce<kBlock>(value, merge, scratch);
+      asm volatile("bar.sync %0, %1;" ::"r"(index() + 1), "n"(kTeam) : "memory");
     }
   }
+
+  // `scratch` is the team's own, of kWarps values; it may be used again after another sync.
+  template <class Value, class Merge>
+  static __device__ __forceinline__ Value reduce(Value value, Merge merge, Value* scratch) {
+    value = warp_reduce(value, merge);
+    if constexpr (kWarps > 1) {
+      const int lane = threadIdx.x % kWarpSize;
+      if (lane == 0) scratch[rank() / kWarpSize] = value;
+      sync();
+      if constexpr (kWarps > 4) {
+        value = warp_reduce<kWarps>(scratch[lane % kWarps], merge);
+      } else {
+        // Few enough for every thread to read them all, which is sooner done than shuffles.
+        value = scratch[0];
+#pragma unroll
+        for (int w = 1; w < kWarps; ++w) value = merge(value, scratch[w]);
+      }
+    }
+    return value;
+  }
 };
+
+// How a kernel is cut for rows of at most kTeam * kVecs vectors.
+template <int kTeam, int kBlock, int kVecs_, int kMinBlocks_, bool kBulk_ = false>
+struct Tile {
+  using Team = norm::Team<kTeam, kBlock>;
+  static constexpr int kVecs = kVecs_;
+  // Blocks per multiprocessor: at least so many in the forward, just so many in the backward.
+  static constexpr int kMinBlocks = kMinBlocks_;
+  static constexpr bool kBulk = kBulk_;  // rows come by bulk copies, where there are any
+};
+
+// What __launch_bounds__ may ask for: `blocks` per multiprocessor, or as many as its threads allow.
+constexpr int min_blocks(int threads, int blocks) {
+#if __CUDA_ARCH__ == 750
+  constexpr int kMaxThreads = 1024;
+#elif __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+  constexpr int kMaxThreads = 1536;
+#else
+  constexpr int kMaxThreads = 2048;
+#endif
+  return blocks * threads <= kMaxThreads ? blocks : kMaxThreads / threads;
+}
 
 // A thread's share of a row: kVecs vectors, vector i at position rank + i * team size.
 template <class T, int kVecs>
@@ -109,12 +153,10 @@ __device__ __forceinline__ void load_row(const View& source, uint32_t row, int v
   }
 }
 
-// Loads a row when it is asked for; other blocks hide the wait.
+// Loads a row when it is asked for; other warps hide the wait.
 template <class T, int kInputs, class Team, int kVecs>
 class DirectLoader {
  public:
-  static constexpr bool kNeedsShared = false;
-
   __device__ DirectLoader(const View* sources, uint32_t, uint32_t, int vectors, uint32_t, int)
       : sources_(sources), vectors_(vectors) {}
   __device__ __forceinline__ void take(uint32_t row, RowPart<T, kVecs> (&parts)[kInputs]) {
@@ -130,50 +172,13 @@ class DirectLoader {
   int vectors_;
 };
 
-// Keeps the next row of the team on its way into registers while this one is worked on.
-template <class T, int kInputs, class Team, int kVecs>
-class PrefetchLoader {
- public:
-  static constexpr bool kNeedsShared = false;
-
-  __device__ PrefetchLoader(const View* sources, uint32_t first, uint32_t step, int vectors,
-                            uint32_t rows, int)
-      : sources_(sources), step_(step), rows_(rows), vectors_(vectors) {
-    fetch(first);
-  }
-  __device__ __forceinline__ void take(uint32_t row, RowPart<T, kVecs> (&parts)[kInputs]) {
-#pragma unroll
-    for (int k = 0; k < kInputs; ++k) {
-#pragma unroll
-      for (int i = 0; i < kVecs; ++i) parts[k][i] = next_[k][i];
-    }
-    fetch(row + step_);
-  }
-  __device__ __forceinline__ void refill(uint32_t) {}
-
- private:
-  __device__ __forceinline__ void fetch(uint32_t row) {
-    if (row >= rows_) return;
-#pragma unroll
-    for (int k = 0; k < kInputs; ++k) {
-      if (sources_[k]) load_row<T, Team, kVecs>(sources_[k], row, vectors_, next_[k]);
-    }
-  }
-
-  const View* sources_;
-  uint32_t step_, rows_;
-  int vectors_;
-  RowPart<T, kVecs> next_[kInputs];
-};
-
 // Keeps the team's next rows on their way into a ring of shared memory, by bulk copies (sm_90):
 // bytes in flight cost no registers.
+constexpr int kMaxStages = 4;
+
 template <class T, int kInputs, class Team, int kVecs>
 class BulkLoader {
  public:
-  static constexpr bool kNeedsShared = true;
-  static constexpr int kMaxStages = 8;
-
   __device__ BulkLoader(const View* sources, uint32_t first, uint32_t step, int vectors,
                         uint32_t rows, int stages)
       : sources_(sources), step_(step), rows_(rows), vectors_(vectors), stages_(stages) {

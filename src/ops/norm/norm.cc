@@ -5,31 +5,29 @@ namespace fk {
 
 void register_norm(Registry& registry) {
   registry.add<RmsNormFwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run},
+    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
 #if FK_HAVE_CUDA
-      {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
 #endif
   });
   registry.add<RmsNormBwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
 #if FK_HAVE_CUDA
-      {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
 #endif
   });
   registry.add<LayerNormFwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run},
+    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
 #if FK_HAVE_CUDA
-      {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
 #endif
   });
   registry.add<LayerNormBwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
 #if FK_HAVE_CUDA
-      {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
 #endif
   });
 }

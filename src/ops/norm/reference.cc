@@ -1,6 +1,7 @@
 // rms_norm and layer_norm in double precision. The gradients come from writing the forward as
 // y = xhat * w + b with xhat = (s - mean) * rstd: both statistics depend on s, which takes from the
-// gradient of xhat its component along xhat (through rstd) and, in layer_norm, its mean (through mean).
+// gradient of xhat its component along xhat (through rstd) and, in layer_norm, its mean (through
+// mean).
 #include <cmath>
 
 #include "core/access.h"
@@ -20,8 +21,8 @@ void put(const Tensor& t, int64_t start, int64_t i, double value) {
 
 double weight_at(const Tensor& weight, int64_t i) { return weight ? at(weight, 0, i) : 1; }
 
-// Calls `each_row(r, s)` with s(i) the value that is normalised: x, or x + residual as it is stored.
-// Writes `sum` on the way.
+// Calls `each_row(r, s)` with s(i) the value that is normalised: x, or x + residual as it is
+// stored. Writes `sum` on the way.
 template <class Args, class EachRow>
 void for_each_row(const Args& a, const EachRow& each_row) {
   const Rows x_rows = rows_of(a.x);

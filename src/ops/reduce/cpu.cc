@@ -1,10 +1,10 @@
 // sum and max on the CPU, forward and backward.
 //
-// Floor: forward reads x once, backward writes dx once (max also reads x, a second time from cache).
-// Each vector loaded costs one addition, or a NaN-propagating maximum; sums are accumulated in fp32
-// within blocks and in double between them. Where there are few rows the axis is cut into chunks,
-// which give one partial result each; the cut depends on shapes and strides alone, so that the number
-// of threads does not show in the result. Rows and columns: see cpu/axis_plan.h.
+// Floor: forward reads x once, backward writes dx once (max also reads x, a second time from
+// cache). Each vector loaded costs one addition, or a NaN-propagating maximum; sums are accumulated
+// in fp32 within blocks and in double between them. Where there are few rows the axis is cut into
+// chunks, which give one partial result each; the cut depends on shapes and strides alone, so that
+// the number of threads does not show in the result. Rows and columns: see cpu/axis_plan.h.
 //
 // One core reads memory faster at four distant places at once than at one (27 against 19 GB/s on an
 // EPYC 9004), but a cache slower: inputs that no cache holds are taken as four rows at a time.
@@ -27,29 +27,13 @@ struct ReduceForward {
   const Tensor& x;
   const Tensor& y;
   Rows x_rows, y_rows;
-  Tiles tiles;          // none: rows
-  int64_t chunks = 1;   // pieces of the axis
-  int64_t chunk = 0;    // length of each, but the last
+  Tiles tiles;                // none: rows
+  int64_t chunks = 1;         // pieces of the axis
+  int64_t chunk = 0;          // length of each, but the last
   bool distant = false;       // take four distant rows at a time
   double* partial = nullptr;  // [chunks, rows]
 
   int64_t pieces() const { return (tiles.count > 0 ? tiles.count : x_rows.count) * chunks; }
-};
-
-struct SumBackward {
-  const Tensor& dy;
-  const Tensor& dx;
-  Rows dy_rows, dx_rows;
-  Tiles tiles;
-};
-
-struct MaxBackward {
-  const Tensor& dy;
-  const Tensor& x;
-  const Tensor& y;
-  const Tensor& dx;
-  Rows dy_rows, x_rows, y_rows, dx_rows;
-  Tiles tiles;
 };
 
 }  // namespace fk::cpu
@@ -59,7 +43,7 @@ struct MaxBackward {
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/reduce/cpu.cc"
 #include "cpu/foreach_target.h"
-#include "cpu/axis_simd.h"
+#include "cpu/simd_axis.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
@@ -67,13 +51,16 @@ namespace HWY_NAMESPACE {
 namespace {
 
 struct Sum {
-  static constexpr double kNeutral = 0;
-
   static double Join(double a, double b) { return a + b; }
 
   template <class T>
   static HWY_INLINE float Block(const T* x, int64_t n) {
     return BlockSum(x, n);
+  }
+
+  template <class T>
+  static HWY_INLINE double Row(const T* x, int64_t stride, int64_t n) {
+    return RowSum(x, stride, n);
   }
 
   // Four rows at once. One chain of additions each, hence the shorter blocks.
@@ -100,20 +87,29 @@ struct Sum {
   template <class T>
   static HWY_INLINE void Columns(const T* x, int64_t stride, int64_t begin, int64_t end,
                                  int64_t width, double* result) {
-    SumColumns(result, width, begin, end, [&](int64_t j, int64_t c, auto k) HWY_ATTR {
-      return Load(x + j * stride + c, k);
-    });
+    SumColumns(result, width, begin, end,
+               [&](int64_t j, int64_t c, auto k) HWY_ATTR { return Load(x + j * stride + c, k); });
   }
 };
 
 struct Max {
-  static constexpr double kNeutral = -kInfinity;
-
   static double Join(double a, double b) { return b > a || std::isnan(b) ? b : a; }
 
   template <class T>
   static HWY_INLINE float Block(const T* x, int64_t n) {
     return BlockMaxNaN(x, n);
+  }
+
+  template <class T>
+  static HWY_INLINE double Row(const T* x, int64_t stride, int64_t n) {
+    if (stride == 1) return BlockMaxNaN(x, n);
+    T buffer[kBlock];
+    double max = -kInfinity;
+    for (int64_t i = 0; i < n; i += kBlock) {
+      const int64_t k = std::min(kBlock, n - i);
+      max = Join(max, BlockMaxNaN(Gather(x + i * stride, stride, k, buffer), k));
+    }
+    return max;
   }
 
   template <class T>
@@ -141,23 +137,11 @@ struct Max {
     alignas(64) float max[kTile];
     std::fill_n(max, width, -kInfinity);
     const auto larger = [](auto a, auto b) HWY_ATTR { return MaxNaN(a, b); };
-    FoldColumns(max, width, begin, end, larger, [&](int64_t j, int64_t c, auto k) HWY_ATTR {
-      return Load(x + j * stride + c, k);
-    });
+    FoldColumns(max, width, begin, end, larger,
+                [&](int64_t j, int64_t c, auto k) HWY_ATTR { return Load(x + j * stride + c, k); });
     std::copy_n(max, width, result);
   }
 };
-
-template <class Op, class T>
-HWY_INLINE double ReduceRow(const T* x, int64_t stride, int64_t n) {
-  T buffer[kBlock];
-  double result = Op::kNeutral;
-  for (int64_t i = 0; i < n; i += kBlock) {
-    const int64_t k = std::min(kBlock, n - i);
-    result = Op::Join(result, Op::Block(Gather(x + i * stride, stride, k, buffer), k));
-  }
-  return result;
-}
 
 // `width` numbers to the results of the rows from `row` on.
 template <class T>
@@ -218,7 +202,7 @@ void ForwardPieces(const ReduceForward& job, int64_t begin, int64_t end) {
     if (job.tiles.count > 0) {
       Op::Columns(x, stride, 0, piece.end - piece.begin, piece.tile.width, result);
     } else {
-      result[0] = ReduceRow<Op>(x, stride, piece.end - piece.begin);
+      result[0] = Op::Row(x, stride, piece.end - piece.begin);
     }
     StorePiece<T>(job, piece, result);
   }
@@ -265,110 +249,9 @@ void JoinChunks(const ReduceForward& job) {
   }
 }
 
-template <class T>
-void SumBackwardRows(const SumBackward& job, int64_t begin, int64_t end) {
-  const F32 d;
-  const int64_t n = job.dx.size(-1), stride = job.dx.stride(-1);
-  for (int64_t r = begin; r < end; ++r) {
-    const T* dy = job.dy.ptr<const T>() + job.dy_rows.offset(r);
-    T* dx = job.dx.ptr<T>() + job.dx_rows.offset(r);
-    if (stride == 1) {
-      const auto v = hn::Set(d, ToF32(dy));
-      ForEachVector(n, [&](int64_t i, auto k) HWY_ATTR { Store(v, dx + i, k); });
-    } else {
-      for (int64_t i = 0; i < n; ++i) dx[i * stride] = *dy;
-    }
-  }
-}
-
-template <class T>
-void SumBackwardColumns(const SumBackward& job, int64_t begin, int64_t end) {
-  T buffer[kTile];
-  const int64_t n = job.dx.size(-1), stride = job.dx.stride(-1);
-  for (int64_t i = begin; i < end; ++i) {
-    const auto [row, width] = job.tiles[i];
-    T* dx = job.dx.ptr<T>() + job.dx_rows.offset(row);
-    const T* dy = Gather(job.dy.ptr<const T>() + job.dy_rows.offset(row), job.dy_rows.last_stride,
-                         width, buffer);
-    for (int64_t j = 0; j < n; ++j) std::copy_n(dy, width, dx + j * stride);
-  }
-}
-
-// Where x is the largest entry; a NaN is where the largest is NaN.
-template <class V>
-HWY_INLINE auto IsLargest(V x, V y) {
-  return hn::Or(hn::Eq(x, y), hn::And(hn::IsNaN(x), hn::IsNaN(y)));
-}
-
-template <class T>
-void MaxBackwardRows(const MaxBackward& job, int64_t begin, int64_t end) {
-  const F32 d;
-  const auto one = hn::Set(d, 1.0f);
-  T x_buffer[kBlock], dx_buffer[kBlock];
-  const int64_t n = job.x.size(-1), x_stride = job.x.stride(-1), dx_stride = job.dx.stride(-1);
-  for (int64_t r = begin; r < end; ++r) {
-    const T* x = job.x.ptr<const T>() + job.x_rows.offset(r);
-    T* dx = job.dx.ptr<T>() + job.dx_rows.offset(r);
-    const auto y = hn::Set(d, ToF32(job.y.ptr<const T>() + job.y_rows.offset(r)));
-    double count = 0;
-    for (int64_t i = 0; i < n; i += kBlock) {
-      const int64_t length = std::min(kBlock, n - i);
-      const T* in = Gather(x + i * x_stride, x_stride, length, x_buffer);
-      count += FoldSum(length, [&](int64_t c, auto k) HWY_ATTR {
-        const auto mask = IsLargest(Load(in + c, k), y);
-        if constexpr (std::is_same_v<decltype(k), int64_t>) {
-          return hn::IfThenElseZero(hn::And(mask, hn::FirstN(F32(), k)), one);
-        } else {
-          return hn::IfThenElseZero(mask, one);
-        }
-      });
-    }
-    const float dy = ToF32(job.dy.ptr<const T>() + job.dy_rows.offset(r));
-    const auto share = hn::Set(d, static_cast<float>(dy / count));
-    for (int64_t i = 0; i < n; i += kBlock) {
-      const int64_t length = std::min(kBlock, n - i);
-      const T* in = Gather(x + i * x_stride, x_stride, length, x_buffer);
-      T* out = dx_stride == 1 ? dx + i : dx_buffer;
-      ForEachVector(length, [&](int64_t c, auto k) HWY_ATTR {
-        Store(hn::IfThenElseZero(IsLargest(Load(in + c, k), y), share), out + c, k);
-      });
-      if (dx_stride != 1) Scatter(out, length, dx + i * dx_stride, dx_stride);
-    }
-  }
-}
-
-template <class T>
-void MaxBackwardColumns(const MaxBackward& job, int64_t begin, int64_t end) {
-  alignas(64) double count[kTile];
-  alignas(64) float y[kTile], share[kTile];
-  const auto one = hn::Set(F32(), 1.0f);
-  const int64_t n = job.x.size(-1), x_stride = job.x.stride(-1), dx_stride = job.dx.stride(-1);
-  for (int64_t i = begin; i < end; ++i) {
-    const auto [row, width] = job.tiles[i];
-    const T* x = job.x.ptr<const T>() + job.x_rows.offset(row);
-    T* dx = job.dx.ptr<T>() + job.dx_rows.offset(row);
-    const T* ty = job.y.ptr<const T>() + job.y_rows.offset(row);
-    const T* tdy = job.dy.ptr<const T>() + job.dy_rows.offset(row);
-    for (int64_t c = 0; c < width; ++c) y[c] = ToF32(ty + c * job.y_rows.last_stride);
-    SumColumns(count, width, 0, n, [&](int64_t j, int64_t c, auto k) HWY_ATTR {
-      return hn::IfThenElseZero(IsLargest(Load(x + j * x_stride + c, k), Load(y + c, k)), one);
-    });
-    for (int64_t c = 0; c < width; ++c) {
-      share[c] = static_cast<float>(ToF32(tdy + c * job.dy_rows.last_stride) / count[c]);
-    }
-    for (int64_t j = 0; j < n; ++j) {
-      ForEachVector(width, [&](int64_t c, auto k) HWY_ATTR {
-        const auto mask = IsLargest(Load(x + j * x_stride + c, k), Load(y + c, k));
-        Store(hn::IfThenElseZero(mask, Load(share + c, k)), dx + j * dx_stride + c, k);
-      });
-    }
-  }
-}
-
 template <class Op>
 void Forward(const ReduceForward& job, int64_t begin, int64_t end) {
-  const bool short_rows =
-      job.tiles.count == 0 && job.x.stride(-1) == 1 && job.x.size(-1) <= kBlock;
+  const bool short_rows = job.tiles.count == 0 && job.x.stride(-1) == 1 && job.x.size(-1) <= kBlock;
   ByDType(job.x.dtype, [&](auto t) {
     using T = decltype(t);
     if (job.distant) {
@@ -394,22 +277,6 @@ void reduce_join(const ReduceForward& job) {
   });
 }
 
-void sum_backward(const SumBackward& job, int64_t begin, int64_t end) {
-  ByDType(job.dx.dtype, [&](auto t) {
-    using T = decltype(t);
-    job.tiles.count > 0 ? SumBackwardColumns<T>(job, begin, end)
-                        : SumBackwardRows<T>(job, begin, end);
-  });
-}
-
-void max_backward(const MaxBackward& job, int64_t begin, int64_t end) {
-  ByDType(job.x.dtype, [&](auto t) {
-    using T = decltype(t);
-    job.tiles.count > 0 ? MaxBackwardColumns<T>(job, begin, end)
-                        : MaxBackwardRows<T>(job, begin, end);
-  });
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();
@@ -420,16 +287,14 @@ namespace fk::cpu {
 
 FK_CPU_EXPORT(reduce_forward);
 FK_CPU_EXPORT(reduce_join);
-FK_CPU_EXPORT(sum_backward);
-FK_CPU_EXPORT(max_backward);
 
 namespace {
 
 // Looks at shapes and strides only.
 ReduceForward plan(Reduce what, const Tensor& x, const Tensor& y) {
-  constexpr int64_t kPieces = 64;         // enough for the threads of a large machine
-  constexpr int64_t kFewPieces = 8;       // so few items would leave threads idle
-  constexpr int64_t kElements = 16384;    // a piece is worth a thread
+  constexpr int64_t kPieces = 64;       // enough for the threads of a large machine
+  constexpr int64_t kFewPieces = 8;     // so few items would leave threads idle
+  constexpr int64_t kElements = 16384;  // a piece is worth a thread
   ReduceForward job{what, x, y, rows_of(x), rows_of(y, 0), {}};
   const int64_t n = x.size(-1);
   job.chunk = n;
@@ -469,15 +334,6 @@ size_t partial_bytes(Reduce what, const Tensor& x, const Tensor& y) {
   return job.chunks > 1 ? job.chunks * job.x_rows.count * sizeof(double) : 0;
 }
 
-// Runs `kernel` over the rows of `job`, or over its tiles if it has some.
-template <class Job, class Kernel>
-void parallel(const Job& job, Kernel kernel, const Exec& exec) {
-  const int64_t n = job.dx.size(-1), width = job.tiles.count > 0 ? job.tiles.width : 1;
-  const int64_t items = job.tiles.count > 0 ? job.tiles.count : job.dx_rows.count;
-  exec.parallel_for(items, grain_of(items, width * n),
-                    [&](int64_t b, int64_t e) { kernel(job, b, e); });
-}
-
 }  // namespace
 
 size_t workspace(const SumFwd& a) { return partial_bytes(Reduce::kSum, a.x, a.y); }
@@ -487,29 +343,6 @@ size_t workspace(const MaxFwd& a) { return partial_bytes(Reduce::kMax, a.x, a.y)
 Status run(const SumFwd& a, const Exec& exec) { return forward(Reduce::kSum, a.x, a.y, exec); }
 
 Status run(const MaxFwd& a, const Exec& exec) { return forward(Reduce::kMax, a.x, a.y, exec); }
-
-Status run(const SumBwd& a, const Exec& exec) {
-  if (!a.dx) return {};
-  SumBackward job{a.dy, a.dx, rows_of(a.dy, 0), rows_of(a.dx), {}};
-  if (in_columns(a.dx, job.dx_rows)) {
-    job.tiles = tiles_of(job.dx_rows.count, evenly_spaced_rows({&job.dy_rows, &job.dx_rows}), kTile);
-  }
-  parallel(job, FK_CPU_DISPATCH(sum_backward), exec);
-  return {};
-}
-
-Status run(const MaxBwd& a, const Exec& exec) {
-  if (!a.dx) return {};
-  MaxBackward job{a.dy, a.x, a.y, a.dx, rows_of(a.dy, 0), rows_of(a.x), rows_of(a.y, 0),
-                  rows_of(a.dx), {}};
-  if (in_columns(a.x, job.x_rows) && in_columns(a.dx, job.dx_rows)) {
-    const int64_t inner =
-        evenly_spaced_rows({&job.dy_rows, &job.x_rows, &job.y_rows, &job.dx_rows});
-    job.tiles = cached_tiles_of(job.x_rows.count, inner, a.x.size(-1));
-  }
-  parallel(job, FK_CPU_DISPATCH(max_backward), exec);
-  return {};
-}
 
 }  // namespace fk::cpu
 

@@ -1,11 +1,14 @@
 // sum and max on CUDA, forward and backward.
 //
 // Floors (bytes of T per element): forward 1 read; sum's backward 1 write; max's backward 1 read +
-// 1 write, of which this does 2 reads (count the largest, then share dy among them).
+// 1 write. That one counts the largest entries of a row, then shares dy among them: out of
+// registers where a row fits (row_tile.cuh), else it reads the row twice.
 //
-// All are the row loops of row_reduce.cuh and row_map.cuh, which also say how they are tiled.
+// All are the row loops of row_reduce.cuh, row_map.cuh and row_tile.cuh, which also say how they
+// are tiled.
 #include "cuda/row_map.cuh"
 #include "cuda/row_reduce.cuh"
+#include "cuda/row_tile.cuh"
 #include "ops/reduce/reduce.h"
 
 namespace fk::cuda {
@@ -155,6 +158,46 @@ struct MaxBwdOp {
   }
 };
 
+// In registers.
+template <class T>
+struct MaxBwdTileOp {
+  using Element = T;
+  struct State {
+    float count;  // exact: the row fits registers
+  };
+  static constexpr int kInputs = 1;
+  static constexpr float kFill = -INFINITY;
+  RowView<const T> in[1];
+  RowView<T> out;
+  RowView<const T> y, dy;
+
+  struct Row {
+    float y, dy;
+  };
+  __device__ Row row(int64_t r) const { return {to_float(*y.row(r)), to_float(*dy.row(r))}; }
+  template <int kVectors, int kWidth>
+  __device__ void add(State& state, const Row& row, float (&x)[kVectors][kWidth],
+                      const float (&)[kVectors][kWidth], int filled) const {
+    if (is_largest(kFill, row.y)) state.count -= static_cast<float>(filled);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) state.count += is_largest(x[j][e], row.y) ? 1.f : 0.f;
+    }
+  }
+  __device__ static State empty() { return {0.f}; }
+  __device__ static State reduce(const State& state, int lanes) {
+    return {lanes_reduce(state.count, lanes, Sum())};
+  }
+  template <int kWidth>
+  __device__ void apply(const Row& row, const State&, const State& all, float (&x)[kWidth],
+                        const float (&)[kWidth]) const {
+    const float share = row.dy / all.count;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) x[e] = is_largest(x[e], row.y) ? share : 0.f;
+  }
+};
+
 template <class T>
 struct SumBwdOp {
   using Element = T;
@@ -225,13 +268,18 @@ Status run(const MaxBwd& args, const Exec& exec) {
   sort_leading_dims({&a.x, &a.dx}, {&a.y, &a.dy});
   return for_dtype(a.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const RowView<const T> x = rows_view<const T>(a.x), y = scalars_view<const T>(a.y);
+    const RowView<const T> x = rows_view<const T>(a.x);
+    const RowView<const T> y = scalars_view<const T>(a.y), dy = scalars_view<const T>(a.dy);
+    const RowView<T> dx = rows_view<T>(a.dx);
+    const RowLayout layout = layout_of({&a.x, &a.dx});
+    if (fits_tile(layout, sizeof(T))) {
+      return map_tiles(MaxBwdTileOp<T>{{x}, dx, y, dy}, layout, stream_of(exec));
+    }
     const RowLayout read = layout_of({&a.x});
     float* counts = exec.workspace<float>();
     char* partial = exec.workspace<char>() + counts_bytes(read.rows);
-    FK_RETURN_IF_ERROR(reduce(CountOp<T>{{x}, y, counts}, read, partial, stream_of(exec)));
-    const MaxBwdOp<T> op{{x}, rows_view<T>(a.dx), y, scalars_view<const T>(a.dy), counts};
-    return map(op, layout_of({&a.x, &a.dx}), stream_of(exec));
+    return reduce_then_map(CountOp<T>{{x}, y, counts}, read, partial,
+                           MaxBwdOp<T>{{x}, dx, y, dy, counts}, layout, stream_of(exec));
   });
 }
 

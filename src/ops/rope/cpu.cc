@@ -3,8 +3,8 @@
 // Floor: memory traffic, one read and one write of x; a pair costs four multiplications.
 //
 // Threads take tokens. A token's cosines and sines are first laid out as the vectors that its heads
-// will use: as they are for halves, each twice (and the sines with alternating sign) for interleaved
-// pairs, where a vector of x is then x * cos + swapped(x) * sin. All heads share them.
+// will use: as they are for halves, each twice (and the sines with alternating sign) for
+// interleaved pairs, where a vector of x is then x * cos + swapped(x) * sin. All heads share them.
 
 #include "ops/rope/rope.h"
 
@@ -12,9 +12,9 @@
 #define FK_OPS_ROPE_CPU_ONCE_
 
 #include <algorithm>
-#include <cstring>
 
 #include "cpu/axis_plan.h"
+#include "cpu/cache.h"
 
 namespace fk::cpu {
 namespace {
@@ -25,12 +25,13 @@ constexpr int64_t kPairs = 256;
 struct RopeJob {
   Tensor x, cos, sin, positions, y;
   bool interleaved;
-  float direction;  // 1: forward, -1: backward
+  float direction;      // 1: forward, -1: backward
+  bool stream = false;  // y goes past the caches
 
   int64_t position(int64_t batch, int64_t token) const {
     if (!positions) return token;
-    const int64_t i = token * positions.stride(-1) +
-                      (positions.ndim == 2 ? batch * positions.stride(0) : 0);
+    const int64_t i =
+        token * positions.stride(-1) + (positions.ndim == 2 ? batch * positions.stride(0) : 0);
     return positions.dtype == DType::kInt64 ? positions.ptr<const int64_t>()[i]
                                             : positions.ptr<const int32_t>()[i];
   }
@@ -92,8 +93,17 @@ HWY_INLINE void spread(Angles& angles, int64_t n) {
   }
 }
 
+template <bool kStream, class V, class T>
+HWY_INLINE void store(V v, T* p) {
+  if constexpr (kStream) {
+    StreamF32(F32(), v, p);
+  } else {
+    StoreF32(F32(), v, p);
+  }
+}
+
 // Pairs (x[k], x[k + half]).
-template <class T>
+template <bool kStream, class T>
 HWY_INLINE void turn_halves(const Angles& angles, const T* x, T* y, int64_t half, int64_t n) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
@@ -101,8 +111,8 @@ HWY_INLINE void turn_halves(const Angles& angles, const T* x, T* y, int64_t half
   for (; k + lanes <= n; k += lanes) {
     const auto c = hn::Load(d, angles.cos + k), s = hn::Load(d, angles.sin + k);
     const auto a = LoadF32(d, x + k), b = LoadF32(d, x + half + k);
-    StoreF32(d, hn::NegMulAdd(b, s, hn::Mul(a, c)), y + k);
-    StoreF32(d, hn::MulAdd(a, s, hn::Mul(b, c)), y + half + k);
+    store<kStream>(hn::NegMulAdd(b, s, hn::Mul(a, c)), y + k);
+    store<kStream>(hn::MulAdd(a, s, hn::Mul(b, c)), y + half + k);
   }
   if (k < n) {
     const size_t part = static_cast<size_t>(n - k);
@@ -114,7 +124,7 @@ HWY_INLINE void turn_halves(const Angles& angles, const T* x, T* y, int64_t half
 }
 
 // Pairs (x[2k], x[2k + 1]), with the angles spread.
-template <class T>
+template <bool kStream, class T>
 HWY_INLINE void turn_neighbours(const Angles& angles, const T* x, T* y, int64_t n) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
@@ -122,7 +132,7 @@ HWY_INLINE void turn_neighbours(const Angles& angles, const T* x, T* y, int64_t 
   for (; k + lanes <= 2 * n; k += lanes) {
     const auto c = hn::Load(d, angles.cos + k), s = hn::Load(d, angles.sin + k);
     const auto v = LoadF32(d, x + k);
-    StoreF32(d, hn::MulAdd(hn::Shuffle2301(v), s, hn::Mul(v, c)), y + k);
+    store<kStream>(hn::MulAdd(hn::Shuffle2301(v), s, hn::Mul(v, c)), y + k);
   }
   if (k < 2 * n) {
     const size_t part = static_cast<size_t>(2 * n - k);
@@ -145,7 +155,7 @@ void turn_strided(const Angles& angles, const T* x, int64_t x_stride, T* y, int6
   }
 }
 
-template <class T>
+template <class T, bool kStream>
 void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
   const int64_t length = job.x.size(1), heads = job.x.size(2), size = job.x.size(3);
   const int64_t pairs = job.cos.size(1);
@@ -175,9 +185,9 @@ void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
         if (!unit) {
           turn_strided(angles, xh, x_stride, yh, y_stride, step, apart, n);
         } else if (job.interleaved) {
-          turn_neighbours(angles, xh, yh, n);
+          turn_neighbours<kStream>(angles, xh, yh, n);
         } else {
-          turn_halves(angles, xh, yh, pairs, n);
+          turn_halves<kStream>(angles, xh, yh, pairs, n);
         }
       }
     }
@@ -190,14 +200,21 @@ void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
   }
 }
 
+template <class T>
+void turn_as(const RopeJob& job, int64_t begin, int64_t end) {
+  if (!job.stream) return turn_tokens<T, false>(job, begin, end);
+  turn_tokens<T, true>(job, begin, end);
+  hwy::FlushStream();
+}
+
 void turn(const RopeJob& job, int64_t begin, int64_t end) {
   switch (job.x.dtype) {
     case DType::kFloat16:
-      return turn_tokens<float16_t>(job, begin, end);
+      return turn_as<float16_t>(job, begin, end);
     case DType::kBFloat16:
-      return turn_tokens<bfloat16_t>(job, begin, end);
+      return turn_as<bfloat16_t>(job, begin, end);
     default:
-      return turn_tokens<float>(job, begin, end);
+      return turn_as<float>(job, begin, end);
   }
 }
 
@@ -212,8 +229,20 @@ namespace {
 
 FK_CPU_EXPORT(turn);
 
-Status run(const RopeJob& job, const Exec& exec) {
+// Whether every vector of y can be written with StreamF32, and should be.
+bool streams(const RopeJob& job) {
+  const Tensor& y = job.y;
+  const int64_t bytes = size_of(y.dtype);
+  bool aligned = y.stride(3) == 1 && job.x.stride(3) == 1;
+  for (int i = 0; i < 3; ++i) aligned = aligned && streamable(y.data, y.stride(i) * bytes);
+  // Second halves start in the middle of a head.
+  if (!job.interleaved) aligned = aligned && streamable(y.data, job.cos.size(1) * bytes);
+  return aligned && y.data != job.x.data && pays_to_stream(2 * y.numel() * bytes);
+}
+
+Status run(RopeJob job, const Exec& exec) {
   if (!job.y) return {};
+  job.stream = streams(job);
   const int64_t tokens = job.x.size(0) * job.x.size(1);
   const auto kernel = FK_CPU_DISPATCH(turn);
   exec.parallel_for(tokens, grain_of(tokens, job.x.size(2) * job.x.size(3)),

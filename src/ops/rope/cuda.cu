@@ -6,7 +6,7 @@
 // loads its cosines and sines once, and applies them to kHeads heads, whose loads are all in flight
 // before the first is used. Anything else goes one pair per thread. In place is safe: both members
 // of a pair are read and written by one thread.
-#include "cuda/row_reduce.cuh"
+#include "cuda/row_walk.cuh"
 #include "ops/rope/rope.h"
 
 namespace fk::cuda {

@@ -12,13 +12,14 @@ namespace {
 Status check(const char* name, const Tensor& x, const Tensor& cos, const Tensor& positions) {
   const int64_t tokens = x.size(1), head = x.size(3), table = cos.size(0), pairs = cos.size(1);
   if (2 * pairs > head) {
-    return invalid("cos: expected at most " + std::to_string(head / 2) + " columns (half of " + name +
-                   "'s last size " + std::to_string(head) + "), got " + std::to_string(pairs));
+    return invalid("cos: expected at most " + std::to_string(head / 2) + " columns (half of " +
+                   name + "'s last size " + std::to_string(head) + "), got " +
+                   std::to_string(pairs));
   }
   if (!positions) {
     if (tokens <= table) return {};
-    return invalid("cos: expected at least " + std::to_string(tokens) +
-                   " rows (one per token of " + name + "), got " + std::to_string(table));
+    return invalid("cos: expected at least " + std::to_string(tokens) + " rows (one per token of " +
+                   name + "), got " + std::to_string(table));
   }
   if (!readable(positions)) return {};
   const bool batched = positions.ndim == 2;
@@ -27,8 +28,8 @@ Status check(const char* name, const Tensor& x, const Tensor& cos, const Tensor&
       const int64_t batch_offset = batched ? b * positions.stride(0) : 0;
       const int64_t value = load_index(positions, batch_offset + l * positions.stride(-1));
       if (value >= 0 && value < table) continue;
-      return invalid("positions: expected values from 0 to " + std::to_string(table - 1) + ", got " +
-                     std::to_string(value) + " at " +
+      return invalid("positions: expected values from 0 to " + std::to_string(table - 1) +
+                     ", got " + std::to_string(value) + " at " +
                      (batched ? "(" + std::to_string(b) + ", " + std::to_string(l) + ")"
                               : "token " + std::to_string(l)));
     }
@@ -44,17 +45,15 @@ Status RopeBwd::validate(const RopeBwd& a) { return check("dy", a.dy, a.cos, a.p
 
 void register_rope(Registry& registry) {
   registry.add<RopeFwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run},
+    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
 #if FK_HAVE_CUDA
-      {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
 #endif
   });
   registry.add<RopeBwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run},
+    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
 #if FK_HAVE_CUDA
-      {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
 #endif
   });
 }

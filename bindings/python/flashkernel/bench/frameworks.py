@@ -1,5 +1,7 @@
 """How each framework holds a workload's tensors and what is timed in it."""
 
+import functools
+
 import numpy as np
 
 from .workloads import PARAMETERS, Workload, bytes_moved
@@ -35,11 +37,20 @@ class Numpy:
             for k, a in arrays.items()
         }
 
-    def calls(self, workload: Workload, direction: str, tensors: dict, peers: list) -> dict:
-        calls = {"ours": lambda: workload.ours(self.fk, tensors)}
+    def copies(self, tensors: dict, count: int) -> list[dict]:
+        """The tensors themselves, and count - 1 copies of them."""
+        return [tensors] + [{k: t.copy() for k, t in tensors.items()} for _ in range(count - 1)]
+
+    def functions(self, workload: Workload, peers: list) -> dict:
+        """What is compared, by name: functions of the tensors."""
+        functions = {"ours": lambda t: workload.ours(self.fk, t)}
         if "numpy" in peers:
-            calls["numpy"] = lambda: workload.peers["numpy"](np, tensors)
-        return calls
+            functions["numpy"] = lambda t: workload.peers["numpy"](np, t)
+        return functions
+
+    def calls(self, functions: dict, workload: Workload, direction: str, tensors: dict) -> dict:
+        """What is timed, by name: calls without arguments."""
+        return {name: functools.partial(f, tensors) for name, f in functions.items()}
 
     def errors(self, workload, tensors) -> dict:
         return {}
@@ -71,8 +82,9 @@ class Torch(Numpy):
     peers = ("torch_eager", "torch_compile")
 
     def __init__(self, device: str):
-        import flashkernel as fk
         import torch
+
+        import flashkernel as fk
 
         self.fk, self.module, self.device = fk, torch, device
         self.stream = None
@@ -97,7 +109,10 @@ class Torch(Numpy):
             out[k] = t.to(cast) if a.dtype == np.float32 and k not in PARAMETERS else t
         return out
 
-    def calls(self, workload, direction, tensors, peers) -> dict:
+    def copies(self, tensors, count):
+        return [tensors] + [{k: t.clone() for k, t in tensors.items()} for _ in range(count - 1)]
+
+    def functions(self, workload, peers) -> dict:
         torch = self.module
 
         def eager(t):
@@ -109,6 +124,10 @@ class Torch(Numpy):
         if "torch_compile" in peers:
             torch._dynamo.reset()
             functions["torch_compile"] = torch.compile(eager, dynamic=False)
+        return functions
+
+    def calls(self, functions, workload, direction, tensors) -> dict:
+        torch = self.module
         if direction == "fwd":
             return {
                 name: _without_grad(torch, function, tensors)
@@ -187,8 +206,9 @@ class Jax(Numpy):
     peers = ("jax",)
 
     def __init__(self, device: str):
-        import flashkernel as fk
         import jax
+
+        import flashkernel as fk
 
         self.fk, self.jax, self.module = fk, jax, jax.numpy
         self.device = jax.devices("gpu" if device == "cuda" else "cpu")[0]
@@ -200,10 +220,13 @@ class Jax(Numpy):
         cast = Numpy.tensors(self, arrays, dtype)
         return {k: self.jax.device_put(a, self.device) for k, a in cast.items()}
 
-    def calls(self, workload, direction, tensors, peers) -> dict:
+    def functions(self, workload, peers) -> dict:
         functions = {"ours": lambda t: workload.ours(self.fk, t)}
         if "jax" in peers:
             functions["jax"] = lambda t: workload.peers["jax"](self.module, t)
+        return functions
+
+    def calls(self, functions, workload, direction, tensors) -> dict:
         calls = {}
         for name, function in functions.items():
             if direction == "bwd":

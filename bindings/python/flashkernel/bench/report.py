@@ -73,7 +73,7 @@ def _key(row: dict) -> str:
 
 
 def now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 COLUMNS = ("case", "p50 us", "GB/s", "of copy", "best peer", "p50 us", "ratio")
@@ -137,7 +137,7 @@ def write_html(path: str, result: dict) -> None:
     details = html.escape(json.dumps({k: result[k] for k in ("machine", "method", "ceilings")}))
     page = f"""<!doctype html><meta charset="utf-8"><title>{html.escape(title(result))}</title>
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }}
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem }}
 table {{ border-collapse: collapse; width: 100% }}
 th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left }}
 .n {{ text-align: right; font-variant-numeric: tabular-nums }}
@@ -145,7 +145,7 @@ th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left 
 .slow td:last-child {{ color: #b30 }} code {{ font-size: 12px; color: #555 }}
 </style>
 <h1>{html.escape(title(result))}</h1>
-<p>Ratio: the best peer's median over ours, measured in turns in the same run; above 1 we are faster.
+<p>Ratio: the best peer's median over ours, measured in turns in one run; above 1 we are faster.
 "of copy" is the share of the bandwidth of a plain copy measured in the same run.</p>
 <table><tr>{head}</tr>{"".join(lines)}</table>
 <p><code>{details}</code></p>

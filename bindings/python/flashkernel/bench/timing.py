@@ -51,41 +51,39 @@ def time_cpu(calls: dict, warmup: int, iterations: int, budget_s: float) -> tupl
     return {name: statistics(s) for name, s in samples.items()}, i + 1
 
 
-def time_cuda(calls: dict, warmup: int, iterations: int) -> dict:
-    """Each call captured in a CUDA graph and replayed in turns, with the L2 cache overwritten before
-    each replay. The overwriting also keeps the GPU busy while the host queues what follows, so that
-    the events around a replay measure the GPU alone."""
+def time_cuda(calls: dict[str, list], warmup: int, iterations: int) -> dict:
+    """Each name has the same call on several sets of inputs, together larger than the L2 cache. All
+    sets of a name are captured in one CUDA graph, so that no call finds its inputs in the cache and
+    the launches follow each other as they do in a model; graphs are replayed in turns. A sample is
+    a replay's time over the number of sets."""
     import torch
 
-    scratch = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.current_stream()
     graphs, kept = {}, []
-    for name, call in calls.items():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                kept.append(call())
-                kept.clear()
-        torch.cuda.current_stream().wait_stream(stream)
+    for name, sets in calls.items():
+        for _ in range(3):
+            for call in sets:
+                call()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            kept.append(call())
+        with torch.cuda.graph(graph, stream=stream):
+            for call in sets:
+                kept.append(call())
         graphs[name] = graph
+        kept.clear()  # the graph's pool keeps the outputs' memory
     events = {name: [] for name in graphs}
     for i in range(warmup + iterations):
         for name, graph in graphs.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            scratch.fill_(i & 127)
             start.record()
             graph.replay()
             end.record()
             if i >= warmup:
                 events[name].append((start, end))
         if i % 32 == 31:
-            torch.cuda.synchronize()  # keeps the queue, and so the host's memory, short
+            torch.cuda.synchronize()  # keeps the queue short
     torch.cuda.synchronize()
     return {
-        name: statistics([s.elapsed_time(e) * 1e-3 for s, e in pairs])
+        name: statistics([s.elapsed_time(e) * 1e-3 / len(calls[name]) for s, e in pairs])
         for name, pairs in events.items()
     }

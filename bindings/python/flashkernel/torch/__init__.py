@@ -1,6 +1,6 @@
 """Torch tensors: the ops of `flashkernel` as torch operators (`torch.ops.flashkernel`), with
-gradients, `torch.compile` and fake tensors. The functions here are what `flashkernel.<op>` calls
-for torch tensors; their arguments are all positional."""
+gradients, `torch.compile` and fake tensors. The functions here are those that `flashkernel.<op>`
+calls for torch tensors; calling them directly saves the look at the first argument's type."""
 
 import sys as _sys
 

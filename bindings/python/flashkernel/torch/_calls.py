@@ -43,6 +43,7 @@ def make(operators: Operators):
         namespace[f"forward_{i}_c"] = v.forward._op
         namespace[f"in_place_{i}"] = v.in_place
         namespace[f"differentiable_{i}"] = v.differentiable
+        namespace[f"autograd_{i}"] = v.autograd
 
     body = []
     for f in op.attributes:
@@ -69,14 +70,17 @@ def make(operators: Operators):
     body += _by_variant(operators, _forward)
 
     lines = "\n        ".join(body)
+    signature = op.signature.replace("*, ", "")
     source = f"""
-def {op.public_name}({", ".join(everything)}):
+def {op.public_name}({signature}):
     try:
         {lines}
     except Exception as error:
         return recover(op, {op.public_name}, ({", ".join(everything)},), error)
 """
-    return _compile(source, op.public_name, **namespace)
+    function = _compile(source, op.public_name, **namespace)
+    function.__doc__ = op.docstring
+    return function
 
 
 def _value(f) -> str:
@@ -129,11 +133,17 @@ def _forward(operators: Operators, i: int) -> list[str]:
 def _differentiable(operators: Operators, i: int) -> list[str]:
     op, variant = operators.op, operators.variants[i]
     arguments = _arguments(op, [f.name for f in op.arguments])
+    in_compiler = arguments
     if "inplace_backward" in op.extra_keywords:
         # A compiler plans memory by itself, and takes no writing to inputs in a backward.
-        arguments += ", inplace_backward and not is_compiling()"
-    call = f"differentiable_{i}({arguments})"
-    lines = [f"results = ({call},)" if len(variant.outputs) == 1 else f"results = {call}"]
+        arguments, in_compiler = arguments + ", inplace_backward", arguments + ", False"
+    comma = "," if len(variant.outputs) == 1 else ""
+    lines = [
+        "if is_compiling():",
+        f"    results = differentiable_{i}({in_compiler}){comma}",
+        "else:",
+        f"    results = autograd_{i}({arguments}){comma}",
+    ]
     visible = [f"results[{variant.outputs.index(k)}]" for k in variant.visible]
     if op.in_place_output:
         place = variant.visible.index(op.outputs.index(op.in_place_output))

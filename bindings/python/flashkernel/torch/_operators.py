@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import _library
-from .._declarations import Field, Op, _compile
+from .._declarations import Field, Op
+from ._gradients import Gradient
 
 _lib = torch.library.Library("flashkernel", "DEF")
 _register_kernel = _library.function(
@@ -48,8 +49,9 @@ class Variant:
     present: set[str]  # optional inputs that every call of this variant has
     arguments: list[str]  # of `forward` and `in_place`: all but the absent ones
     forward: object = None
-    differentiable: object = None
     in_place: object = None
+    differentiable: object = None
+    autograd: object = None  # as `differentiable`, for calls outside of a compiler
 
 
 @dataclass
@@ -66,7 +68,6 @@ registered: dict[str, Operators] = {}
 
 def register(op: Op) -> Operators:
     registered[op.public_name] = result = Operators(op, _variants(op))
-    backward = _Backward(op) if op.backward else None
     for v in result.variants:
         inputs = {"absent": v.absent, "present": v.present}
         name = f"{op.public_name}_fwd"
@@ -74,13 +75,45 @@ def register(op: Op) -> Operators:
         if op.in_place_output:
             written = op.outputs.index(op.in_place_output)
             v.in_place = _operator(op, f"{name}_", v.name, v.visible, in_place=written, **inputs)
-        if backward:
-            # Calls that need a gradient take the other operator.
-            _lib.impl(v.forward, torch.library.fallthrough_kernel, "Autograd")
-            extra = [f"bool {s}" for s in op.extra_keywords if s == "inplace_backward"]
-            v.differentiable = _operator(op, op.public_name, v.name, v.outputs, extra=extra)
-            backward.register(v)
+    if op.backward:
+        _register_gradients(result)
     return result
+
+
+def _register_gradients(operators: Operators) -> None:
+    op, bwd = operators.op, operators.op.backward
+    everything = range(len(bwd.outputs))
+    call = _operator(bwd, bwd.public_name, "", everything, chosen_by_call=True)
+    in_place_call = None
+    if "inplace_backward" in op.extra_keywords:
+        in_place_call = _operator(
+            bwd,
+            f"{bwd.public_name}_",
+            "",
+            everything,
+            in_place=bwd.outputs.index(bwd.in_place_output),
+            chosen_by_call=True,
+        )
+    for v in operators.variants:
+        # Calls that need a gradient take the other operator.
+        _lib.impl(v.forward, torch.library.fallthrough_kernel, "Autograd")
+        extra = ["bool inplace_backward"] if in_place_call else []
+        v.differentiable = _operator(op, op.public_name, v.name, v.outputs, extra=extra)
+        gradient = Gradient(op, v, call, in_place_call)
+        v.autograd = gradient.function(v.differentiable)
+        torch.library.register_autograd(
+            v.differentiable._name,
+            gradient.backward,
+            setup_context=_setup_context(gradient.setup),
+            lib=_lib,
+        )
+
+
+def _setup_context(setup):
+    def setup_context(ctx, inputs, output):
+        setup(ctx, *inputs, output if isinstance(output, tuple) else (output,))
+
+    return setup_context
 
 
 def _variants(op: Op) -> list[Variant]:
@@ -190,14 +223,14 @@ def _fake(op: Op, returned: list[int], chosen_by_call: bool, absent: set[str]):
     """Outputs of the right shape, dtype and device, without values."""
     names = [f.name for f in op.arguments]
     left_out = [i for i, name in enumerate(names) if name in absent]
-    first = next(names.index(f.name) for f in op.inputs if not f.optional)
+    tensors = [i for i, f in enumerate(op.arguments) if f.is_tensor]
     sources = [op.dtype_source(f) for f in op.outputs]
 
     def fake(*given):
         arguments = list(given)
         for i in left_out:
             arguments.insert(i, None)
-        like = arguments[first]
+        like = next(arguments[i] for i in tensors if arguments[i] is not None)
         shapes = op.output_shapes(*arguments[: len(names)])
         results = []
         for i in returned:
@@ -222,185 +255,3 @@ def _bump_version(overload, written: int) -> None:
         return overload.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *arguments)
 
     _lib.impl(overload, kernel, "ADInplaceOrView", with_keyset=True)
-
-
-class _Backward:
-    """The backward operators of an op, and which of the forward's tensors go where in them."""
-
-    def __init__(self, op: Op):
-        self.op, self.bwd = op, op.backward
-        self.name = self.bwd.public_name
-        everything = range(len(self.bwd.outputs))
-        self.call = _operator(self.bwd, self.name, "", everything, chosen_by_call=True)
-        self.in_place_call = None
-        if "inplace_backward" in op.extra_keywords:
-            self.overwriting = self.bwd.outputs.index(self.bwd.in_place_output)
-            self.in_place_call = _operator(
-                self.bwd,
-                f"{self.name}_",
-                "",
-                everything,
-                in_place=self.overwriting,
-                chosen_by_call=True,
-            )
-        places = {f.name: i for i, f in enumerate(op.arguments)}
-        # For each gradient: the forward's arguments it belongs to.
-        self.targets = [
-            [places[name] for name in (f.name[1:], f.also_gradient_of) if name in places]
-            for f in self.bwd.outputs
-        ]
-        reached = {i for targets in self.targets for i in targets}
-        self.constant = [
-            (i, f.name)
-            for i, f in enumerate(op.arguments)
-            if f.kind == "input" and i not in reached
-        ]
-        self.attribute = [self._attribute(f) for f in self.bwd.attributes]
-
-    def _attribute(self, f: Field):
-        """f(*forward arguments) -> a backward's attribute: the forward's own, or a size."""
-        names = ", ".join(g.name for g in self.op.arguments)
-        lines: list[str] = []
-        expression = f.name
-        if f.name not in self.op.by_name:
-            expression, _ = self.op._source_of(f.name, lines)
-        body = "".join(f"    {line}\n" for line in lines)
-        return _compile(
-            f"def attribute({names}):\n{body}    return {expression}",
-            "attribute",
-            **_compile_helpers(),
-        )
-
-    def _sources(self, variant: Variant):
-        """For each input of the backward, in order: ("gradient" | "argument" | "output", index)."""
-        arguments = {f.name: i for i, f in enumerate(self.op.arguments)}
-        outputs = {self.op.outputs[i].name: k for k, i in enumerate(variant.outputs)}
-        for f in self.bwd.inputs:
-            if f.prefer in outputs:
-                yield "output", outputs[f.prefer]
-            elif f.name in arguments:
-                yield "argument", arguments[f.name]
-            elif f.name in outputs:
-                yield "output", outputs[f.name]
-            else:
-                yield "gradient", outputs.get(f.name[1:])
-
-    def register(self, variant: Variant) -> None:
-        sources = list(self._sources(variant))
-        kept = [(kind, i) for kind, i in sources if kind != "gradient"]
-        hidden = [k for k, i in enumerate(variant.outputs) if i not in variant.visible]
-        n_arguments = len(self.op.arguments)
-        in_slot_order = _slot_order(self.bwd)
-        gradients_required = [
-            i
-            for f, (kind, i) in zip(self.bwd.inputs, sources, strict=True)
-            if kind == "gradient" and not f.optional
-        ]
-
-        def setup_context(ctx, inputs, output):
-            outputs = output if isinstance(output, tuple) else (output,)
-            for i, name in self.constant:
-                if ctx.needs_input_grad[i]:
-                    raise _library.Error(
-                        f"{self.op.public_name}: {name}: expected a tensor that requires no "
-                        "gradient (this op defines none for it), got one that does"
-                    )
-            ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(*(outputs[k] for k in hidden))
-            ctx.save_for_backward(
-                *(inputs[i] if kind == "argument" else outputs[i] for kind, i in kept)
-            )
-            ctx.attributes = [f(*inputs[:n_arguments]) for f in self.attribute]
-            ctx.in_place = self.in_place_call is not None and inputs[n_arguments]
-            if len(variant.visible) > 1:
-                ctx.like = {i: (outputs[i].shape, outputs[i].dtype) for i in gradients_required}
-
-        def backward(ctx, *gradients):
-            saved = iter(ctx.saved_tensors)
-            tensors = []
-            for f, (kind, i) in zip(self.bwd.inputs, sources, strict=True):
-                if kind != "gradient":
-                    tensors.append(next(saved))
-                    continue
-                gradient = gradients[i] if i is not None else None
-                if gradient is None and not f.optional:
-                    shape, dtype = ctx.like[i]
-                    some = next(g for g in gradients if g is not None)
-                    gradient = some.new_zeros((), dtype=dtype).expand(shape)
-                tensors.append(gradient)
-            needs = ctx.needs_input_grad
-            mask = _mask(
-                bit for bit, targets in enumerate(self.targets) if any(needs[t] for t in targets)
-            )
-            arguments = in_slot_order(tensors, ctx.attributes)
-            computed = self._run(arguments, mask, ctx.in_place)
-            results = [None] * len(needs)
-            for bit, targets in enumerate(self.targets):
-                for t in targets:
-                    if needs[t]:
-                        results[t] = computed[bit]
-            return tuple(results)
-
-        torch.library.register_autograd(
-            variant.differentiable._name, backward, setup_context=setup_context, lib=_lib
-        )
-
-    def _run(self, arguments: list, mask: int, in_place: bool) -> tuple:
-        """All gradients of the mask; what stands for the others does not matter."""
-        try:
-            if torch.is_grad_enabled():
-                computed = _Once.apply(self.call, self.op.public_name, *arguments, mask)
-            elif in_place and mask >> self.overwriting & 1:
-                computed = self.in_place_call(*arguments, mask)
-                computed = list(computed) if isinstance(computed, tuple) else [computed]
-                computed = [c for c in computed if c is not None]
-                target = self.bwd.arguments.index(
-                    self.bwd.by_name[self.bwd.in_place_output.may_alias]
-                )
-                computed.insert(self.overwriting, arguments[target].detach())
-                return tuple(computed)
-            else:
-                computed = self.call(*arguments, mask)
-        except RuntimeError as error:
-            if str(error).startswith(f"{self.name}: "):
-                raise _library.Error(str(error)) from None
-            raise
-        return computed if isinstance(computed, (tuple, list)) else (computed,)
-
-
-def _slot_order(op: Op):
-    """f(inputs, attributes) -> the op's arguments in slot order."""
-    tensors, attributes, order = 0, 0, []
-    for f in op.arguments:
-        if f.is_tensor:
-            order.append(f"tensors[{tensors}]")
-            tensors += 1
-        else:
-            order.append(f"attributes[{attributes}]")
-            attributes += 1
-    return _compile(
-        f"def in_order(tensors, attributes):\n    return [{', '.join(order)}]", "in_order"
-    )
-
-
-def _compile_helpers() -> dict:
-    from .._declarations import move_back, move_last
-
-    return {"move_last": move_last, "move_back": move_back}
-
-
-class _Once(torch.autograd.Function):
-    """A backward call inside a graph that is kept (create_graph=True): may be made, but not
-    differentiated in its turn."""
-
-    @staticmethod
-    def forward(ctx, call, name, *arguments):
-        ctx.name = name
-        return call(*arguments)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise _library.Error(
-            f"{ctx.name}: expected a single backward, got a gradient of its gradient, "
-            "which is not defined"
-        )

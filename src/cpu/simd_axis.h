@@ -1,11 +1,11 @@
-// Folds (sum, maximum) over blocks of a row and over tiles of columns, for the CPU kernels that work
-// along an axis. cpu/axis_plan.h tells the two layouts; cpu/foreach_target.h how a kernel file is laid
-// out.
-#if defined(FK_CPU_AXIS_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
-#ifdef FK_CPU_AXIS_SIMD_PER_TARGET
-#undef FK_CPU_AXIS_SIMD_PER_TARGET
+// Folds (sum, maximum) over blocks of a row and over tiles of columns, for the CPU kernels that
+// work along an axis. cpu/axis_plan.h tells the two layouts; cpu/foreach_target.h how a kernel file
+// is laid out.
+#if defined(FK_CPU_SIMD_AXIS_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_SIMD_AXIS_PER_TARGET
+#undef FK_CPU_SIMD_AXIS_PER_TARGET
 #else
-#define FK_CPU_AXIS_SIMD_PER_TARGET
+#define FK_CPU_SIMD_AXIS_PER_TARGET
 #endif
 
 #include <algorithm>
@@ -72,6 +72,24 @@ HWY_INLINE void Store(V v, T* p, K k) {
     StoreNF32(F32(), v, p, static_cast<size_t>(k));
   } else {
     StoreF32(F32(), v, p);
+  }
+}
+
+// out[i...] = f(i, k) for the vectors that cover n elements; past the caches where `stream` says so
+// and the alignment allows it (then FlushStream must follow).
+template <class T, class F>
+HWY_INLINE void WriteVectors(T* out, int64_t n, bool stream, const F& f) {
+  const F32 d;
+  if (stream && reinterpret_cast<uintptr_t>(out) % (hn::Lanes(d) * sizeof(T)) == 0) {
+    ForEachVector(n, [&](int64_t i, auto k) HWY_ATTR {
+      if constexpr (std::is_same_v<decltype(k), int64_t>) {
+        Store(f(i, k), out + i, k);
+      } else {
+        StreamF32(F32(), f(i, k), out + i);
+      }
+    });
+  } else {
+    ForEachVector(n, [&](int64_t i, auto k) HWY_ATTR { Store(f(i, k), out + i, k); });
   }
 }
 
@@ -149,20 +167,28 @@ HWY_INLINE float BlockSum(const T* p, int64_t n) {
   return FoldSum(n, [p](int64_t i, auto k) HWY_ATTR { return Load(p + i, k); });
 }
 
-// The sum of a row; blocks are added in double precision.
+// The sum of a row; blocks are added in double precision, lane by lane.
 template <class T>
 HWY_INLINE double RowSum(const T* x, int64_t stride, int64_t n) {
+  const F32 d;
+  const hn::Half<F32> dh;
+  const hn::Repartition<double, F32> dd;
+  const auto add = [](auto a, auto b) HWY_ATTR { return hn::Add(a, b); };
   T buffer[kBlock];
-  double sum = 0;
+  auto low = hn::Zero(dd), high = hn::Zero(dd);
   for (int64_t i = 0; i < n; i += kBlock) {
-    const int64_t k = std::min(kBlock, n - i);
-    sum += BlockSum(Gather(x + i * stride, stride, k, buffer), k);
+    const int64_t count = std::min(kBlock, n - i);
+    const T* p = Gather(x + i * stride, stride, count, buffer);
+    const auto sum =
+        Fold(hn::Zero(d), count, add, [p](int64_t c, auto k) HWY_ATTR { return Load(p + c, k); });
+    low = hn::Add(low, hn::PromoteTo(dd, hn::LowerHalf(dh, sum)));
+    high = hn::Add(high, hn::PromoteTo(dd, hn::UpperHalf(dh, sum)));
   }
-  return sum;
+  return hn::GetLane(hn::SumOfLanes(dd, hn::Add(low, high)));
 }
 
-// The largest entry, or NaN if there is one. A sum beside the maximum tells cheaply that there is no
-// NaN; where it is NaN itself (by a NaN, or by infinities of both signs) we look closer.
+// The largest entry, or NaN if there is one. A sum beside the maximum tells cheaply that there is
+// no NaN; where it is NaN itself (by a NaN, or by infinities of both signs) we look closer.
 template <class T>
 HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
   const F32 d;
@@ -274,8 +300,51 @@ struct RowGroup {
   }
 };
 
+// What a second pass may compute from an entry and two numbers of its row.
+struct ExpTimes {
+  template <class V>
+  HWY_INLINE V operator()(V x, V shift, V factor) const {
+    return hn::Mul(Exp(F32(), hn::Sub(x, shift)), factor);
+  }
+};
+struct SubtractBoth {
+  template <class V>
+  HWY_INLINE V operator()(V x, V shift, V log_sum) const {
+    return hn::Sub(hn::Sub(x, shift), log_sum);
+  }
+};
+
+// y = f(x, p, q) along a row.
+template <class F, class T>
+HWY_INLINE void MapRow(const F& f, float p, float q, const T* x, int64_t x_stride, T* y,
+                       int64_t y_stride, int64_t n, bool stream) {
+  const F32 d;
+  T x_buffer[kBlock], y_buffer[kBlock];
+  const auto vp = hn::Set(d, p), vq = hn::Set(d, q);
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t count = std::min(kBlock, n - i);
+    const T* in = Gather(x + i * x_stride, x_stride, count, x_buffer);
+    T* out = y_stride == 1 ? y + i : y_buffer;
+    WriteVectors(out, count, stream && y_stride == 1,
+                 [&](int64_t c, auto k) HWY_ATTR { return f(Load(in + c, k), vp, vq); });
+    if (y_stride != 1) Scatter(out, count, y + i * y_stride, y_stride);
+  }
+}
+
+// y = f(x, p, q) in a tile of columns, with p and q per column.
+template <class F, class T>
+HWY_INLINE void MapColumns(const F& f, const float* p, const float* q, const T* x, int64_t x_stride,
+                           T* y, int64_t y_stride, int64_t n, int64_t width) {
+  for (int64_t j = 0; j < n; ++j) {
+    ForEachVector(width, [&](int64_t c, auto k) HWY_ATTR {
+      const auto v = f(Load(x + j * x_stride + c, k), Load(p + c, k), Load(q + c, k));
+      Store(v, y + j * y_stride + c, k);
+    });
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // FK_CPU_AXIS_SIMD_PER_TARGET
+#endif  // FK_CPU_SIMD_AXIS_PER_TARGET

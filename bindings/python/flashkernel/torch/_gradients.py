@@ -1,0 +1,169 @@
+"""The gradient of an op: which of the forward's tensors go where in the backward op, by the rules
+of names in the declarations. Written as source once per set of outputs, because a backward of a few
+microseconds must not wait for Python to look things up."""
+
+import torch
+
+from .. import _library
+from .._declarations import Field, Op, _compile, move_back, move_last
+
+
+class Gradient:
+    """The gradient of one variant of an op.
+
+    setup(ctx, *arguments, results) keeps what the backward needs; backward(ctx, *gradients) returns
+    one gradient per argument. `arguments` are those of the differentiable operator, `results` the
+    tuple of its results."""
+
+    def __init__(self, op: Op, variant, call, in_place_call):
+        self.op, self.bwd, self.variant = op, op.backward, variant
+        self.arguments = [f.name for f in op.arguments]
+        if in_place_call:
+            self.arguments.append("inplace_backward")
+        self.results = {op.outputs[i].name: k for k, i in enumerate(variant.outputs)}
+        self.namespace = {
+            "Error": _library.Error,
+            "bwd_name": self.bwd.public_name,
+            "call": call,
+            "grad_enabled": torch.is_grad_enabled,
+            "in_place_call": in_place_call,
+            "move_back": move_back,
+            "move_last": move_last,
+            "once": _Once.apply,
+            "zeros": _zeros,
+        }
+        self.kept: dict[str, str] = {}  # name in the backward -> expression in the forward
+        for f in self.bwd.inputs:
+            if f.prefer in self.results:
+                self.kept[f.name] = f"results[{self.results[f.prefer]}]"
+            elif f.name in op.by_name and op.by_name[f.name].kind == "input":
+                self.kept[f.name] = f.name
+            elif f.name in self.results:
+                self.kept[f.name] = f"results[{self.results[f.name]}]"
+        self.setup = self._make_setup()
+        self.backward = self._make_backward(in_place_call)
+
+    def _targets(self, f: Field) -> list[int]:
+        """The arguments whose gradient an output of the backward is."""
+        names = (f.name[1:], f.also_gradient_of)
+        return [self.arguments.index(name) for name in names if name in self.arguments]
+
+    def _make_setup(self):
+        op, lines = self.op, []
+        reached = {t for f in self.bwd.outputs for t in self._targets(f)}
+        for i, f in enumerate(op.arguments):
+            if f.kind == "input" and f.dtype_rule not in ("I", "J") and i not in reached:
+                text = (
+                    f"{op.public_name}: {f.name}: expected a tensor that requires no gradient "
+                    "(this op defines none for it), got one that does"
+                )
+                lines += [f"if ctx.needs_input_grad[{i}]:", f"    raise Error({text!r})"]
+        attributes = []
+        for f in self.bwd.attributes:
+            # An attribute of the forward, or the size of the symbol that has its name.
+            value = f.name if f.name in op.by_name else op._source_of(f.name, lines)[0]
+            attributes.append(value)
+        hidden = [k for k, i in enumerate(self.variant.outputs) if i not in self.variant.visible]
+        lines.append("ctx.set_materialize_grads(False)")
+        if hidden:
+            lines.append(f"ctx.mark_non_differentiable({_join(f'results[{k}]' for k in hidden)})")
+        lines.append(f"ctx.save_for_backward({_join(self.kept.values())})")
+        lines.append(f"ctx.attributes = ({_join(attributes)})")
+        if len(self.variant.visible) > 1:
+            lines.append("ctx.types = [(r.shape, r.dtype) for r in results]")
+        if "inplace_backward" in self.arguments:
+            lines.append("ctx.in_place = inplace_backward")
+        return self._compile("setup", ["ctx", *self.arguments, "results"], lines)
+
+    def _make_backward(self, in_place_call):
+        gradients = [f"gradient_{k}" for k in range(len(self.variant.outputs))]
+        lines = [f"({_join(self.kept)}) = ctx.saved_tensors"] if self.kept else []
+        attributes = [f.name for f in self.bwd.attributes]
+        if attributes:
+            lines.append(f"({_join(attributes)}) = ctx.attributes")
+        arguments = []
+        for f in self.bwd.arguments:
+            if f.name in self.kept or not f.is_tensor:
+                arguments.append(f.name)
+                continue
+            k = self.results.get(f.name[1:])
+            arguments.append("None" if k is None else gradients[k])
+            if k is not None and not f.optional and len(self.variant.visible) > 1:
+                lines.append(f"if {gradients[k]} is None:")
+                lines.append(f"    {gradients[k]} = zeros(ctx.types[{k}], ({_join(gradients)}))")
+        lines += ["needs = ctx.needs_input_grad", "outputs = 0"]
+        returned = ["None"] * len(self.arguments)
+        for bit, f in enumerate(self.bwd.outputs):
+            targets = self._targets(f)
+            lines.append(f"if {' or '.join(f'needs[{t}]' for t in targets)}:")
+            lines.append(f"    outputs |= {1 << bit}")
+            for t in targets:
+                returned[t] = f"{f.name} if needs[{t}] else None"
+        names = [f.name for f in self.bwd.outputs]
+        given = ", ".join([*arguments, "outputs"])
+        lines += ["try:", "    if grad_enabled():"]
+        lines.append(f"        {', '.join(names)} = once(call, bwd_name, {given})")
+        if in_place_call:
+            written = self.bwd.in_place_output
+            bit = 1 << self.bwd.outputs.index(written)
+            others = [n for n in names if n != written.name]
+            lines.append(f"    elif ctx.in_place and outputs & {bit}:")
+            lines.append(f"        {f'{_join(others)} = ' if others else ''}in_place_call({given})")
+            lines.append(f"        {written.name} = {written.may_alias}.detach()")
+        lines += ["    else:", f"        {', '.join(names)} = call({given})"]
+        lines += [
+            "except RuntimeError as error:",
+            "    if str(error).startswith(bwd_name + ': '):",
+            "        raise Error(str(error)) from None",
+            "    raise",
+            f"return ({_join(returned)})",
+        ]
+        return self._compile("backward", ["ctx", *gradients], lines)
+
+    def _compile(self, name: str, arguments: list[str], lines: list[str]):
+        body = "\n    ".join(lines)
+        source = f"def {name}({', '.join(arguments)}):\n    {body}\n"
+        return _compile(source, name, **self.namespace)
+
+    def function(self, call):
+        """An autograd function around the operator: for calls outside of a compiler, where it costs
+        less than the one torch makes of setup and backward."""
+        setup = self.setup
+
+        def forward(ctx, *arguments):
+            with torch._C._AutoDispatchBelowAutograd():
+                results = call(*arguments)
+            setup(ctx, *arguments, results if isinstance(results, tuple) else (results,))
+            return results
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(self.backward)}
+        return type(self.op.public_name, (torch.autograd.Function,), methods).apply
+
+
+def _join(items) -> str:
+    """As the inside of a tuple, of any length."""
+    return "".join(f"{item}, " for item in items)
+
+
+def _zeros(type_, gradients):
+    """The gradient of an output that nothing was computed from."""
+    shape, dtype = type_
+    some = next(g for g in gradients if g is not None)
+    return some.new_zeros((), dtype=dtype).expand(shape)
+
+
+class _Once(torch.autograd.Function):
+    """A backward call inside a graph that is kept (create_graph=True): may be made, but not
+    differentiated in its turn."""
+
+    @staticmethod
+    def forward(ctx, call, name, *arguments):
+        ctx.name = name.removesuffix("_bwd")
+        return call(*arguments)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise _library.Error(
+            f"{ctx.name}: expected a single backward, got a gradient of its gradient, "
+            "which is not defined"
+        )

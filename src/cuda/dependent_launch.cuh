@@ -1,0 +1,22 @@
+// Kernels that start while the ones before them in the stream finish (launch_early in launch.h):
+// the start of the one hides behind the end of the other. For one thread; nothing below sm_90.
+#pragma once
+
+namespace fk::cuda {
+
+// Waits until the earlier kernels are done and their writes are seen. A kernel launched early must
+// call this before it touches global memory.
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel take up free multiprocessors, once every block has called this or is done.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace fk::cuda

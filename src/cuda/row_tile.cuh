@@ -1,0 +1,284 @@
+// Maps every row of a [..., N] tensor with the help of a state of the whole row (softmax divides by
+// its sum), for rows short enough to stay in registers in between: one read of the inputs and one
+// write, which is the floor. An op says how:
+//
+//   struct Op {
+//     using Element = T;
+//     static constexpr int kInputs = 1;        // or 2
+//     static constexpr float kFill = 0;        // an element that changes no state
+//     RowView<const T> in[kInputs];
+//     RowView<T> out;                          // may be an input's memory, with the same strides
+//     struct Row { ... };                      // what the row has in common, read from elsewhere
+//     struct State { ... };
+//     __device__ Row row(int64_t row) const;
+//     template <int kVectors, int kWidth>      // adds elements of one thread. With one input they
+//     __device__ void add(State& state,        // are all of them, of which `filled` are kFill, and
+//                         const Row& row,      // x may be changed into what apply wants; with two,
+//                         float (&x)[kVectors][kWidth],               // they come vector by vector
+//                         const float (&second)[kVectors][kWidth],
+//                         int filled) const;
+//     __device__ static State empty();
+//     __device__ static State reduce(const State& state, int lanes);   // over lanes of a warp
+//     template <int kWidth>                    // the result replaces x; `own` is the thread's
+//     state,
+//     __device__ void apply(const Row& row,    // `all` the row's
+//                           const State& own, const State& all, float (&x)[kWidth],
+//                           const float (&second)[kWidth]) const;
+//   };
+//
+// Threads hold two to four 16-byte vectors of each input, all in flight before the first is used.
+// What hides the wait for them, for the shuffles and for the one barrier is other blocks on the
+// multiprocessor, so registers are kept few: an element is turned into what apply wants as soon as
+// the thread's own state is known, and only the state's correction waits for the whole row's.
+#pragma once
+
+#include "cuda/row_walk.cuh"
+
+namespace fk::cuda {
+
+enum class TileKind {
+  kLanes,  // a row is a warp's, or part of one
+  kWarps,  // several warps share a row
+  kAny,    // either; rows may begin anywhere, at any distance, and so may their elements
+};
+
+// Per thread and input. Two inputs double the loads in flight, so that half as many vectors do,
+// except where more save the barrier; and rows that begin anywhere take much code per vector.
+template <class Op, TileKind kKind>
+constexpr int kTileVectors = kKind == TileKind::kLanes ||
+                                     (kKind == TileKind::kWarps && Op::kInputs == 1)
+                                 ? 4
+                                 : 2;
+
+// 48 registers let 1280 threads share a multiprocessor (sm_75 takes no more than 1024). Where those
+// would not hold the vectors, fewer threads with as much in flight.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kFewRegisters = 64;
+#else
+constexpr int kFewRegisters = 48;
+#endif
+template <class Op, TileKind kKind>
+constexpr int kTileRegisters = Op::kInputs* kTileVectors<Op, kKind> > 4 ? 80
+                               : kKind == TileKind::kAny                ? 64
+                               : std::is_same_v<typename Op::Element, __half>
+                                   ? std::max(56, kFewRegisters)
+                                   : kFewRegisters;
+
+constexpr int64_t kMaxTileVectors = 2048;  // of a row: 32 KB
+
+struct TileShape {
+  int64_t rows;
+  int n;
+  int slots;     // warps of a row, as a power of two
+  bool vectors;  // false: single elements, any distance apart
+};
+
+// One thread's part of a row: vectors lane, lane + group, ... of the row cut at 16-byte borders.
+// With kRagged the first and the last vector may stick out of the row, or there may be no vectors
+// at all.
+template <class T, int kVectors, bool kRagged>
+struct Tile {
+  static constexpr int kWidth = kVecWidth<T>;
+  using Vector = Vec<T, kWidth>;
+  int n, group;
+  int first;  // index in the row of this thread's first element; may be negative
+  bool vectors;
+
+  __device__ __forceinline__ Tile(const TileShape& shape, const T* row)
+      : n(shape.n),
+        group(blockDim.x),
+        first(threadIdx.x * kWidth),
+        vectors(!kRagged || shape.vectors) {
+    if (kRagged && vectors) {
+      first -= static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T)) & (kWidth - 1);
+    }
+  }
+
+  __device__ __forceinline__ int begin(int j) const { return first + j * group * kWidth; }
+  __device__ __forceinline__ bool whole(int j) const {
+    if constexpr (kRagged) return vectors && begin(j) >= 0 && begin(j) + kWidth <= n;
+    return begin(j) < n;
+  }
+
+  // How many of the thread's elements are outside of the row.
+  __device__ __forceinline__ int outside() const {
+    int inside = 0;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      inside += max(0, min(begin(j) + kWidth, n) - max(begin(j), 0));
+    }
+    return kVectors * kWidth - inside;
+  }
+
+  // Elements outside of the row become `fill`.
+  __device__ __forceinline__ void load(const T* row, int64_t step, T fill,
+                                       Vector (&v)[kVectors]) const {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) v[j].data[e] = fill;
+      if (whole(j)) v[j] = load_once<kWidth>(row + begin(j));
+    }
+    if constexpr (kRagged) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        if (whole(j)) continue;
+#pragma unroll
+        for (int e = 0; e < kWidth; ++e) {
+          const int i = begin(j) + e;
+          if (i >= 0 && i < n) v[j].data[e] = row[i * step];
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(T* row, int64_t step, int j,
+                                        const float (&x)[kWidth]) const {
+    const Vector packed = pack<T, kWidth>(x);
+    if (whole(j)) {
+      store_streaming(row + begin(j), packed);
+    } else if constexpr (kRagged) {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) {
+        const int i = begin(j) + e;
+        if (i >= 0 && i < n) row[i * step] = packed.data[e];
+      }
+    }
+  }
+};
+
+// Over `lanes` neighbouring lanes, a power of two; every lane gets the result.
+template <class Merge>
+__device__ __forceinline__ float lanes_reduce(float value, int lanes, Merge merge) {
+#pragma unroll
+  for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
+    if (mask < lanes) value = merge(value, shuffle_xor(value, mask));
+  }
+  return value;
+}
+
+// Makes the compiler forget what it knows about a vector's elements.
+template <class T, int N>
+__device__ __forceinline__ void hide(Vec<T, N>& v) {
+  uint4 w;
+  static_assert(sizeof(v) == sizeof(w));
+  memcpy(&w, v.data, sizeof(w));
+  asm volatile("" : "+r"(w.x), "+r"(w.y), "+r"(w.z), "+r"(w.w));
+  memcpy(v.data, &w, sizeof(w));
+}
+
+// The block is (threads per row, rows).
+template <class Op, TileKind kKind>
+__global__ void __maxnreg__((kTileRegisters<Op, kKind>))
+    map_tile(const __grid_constant__ Op op, const TileShape shape) {
+  using T = typename Op::Element;
+  using State = typename Op::State;
+  constexpr int kInputs = Op::kInputs, kWidth = kVecWidth<T>, kVectors = kTileVectors<Op, kKind>;
+  constexpr bool kAny = kKind == TileKind::kAny;
+  __shared__ State states[kWarpSize];
+  const int64_t index = block_index() * blockDim.y + threadIdx.y;
+  // Threads without a row stay for the shuffles and the barrier, and take row 0 without storing it.
+  const bool active = index < shape.rows;
+  const int64_t r = active ? index : 0;
+  const auto row_of = [r](const auto& view) {
+    if constexpr (kAny) return view.row(r);
+    return view.data + r * view.rows.last_stride;
+  };
+  const typename Op::Row shared = op.row(r);
+  const Tile<T, kVectors, kAny> tile(shape, row_of(op.in[0]));
+  Vec<T, kWidth> v[kInputs][kVectors];
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) {
+    tile.load(row_of(op.in[k]), op.in[k].step, from_float<T>(Op::kFill), v[k]);
+  }
+  float x[kInputs][kVectors][kWidth];
+  State own = Op::empty();
+  if constexpr (kInputs == 1) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) unpack(v[0][j], x[0][j]);
+    op.add(own, shared, x[0], x[0], tile.outside());
+  } else {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      float first[1][kWidth], second[1][kWidth];
+      unpack(v[0][j], first[0]);
+      unpack(v[1][j], second[0]);
+      op.add(own, shared, first, second, 0);
+    }
+  }
+  State all = Op::reduce(own, kKind == TileKind::kWarps ? kWarpSize : min(blockDim.x, kWarpSize));
+  if (kKind == TileKind::kWarps || (kAny && blockDim.x > kWarpSize)) {
+    const int warps = blockDim.x / kWarpSize, slot = threadIdx.x & (shape.slots - 1);
+    State* row_states = &states[threadIdx.y * warps];
+    if (threadIdx.x % kWarpSize == 0) row_states[threadIdx.x / kWarpSize] = all;
+    __syncthreads();
+    all = Op::reduce(slot < warps ? row_states[slot] : Op::empty(), shape.slots);
+  }
+  if (!active) return;
+  T* out = row_of(op.out);
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    if constexpr (kInputs == 2) {
+      // Unpacked anew: kept from above, the floats would take twice the registers.
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+        hide(v[k][j]);
+        unpack(v[k][j], x[k][j]);
+      }
+    }
+    op.apply(shared, own, all, x[0][j], x[kInputs - 1][j]);
+    tile.store(out, op.out.step, j, x[0][j]);
+  }
+}
+
+// Depends on sizes and strides only, as a workspace query does.
+inline bool fits_tile(const RowLayout& layout, int64_t element_bytes) {
+  return !layout.columns() && ceil_div(layout.n * element_bytes, 16) <= kMaxTileVectors;
+}
+
+constexpr int kTileBlock = 256;
+
+// The block for rows of `items` vectors, `vectors` to a thread.
+inline dim3 tile_block(int64_t items, int64_t vectors) {
+  const int64_t threads = ceil_div(items, vectors);
+  if (threads <= kWarpSize) {
+    // Nothing is shared between warps: small blocks, which come and go evenly.
+    const int group = power_of_two_at_least(threads);
+    return dim3(group, kWarpRowsBlock / group);
+  }
+  // Whole warps, as few as hold the row. Short rows share a block: fewer blocks to start, and a
+  // barrier that waits for loads which all left together.
+  const int group = static_cast<int>(ceil_div(threads, kWarpSize) * kWarpSize);
+  return dim3(group, std::max(1, kTileBlock / group));
+}
+
+template <class Op, TileKind kKind>
+Status launch_tiles(const Op& op, TileShape shape, int64_t items, cudaStream_t stream) {
+  const dim3 block = tile_block(items, kTileVectors<Op, kKind>);
+  shape.slots = power_of_two_at_least(ceil_div(block.x, kWarpSize));
+  map_tile<Op, kKind><<<grid_of(ceil_div(shape.rows, block.y)), block, 0, stream>>>(op, shape);
+  return check_launch("map_tile");
+}
+
+template <class Op>
+Status map_tiles(const Op& op, const RowLayout& layout, cudaStream_t stream) {
+  constexpr int kWidth = kVecWidth<typename Op::Element>;
+  if (layout.rows == 0 || layout.n == 0) return {};
+  TileShape shape{layout.rows, static_cast<int>(layout.n), 1, layout.vectors};
+  int64_t items = ceil_div(layout.n, kWidth);
+  bool even = op.out.rows.ndim <= 1;  // rows follow each other at one distance
+  for (const auto& in : op.in) even = even && in.rows.ndim <= 1;
+  if (even && layout.aligned && layout.n % kWidth == 0) {
+    return items <= kWarpSize * kTileVectors<Op, TileKind::kLanes>
+               ? launch_tiles<Op, TileKind::kLanes>(op, shape, items, stream)
+               : launch_tiles<Op, TileKind::kWarps>(op, shape, items, stream);
+  }
+  if (layout.vectors && !layout.aligned) {
+    // A row that begins inside a vector may end in one more, if there is a thread to take it.
+    shape.vectors = items < kMaxTileVectors;
+    items += shape.vectors ? 1 : 0;
+  }
+  return launch_tiles<Op, TileKind::kAny>(op, shape, items, stream);
+}
+
+}  // namespace fk::cuda
