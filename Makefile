@@ -42,7 +42,7 @@ demo: $(VENV)/demo.stamp
 	@scripts/wheel.sh $(BIN)/python $(DEMO_CUDA)
 	@echo; $(BIN)/fk info
 	@echo; $(BIN)/fk check
-	@echo; $(BIN)/fk bench --quick demo
+	@echo; $(BIN)/fk bench --quick --framework numpy demo
 
 test: $(VENV)/test.stamp
 	@scripts/test.sh

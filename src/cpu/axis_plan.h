@@ -31,6 +31,11 @@ inline int64_t grain_of(int64_t items, int64_t elements) {
   return std::max<int64_t>(1, kInlineElements / 4 / std::max<int64_t>(1, elements));
 }
 
+// Whether a call that reads and writes `bytes` in all should store its output past the caches.
+// Later than for plain copies (cpu/cache.h): exponentials hide part of what an ordinary store
+// costs.
+inline bool pays_to_stream_beside_arithmetic(int64_t bytes) { return bytes > int64_t{32} << 20; }
+
 // Where a row is copied to or folded at a time. Short enough that fp32 sums stay accurate and that
 // a block read twice is still in the first-level cache, long enough that the ends do not matter.
 constexpr int64_t kBlock = 1024;
@@ -83,7 +88,7 @@ inline Tiles tiles_of(int64_t count, int64_t inner, int64_t width) {
 // Tiles for a kernel that reads rows of n elements more than once: as wide as the second-level
 // cache allows and as leaves work for several threads, but at least a cache line.
 inline Tiles cached_tiles_of(int64_t count, int64_t inner, int64_t n) {
-  constexpr int64_t kCacheElements = 64 * 1024;
+  constexpr int64_t kCacheElements = 256 * 1024;
   constexpr int64_t kFewestTiles = 8;
   int64_t width = std::min(kTile, kCacheElements / std::max<int64_t>(1, n));
   if (count * n > kInlineElements) width = std::min(width, count / kFewestTiles);

@@ -129,34 +129,30 @@ __device__ __forceinline__ Vec<T, N> load_read_only(const T* p) {
   return v;
 }
 
-// For data that is read once and that nobody writes while the kernel runs: leaves L1 to others.
-// Volatile keeps a prefetch where it was written, ahead of barriers.
+// For 16 bytes that nobody writes while the kernel runs. Volatile: a load stays where it was
+// written, ahead of barriers and behind wait_for_earlier_kernels.
+template <int N, class T>
+__device__ __forceinline__ Vec<T, N> load_ordered(const T* p) {
+  static_assert(sizeof(T) * N == 16);
+  Vec<T, N> v;
+  uint4 w;
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+               : "l"(p));
+  memcpy(v.data, &w, sizeof(w));
+  return v;
+}
+
+// The same for data that is read once: leaves L1 to others.
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load_streaming(const T* p) {
-  constexpr int kBytes = sizeof(T) * N;
+  static_assert(sizeof(T) * N == 16);
   Vec<T, N> v;
-  if constexpr (kBytes == 16) {
-    uint4 w;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                 : "l"(p));
-    memcpy(v.data, &w, kBytes);
-  } else if constexpr (kBytes == 8) {
-    uint2 w;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];"
-                 : "=r"(w.x), "=r"(w.y)
-                 : "l"(p));
-    memcpy(v.data, &w, kBytes);
-  } else if constexpr (kBytes == 4) {
-    uint32_t w;
-    asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];" : "=r"(w) : "l"(p));
-    memcpy(v.data, &w, kBytes);
-  } else {
-    static_assert(kBytes == 2);
-    uint16_t w;
-    asm volatile("ld.global.nc.L1::no_allocate.b16 %0, [%1];" : "=h"(w) : "l"(p));
-    memcpy(v.data, &w, kBytes);
-  }
+  uint4 w;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+               : "l"(p));
+  memcpy(v.data, &w, sizeof(w));
   return v;
 }
 

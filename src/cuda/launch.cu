@@ -49,7 +49,7 @@ DeviceGuard::~DeviceGuard() {
 }
 
 const DeviceProperties& device_properties(int device) {
-  static constexpr DeviceProperties kH200 = {132, 2048, 227 * 1024, 228 * 1024, 90, 90};
+  static constexpr DeviceProperties kH200 = {132, 227 * 1024, 228 * 1024, 90};
   static constexpr int kMaxDevices = 64;
   static DeviceProperties properties[kMaxDevices];
   static std::once_flag read[kMaxDevices];
@@ -63,11 +63,8 @@ const DeviceProperties& device_properties(int device) {
     };
     DeviceProperties& p = properties[device];
     p.multiprocessors = get(cudaDevAttrMultiProcessorCount);
-    p.max_threads_per_multiprocessor = get(cudaDevAttrMaxThreadsPerMultiProcessor);
     p.shared_bytes_per_block = get(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     p.shared_bytes_per_multiprocessor = get(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-    p.capability =
-        10 * get(cudaDevAttrComputeCapabilityMajor) + get(cudaDevAttrComputeCapabilityMinor);
     if (found) {
       p.code = code_on(device);
     } else {
@@ -78,23 +75,27 @@ const DeviceProperties& device_properties(int device) {
   return properties[device];
 }
 
-Status launch_early(int device, const void* kernel, const char* name, dim3 grid, int threads,
+Status launch_early(int device, const void* kernel, const char* name, const LaunchShape& shape,
                     void** arguments, cudaStream_t stream) {
+  // More than 48 KB must be asked for, the kernel's own arrays, of at most 8 KB, among them.
+  constexpr int kSharedByDefault = 40 * 1024;
+  if (shape.shared_bytes > kSharedByDefault) {
+    FK_RETURN_IF_ERROR(
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   shape.shared_bytes),
+              name));
+  }
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.gridDim = shape.blocks;
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = device_properties(device).code >= 90 ? 1 : 0;
   return check(cudaLaunchKernelExC(&config, kernel, arguments), name);
-}
-
-Status allow_shared_bytes(const void* kernel, int bytes) {
-  return check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "cudaFuncSetAttribute");
 }
 
 }  // namespace fk::cuda

@@ -21,11 +21,9 @@ inline cudaStream_t stream_of(const Exec& exec) { return static_cast<cudaStream_
 
 struct DeviceProperties {
   int multiprocessors;
-  int max_threads_per_multiprocessor;
   int shared_bytes_per_block;  // the most a block may ask for (opt-in)
   int shared_bytes_per_multiprocessor;
-  int capability;  // 10 * major + minor: 75, 80, 90
-  // What the device code was compiled for, in the same count: less than the capability where the
+  // What the device code was compiled for: 75, 80, 90. Less than the device is capable of where the
   // library holds PTX of an older architecture only. sm_90's instructions need 90 here.
   int code;
 };
@@ -34,12 +32,24 @@ struct DeviceProperties {
 // without a GPU), those of an H200.
 const DeviceProperties& device_properties(int device);
 
-// Launches `kernel` so that it may start before the kernels ahead of it in the stream are done.
-// It must call wait_for_earlier_kernels (dependent_launch.cuh). Below sm_90, a plain launch.
-Status launch_early(int device, const void* kernel, const char* name, dim3 grid, int threads,
+struct LaunchShape {
+  dim3 blocks;
+  int threads;  // per block
+  int shared_bytes = 0;
+};
+
+// Launches `kernel` so that it may start before the kernels ahead of it in the stream are done; in
+// a stream capture too. It must call wait_for_earlier_kernels (dependent_launch.cuh). Where the
+// device code is below sm_90, a plain launch.
+Status launch_early(int device, const void* kernel, const char* name, const LaunchShape& shape,
                     void** arguments, cudaStream_t stream);
 
-// Raises a kernel's limit of dynamic shared memory; needed above 48 KB.
-Status allow_shared_bytes(const void* kernel, int bytes);
+template <class Argument>
+Status launch_early(int device, void (*kernel)(Argument), const char* name,
+                    const LaunchShape& shape, Argument argument, cudaStream_t stream) {
+  void* arguments[] = {&argument};
+  return launch_early(device, reinterpret_cast<const void*>(kernel), name, shape, arguments,
+                      stream);
+}
 
 }  // namespace fk::cuda

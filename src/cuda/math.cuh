@@ -1,4 +1,4 @@
-// exp and the online logsumexp, for one thread.
+// exp, max and the online logsumexp, for one thread.
 #pragma once
 
 #include <cfloat>
@@ -20,6 +20,11 @@ __device__ __forceinline__ float exp_for(float x) {
     return result;
   }
 }
+
+// Ignores NaN, as fmaxf does.
+struct Max {
+  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
 
 // sum(exp(x)) over elements seen so far, as sum * exp(max). `max` stays finite: with -FLT_MAX for
 // "nothing yet or only -inf" and FLT_MAX where +inf was seen, no difference below is inf - inf. So

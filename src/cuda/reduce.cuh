@@ -1,7 +1,6 @@
 // Reductions over the threads of a warp (shuffles) and of a block (shuffles, then shared memory).
 // Every thread receives the result, and the order of operations is fixed, so results repeat bit for
-// bit. A reduction over pairs (online softmax, mean and variance) is the same code with a struct
-// and its merge.
+// bit. A reduction over pairs is the same code with a struct and its merge.
 #pragma once
 
 #include <cstdint>
@@ -30,30 +29,12 @@ struct Sum {
   __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
 };
 
-// Ignores NaN, as fmaxf does.
-struct Max {
-  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-
 struct Pair {
   float first, second;
 };
 struct SumPair {
   __device__ __forceinline__ Pair operator()(const Pair& a, const Pair& b) const {
     return {a.first + b.first, a.second + b.second};
-  }
-};
-
-// Online softmax: `sum` is the sum of exp(x - max). Starts as {-INFINITY, 0}.
-struct MaxSum {
-  float max, sum;
-};
-struct MergeMaxSum {
-  __device__ __forceinline__ MaxSum operator()(const MaxSum& a, const MaxSum& b) const {
-    const float max = fmaxf(a.max, b.max);
-    // Both sides may be empty: -inf - -inf would be NaN.
-    const float shift = max == -INFINITY ? 0.f : max;
-    return {max, a.sum * __expf(a.max - shift) + b.sum * __expf(b.max - shift)};
   }
 };
 
@@ -69,10 +50,6 @@ __device__ __forceinline__ Value warp_reduce(Value value, Merge merge) {
 template <int kWidth = kWarpSize>
 __device__ __forceinline__ float warp_sum(float value) {
   return warp_reduce<kWidth>(value, Sum());
-}
-template <int kWidth = kWarpSize>
-__device__ __forceinline__ float warp_max(float value) {
-  return warp_reduce<kWidth>(value, Max());
 }
 
 // Over a block of kThreads threads, a multiple of 32 and a power of two. `scratch` is shared memory
@@ -96,10 +73,6 @@ __device__ __forceinline__ Value block_reduce(Value value, Merge merge, Value* s
 template <int kThreads>
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
   return block_reduce<kThreads>(value, Sum(), scratch);
-}
-template <int kThreads>
-__device__ __forceinline__ float block_max(float value, float* scratch) {
-  return block_reduce<kThreads>(value, Max(), scratch);
 }
 
 }  // namespace fk::cuda

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(1024, 1)
   map_part<MapOp, true>(map_op, map_op.row(row), row, n, 0, 1, threadIdx.x, blockDim.x);
 }
 
-constexpr int64_t kFusedRows = 256;
+constexpr int64_t kFusedRows = 256;  // fewer would leave multiprocessors without a row
 
 // The rows under way on the whole GPU should fit its L2 cache for the second read: the longer they
 // are, the more threads each gets, and so the fewer they are.

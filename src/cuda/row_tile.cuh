@@ -5,9 +5,9 @@
 //   struct Op {
 //     using Element = T;
 //     static constexpr int kInputs = 1;        // or 2
-//     static constexpr float kFill = 0;        // an element that changes no state
+//     static constexpr float kFill = 0;        // stands for elements outside of the row
 //     RowView<const T> in[kInputs];
-//     RowView<T> out;                          // may be an input's memory, with the same strides
+//     RowView<T> out;                          // never an input's memory
 //     struct Row { ... };                      // what the row has in common, read from elsewhere
 //     struct State { ... };
 //     __device__ Row row(int64_t row) const;
@@ -20,8 +20,7 @@
 //     __device__ static State empty();
 //     __device__ static State reduce(const State& state, int lanes);   // over lanes of a warp
 //     template <int kWidth>                    // the result replaces x; `own` is the thread's
-//     state,
-//     __device__ void apply(const Row& row,    // `all` the row's
+//     __device__ void apply(const Row& row,    // state, `all` the row's
 //                           const State& own, const State& all, float (&x)[kWidth],
 //                           const float (&second)[kWidth]) const;
 //   };
@@ -50,19 +49,17 @@ constexpr int kTileVectors = kKind == TileKind::kLanes ||
                                  ? 4
                                  : 2;
 
-// 48 registers let 1280 threads share a multiprocessor (sm_75 takes no more than 1024). Where those
-// would not hold the vectors, fewer threads with as much in flight.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int kFewRegisters = 64;
-#else
-constexpr int kFewRegisters = 48;
-#endif
+// 48 registers let 1280 threads share a multiprocessor, 64 let 1024, which is all that sm_75 takes.
+// float16's conversions and shuffles over parts of a warp take some more than 48.
 template <class Op, TileKind kKind>
-constexpr int kTileRegisters = Op::kInputs* kTileVectors<Op, kKind> > 4 ? 80
-                               : kKind == TileKind::kAny                ? 64
-                               : std::is_same_v<typename Op::Element, __half>
-                                   ? std::max(56, kFewRegisters)
-                                   : kFewRegisters;
+constexpr int tile_registers() {
+  constexpr int kVectors = Op::kInputs * kTileVectors<Op, kKind>;
+  if (kVectors > 4) return 80;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if (kKind == TileKind::kWarps && !std::is_same_v<typename Op::Element, __half>) return 48;
+#endif
+  return 64;
+}
 
 constexpr int64_t kMaxTileVectors = 2048;  // of a row: 32 KB
 
@@ -117,7 +114,7 @@ struct Tile {
     for (int j = 0; j < kVectors; ++j) {
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) v[j].data[e] = fill;
-      if (whole(j)) v[j] = load_once<kWidth>(row + begin(j));
+      if (whole(j)) v[j] = load_ordered<kWidth>(row + begin(j));
     }
     if constexpr (kRagged) {
 #pragma unroll
@@ -136,7 +133,7 @@ struct Tile {
                                         const float (&x)[kWidth]) const {
     const Vector packed = pack<T, kWidth>(x);
     if (whole(j)) {
-      store_streaming(row + begin(j), packed);
+      cuda::store(row + begin(j), packed);
     } else if constexpr (kRagged) {
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) {
@@ -169,7 +166,7 @@ __device__ __forceinline__ void hide(Vec<T, N>& v) {
 
 // The block is (threads per row, rows).
 template <class Op, TileKind kKind>
-__global__ void __maxnreg__((kTileRegisters<Op, kKind>))
+__global__ void __maxnreg__((tile_registers<Op, kKind>()))
     map_tile(const __grid_constant__ Op op, const TileShape shape) {
   using T = typename Op::Element;
   using State = typename Op::State;

@@ -167,8 +167,9 @@ def call(case: Case, tensors: dict):
 
 
 def assert_close(ours, exact, same_precision, dtype: str, factor: float, what: str, least=0.0):
-    """The relative error bar. Small cases can make torch's own error vanish by luck, so the bar is never below two units in the last place of the largest float32 value (one in half
-    precision, where a single rounding is all there is), nor below the case's own `floor`."""
+    """The relative error bar. Small cases can make torch's own error vanish by luck, so the bar
+    is never below two units in the last place of the largest float32 value (one in half precision,
+    where a single rounding is all there is), nor below the case's own floor."""
     ours, exact, same = (to_float64(t) for t in (ours, exact, same_precision))
     assert ours.shape == exact.shape, f"{what}: shape {tuple(ours.shape)}, not {tuple(exact.shape)}"
     if exact.numel() == 0:

@@ -13,7 +13,6 @@
 #include "core/access.h"
 #include "core/exec.h"
 #include "cpu/axis_plan.h"
-#include "cpu/cache.h"
 #include "ops/cross_entropy/cross_entropy.h"
 
 namespace fk::cpu {
@@ -107,7 +106,8 @@ void BackwardRows(const CrossEntropyBwd& a, int64_t begin, int64_t end) {
   const int64_t columns = a.logits.size(1);
   const int64_t x_stride = a.logits.stride(1), dx_stride = a.dlogits.stride(1);
   const bool in_place = a.dlogits.data == a.logits.data;
-  const bool stream = !in_place && pays_to_stream(2 * a.logits.numel() * size_of(a.logits.dtype));
+  const bool stream =
+      !in_place && pays_to_stream_beside_arithmetic(2 * a.logits.numel() * size_of(a.logits.dtype));
   const float s = static_cast<float>(a.label_smoothing);
   const float everywhere = s / columns;  // what is wanted of each column
   float g = 0;

@@ -86,7 +86,8 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
       residual.p = nullptr;
     }
 
-    float mean = 0.0f;
+    // The mean is found twice: as a float, then what rounding made it miss, from the deviations.
+    float mean = 0.0f, missed = 0.0f;
     float variance = ReduceSum(d, sums.a) * per_column;
     if constexpr (kLayer) {
       mean = variance;
@@ -101,17 +102,23 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
           if (residuals != nullptr) v = RoundF32<T>(d, hn::Add(v, load(residuals + i, lanes)));
           const V deviation = keep(hn::Sub(v, center), lanes);
           acc.a = hn::MulAdd(deviation, deviation, acc.a);
+          acc.b = hn::Add(acc.b, deviation);
         }));
       }
-      variance = ReduceSum(d, squares.a) * per_column;
+      missed = ReduceSum(d, squares.b) * per_column;
+      // In this order a NaN stays one.
+      variance = std::max(ReduceSum(d, squares.a) * per_column - missed * missed, 0.0f);
     }
     const float rstd = 1.0f / std::sqrt(variance + job.eps);
-    if (job.mean.data != nullptr) *job.mean.row<float>(r) = mean;
+    // A row with an infinity has an infinite mean, from which nothing deviates by a number.
+    if (job.mean.data != nullptr)
+      *job.mean.row<float>(r) = std::isnan(missed) ? mean : mean + missed;
     if (job.rstd.data != nullptr) *job.rstd.row<float>(r) = rstd;
     if (y.p == nullptr) continue;
 
     const auto center = hn::Set(d, mean);
     const auto scale = hn::Set(d, rstd);
+    const auto shift = hn::Set(d, missed * rstd);
     for (int64_t j = 0; j < columns; j += block) {
       const int64_t n = std::min(block, columns - j);
       const T* xs = x.block(j, n);
@@ -119,8 +126,7 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
       const auto weights = weight.block(j, n);
       const auto biases = bias.block(j, n);
       const auto finish = [=](V v, int64_t i, auto lanes) FK_BODY {
-        if constexpr (kLayer) v = hn::Sub(v, center);
-        v = hn::Mul(v, scale);
+        v = kLayer ? hn::MulSub(hn::Sub(v, center), scale, shift) : hn::Mul(v, scale);
         if (weights) {
           V w = weights.load(i, lanes);
           if constexpr (!kLayer) w = hn::Add(w, weight_offset);

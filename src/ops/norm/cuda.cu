@@ -36,26 +36,32 @@ Status with_type(DType dtype, const Body& body) {
 
 // body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward. float32,
 // which few models use here, takes the wider tile where a narrower one would gain little: fewer
-// kernels to compile.
+// kernels to compile. Each row of the table says what it gained (NOTES.md has the figures).
 constexpr int64_t kMaxForward = 2048;
 template <class T, bool kLayer, class Body>
 Status with_forward_tile(int64_t vectors, const Body& body) {
   // A warp per row: no barriers, and four rows per block keep the block scheduler quiet.
   if constexpr (!std::is_same_v<T, float>) {
-    if (vectors <= 32) return body(Tile<32, 128, 1, 8>());
+    if (vectors <= 32) return body(ForwardTile<32, 128, 1, 8>());
   }
-  if (vectors <= 96) return body(Tile<32, 128, 3, 8>());
+  // layer_norm reads two parameters for each vector: it loads them all before it uses any.
+  using ForLayer96 = ForwardTile<32, 128, 3, 7, true>;
+  using ForRms96 = ForwardTile<32, 128, 3, 8>;
+  if (vectors <= 96) return body(std::conditional_t<kLayer, ForLayer96, ForRms96>());
   // A block per row, with just enough threads: the fewer, the shorter the wait at the barrier.
   if constexpr (!std::is_same_v<T, float>) {
-    if (vectors <= 256) return body(Tile<128, 128, 2, 10>());
+    if (vectors <= 256) return body(ForwardTile < 128, 128, 2, kLayer ? 9 : 10, kLayer > ());
   }
-  if (vectors <= 512) return body(Tile<128, 128, 4, 8>());
+  // Four vectors a thread: half the warps of 256 x 2 to meet at the barrier, as many bytes under
+  // way.
+  using ForLayer512 = ForwardTile<128, 128, 4, 6, true>;
+  using ForRms512 = ForwardTile<128, 128, 4, 8>;
+  if (vectors <= 512) return body(std::conditional_t<kLayer, ForLayer512, ForRms512>());
   if constexpr (!std::is_same_v<T, float>) {
-    using ForLayer = Tile<256, 256, 4, 4>;
-    using ForRms = Tile<512, 512, 2, 3>;  // less to do per row: gains from more rows at once
-    if (vectors <= 1024) return body(std::conditional_t<kLayer, ForLayer, ForRms>());
+    // For rms_norm a fifth block is worth more than the registers it takes from the others.
+    if (vectors <= 1024) return body(ForwardTile < 256, 256, 4, kLayer ? 4 : 5 > ());
   }
-  return body(Tile<512, 512, 4, 2>());
+  return body(ForwardTile<512, 512, 4, 2>());
 }
 
 // body(Tile) for the backward, at most kMaxBackward. Longer rows would not fit the registers beside
@@ -63,20 +69,19 @@ Status with_forward_tile(int64_t vectors, const Body& body) {
 constexpr int64_t kMaxBackward = 1024;
 template <class T, bool kLayer, class Body>
 Status with_backward_tile(int64_t vectors, const Body& body) {
-  // A warp per row, as in the forward.
+  // A warp per row, as in the forward; the block's warps share a row of partial sums.
   if constexpr (!std::is_same_v<T, float>) {
-    if (vectors <= 32) return body(Tile<32, 256, 1, 2>());
+    if (vectors <= 32) return body(BackwardTile<32, 256, 1, 4>());
   }
-  if (vectors <= 96) return body(Tile<32, 256, 3, 2>());
+  if (vectors <= 96) return body(BackwardTile<32, 256, 3, 2>());
+  // As many blocks as the sums leave registers for; layer_norm has twice the sums.
   if constexpr (!std::is_same_v<T, float>) {
-    constexpr int kBlocks = kLayer ? 5 : 6;
-    if (vectors <= 256) return body(Tile<128, 128, 2, kBlocks>());
+    if (vectors <= 256) return body(BackwardTile < 128, 128, 2, kLayer ? 5 : 6 > ());
   }
-  // Beside the sums, registers leave room for too few threads to have enough loads under way.
-  using ForLayer = Tile<256, 256, 2, 2, true>;
-  using ForRms = Tile<512, 512, 1, 2, true>;
-  if (vectors <= 512) return body(std::conditional_t<kLayer, ForLayer, ForRms>());
-  return body(Tile<512, 512, 2, 1, true>());
+  // Beside the sums, registers leave room for too few threads to have enough loads under way: bulk
+  // copies need none.
+  if (vectors <= 512) return body(BackwardTile<256, 256, 2, 2, true>());
+  return body(BackwardTile<512, 512, 2, 1, true>());
 }
 
 // The looped kernels: enough threads for the long rows that come there.
@@ -95,8 +100,8 @@ View view_of(const Tensor& t, int inner_dims) {
 Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
   Parameter parameter;
   parameter.otherwise = otherwise;
-  parameter.offset = offset;
   if (!t) return parameter;
+  parameter.offset = offset;
   parameter.data = t.data;
   parameter.stride = t.stride(-1);
   parameter.is_float = t.dtype == DType::kFloat32;
@@ -126,27 +131,23 @@ bool fits_tiled(const Tensor& x, int64_t rows, int64_t max_vectors) {
 }
 
 template <bool kLayer>
-Status launch_forward(const Forward& p, DType dtype, int64_t vectors, bool tiled, bool aligned,
-                      cudaStream_t stream) {
-  return with_type(dtype, [&](auto type) {
+Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStream_t stream) {
+  return with_type(x.dtype, [&](auto type) {
     using T = typename decltype(type)::T;
-    if (tiled) {
-      return with_forward_tile<T, kLayer>(vectors, [&](auto tile) {
+    if (aligned && fits_tiled(x, p.rows, kMaxForward)) {
+      return with_forward_tile<T, kLayer>(vectors_of(x), [&](auto tile) {
         using Tile = decltype(tile);
         using Team = typename Tile::Team;
         const auto blocks = static_cast<unsigned>((p.rows + Team::kCount - 1) / Team::kCount);
-        forward_tiled<T, kLayer, Team, Tile::kVecs, Tile::kMinBlocks>
-            <<<blocks, Team::kThreads, 0, stream>>>(p);
-        return check_launch("norm forward_tiled");
+        return launch_early(x.device_id, forward_tiled<T, kLayer, Tile>, "norm forward_tiled",
+                            {blocks, Team::kThreads}, p, stream);
       });
     }
+    const auto kernel = aligned ? forward_looped<T, kVecWidth<T>, kLoopedThreads>
+                                : forward_looped<T, 1, kLoopedThreads>;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.rows, 1 << 20));
-    if (aligned) {
-      forward_looped<T, kVecWidth<T>, kLoopedThreads><<<blocks, kLoopedThreads, 0, stream>>>(p);
-    } else {
-      forward_looped<T, 1, kLoopedThreads><<<blocks, kLoopedThreads, 0, stream>>>(p);
-    }
-    return check_launch("norm forward_looped");
+    return launch_early(x.device_id, kernel, "norm forward_looped", {blocks, kLoopedThreads}, p,
+                        stream);
   });
 }
 
@@ -173,7 +174,7 @@ int tiled_backward_blocks(const Tensor& x, int64_t rows) {
     return with_backward_tile<typename decltype(type)::T, kLayer>(vectors_of(x), [&](auto tile) {
       using Tile = decltype(tile);
       constexpr int kTeams = Tile::Team::kCount;
-      const int64_t most = Tile::kMinBlocks * device_properties(x.device_id).multiprocessors;
+      const int64_t most = Tile::kBlocks * device_properties(x.device_id).multiprocessors;
       blocks = std::min((rows + kTeams - 1) / kTeams, most);
       return Status();
     });
@@ -205,7 +206,7 @@ int ring_bytes(int64_t vectors, int device, int* stages) {
   if (!Tile::kBulk || properties.code < 90) return 0;
   constexpr int kReserved = 4096;  // of each block: the system's, and the kernel's own arrays
   const int room = std::min(properties.shared_bytes_per_block,
-                            properties.shared_bytes_per_multiprocessor / Tile::kMinBlocks) -
+                            properties.shared_bytes_per_multiprocessor / Tile::kBlocks) -
                    kReserved;
   const int stage = Tile::Team::kCount * 3 * 16 * static_cast<int>(vectors);
   *stages = std::min(kMaxStages, room / stage);
@@ -213,30 +214,22 @@ int ring_bytes(int64_t vectors, int device, int* stages) {
 }
 
 template <bool kLayer>
-Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, int blocks,
+Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, unsigned blocks,
                        cudaStream_t stream) {
   return with_type(x.dtype, [&](auto type) {
     using T = typename decltype(type)::T;
     if (tiled) {
       return with_backward_tile<T, kLayer>(vectors_of(x), [&](auto tile) {
         using Tile = decltype(tile);
-        using Team = typename Tile::Team;
-        const auto kernel =
-            backward_tiled<T, kLayer, Team, Tile::kVecs, Tile::kBulk, Tile::kMinBlocks>;
         const int shared = ring_bytes<Tile>(vectors_of(x), x.device_id, &p.stages);
-        if (shared > 0) {
-          FK_RETURN_IF_ERROR(allow_shared_bytes(reinterpret_cast<const void*>(kernel), shared));
-        }
-        kernel<<<blocks, Team::kThreads, shared, stream>>>(p);
-        return check_launch("norm backward_tiled");
+        return launch_early(x.device_id, backward_tiled<T, kLayer, Tile>, "norm backward_tiled",
+                            {blocks, Tile::Team::kThreads, shared}, p, stream);
       });
     }
-    if (aligned) {
-      backward_looped<T, kVecWidth<T>, kLoopedThreads><<<blocks, kLoopedThreads, 0, stream>>>(p);
-    } else {
-      backward_looped<T, 1, kLoopedThreads><<<blocks, kLoopedThreads, 0, stream>>>(p);
-    }
-    return check_launch("norm backward_looped");
+    const auto kernel = aligned ? backward_looped<T, kVecWidth<T>, kLoopedThreads>
+                                : backward_looped<T, 1, kLoopedThreads>;
+    return launch_early(x.device_id, kernel, "norm backward_looped", {blocks, kLoopedThreads}, p,
+                        stream);
   });
 }
 
@@ -252,10 +245,8 @@ Gradient gradient_of(const Tensor& t, const float* partials) {
 Status launch_add_partials(const Gradients& p, int device, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((p.columns + kGradientColumns - 1) / kGradientColumns),
                   p.gradients[1].partials != nullptr ? 2 : 1);
-  Gradients argument = p;
-  void* arguments[] = {&argument};
-  return launch_early(device, reinterpret_cast<const void*>(add_partials), "norm add_partials",
-                      grid, kGradientThreads, arguments, stream);
+  return launch_early(device, add_partials, "norm add_partials", {grid, kGradientThreads}, p,
+                      stream);
 }
 
 // What the two backwards share. `dbias` and the mean are layer_norm's.
@@ -288,7 +279,8 @@ Status run_backward(const Args& a, Backward p, const Tensor& dbias, bool aligned
     gradients.gradients[1] = gradient_of(dbias, partials);
   }
   if (blocks > 0) {
-    FK_RETURN_IF_ERROR(launch_backward<kLayer>(p, a.x, tiled, aligned, blocks, stream));
+    FK_RETURN_IF_ERROR(
+        launch_backward<kLayer>(p, a.x, tiled, aligned, static_cast<unsigned>(blocks), stream));
   }
   if (!a.dweight && !dbias) return {};
   return launch_add_partials(gradients, a.x.device_id, stream);
@@ -301,9 +293,7 @@ Status run(const RmsNormFwd& a, const Exec& exec) {
   if (p.rows == 0) return {};
   p.weight = parameter_of(a.weight, 1.f, static_cast<float>(a.weight_offset));
   const bool aligned = all_vectorised(a.x, a.residual, a.y, a.sum, a.weight);
-  return launch_forward<false>(p, a.x.dtype, vectors_of(a.x),
-                               aligned && fits_tiled(a.x, p.rows, kMaxForward), aligned,
-                               stream_of(exec));
+  return launch_forward<false>(p, a.x, aligned, stream_of(exec));
 }
 
 Status run(const LayerNormFwd& a, const Exec& exec) {
@@ -314,9 +304,7 @@ Status run(const LayerNormFwd& a, const Exec& exec) {
   p.weight = parameter_of(a.weight, 1.f, 0.f);
   p.bias = parameter_of(a.bias, 0.f, 0.f);
   const bool aligned = all_vectorised(a.x, a.residual, a.y, a.sum, a.weight, a.bias);
-  return launch_forward<true>(p, a.x.dtype, vectors_of(a.x),
-                              aligned && fits_tiled(a.x, p.rows, kMaxForward), aligned,
-                              stream_of(exec));
+  return launch_forward<true>(p, a.x, aligned, stream_of(exec));
 }
 
 size_t workspace(const RmsNormBwd& a) { return backward_workspace<false>(a.x, a.dweight ? 1 : 0); }

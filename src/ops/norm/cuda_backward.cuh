@@ -7,7 +7,7 @@
 // second kernel adds those in a fixed order, so the gradients repeat bit for bit.
 #pragma once
 
-#include "ops/norm/cuda_rows.cuh"
+#include "ops/norm/cuda_loaders.cuh"
 
 namespace fk::cuda::norm {
 
@@ -20,6 +20,15 @@ struct Backward {
   float* dbias = nullptr;
   int64_t rows = 0, columns = 0;
   int stages = 0;  // of the bulk loader
+};
+
+// How the kernel is cut for rows of at most kTeam * kVecs vectors.
+template <int kTeam, int kBlock, int kVecs_, int kBlocks_, bool kBulk_ = false>
+struct BackwardTile {
+  using Team = norm::Team<kTeam, kBlock>;
+  static constexpr int kVecs = kVecs_;
+  static constexpr int kBlocks = kBlocks_;  // per multiprocessor
+  static constexpr bool kBulk = kBulk_;     // rows come by bulk copies, where there are any
 };
 
 // Adds the teams' sums for the vectors at `i` and leaves them in `partial`, this block's row.
@@ -52,19 +61,19 @@ __device__ __forceinline__ void store_partial(const float (&sums)[kWidth], int i
   }
 }
 
-// kBulk: rows come by bulk copies where the architecture has them.
-template <class T, bool kLayer, class Team, int kVecs, bool kBulk, int kMinBlocks>
-__global__ void __launch_bounds__(Team::kThreads, min_blocks(Team::kThreads, kMinBlocks))
+template <class T, bool kLayer, class Tile>
+__global__ void __launch_bounds__(Tile::Team::kThreads,
+                                  min_blocks(Tile::Team::kThreads, Tile::kBlocks))
     backward_tiled(const __grid_constant__ Backward p) {
+  using Team = typename Tile::Team;
+  constexpr int kVecs = Tile::kVecs;
 #if __CUDA_ARCH__ >= 900
-  using Loader =
-      std::conditional_t<kBulk, BulkLoader<T, 3, Team, kVecs>, DirectLoader<T, 3, Team, kVecs>>;
+  using Loader = std::conditional_t<Tile::kBulk, BulkLoader<T, 3, Team, kVecs>,
+                                    DirectLoader<T, 3, Team, kVecs>>;
 #else
   using Loader = DirectLoader<T, 3, Team, kVecs>;
 #endif
   constexpr int kWidth = kVecWidth<T>;
-  // Whether g stays in registers between the sums and dx; else it is computed again.
-  constexpr bool kKeep = !kLayer || kVecs * kWidth < 24;
   using Scratch = std::conditional_t<kLayer, Pair, float>;
   // Two, taken in turn, so that one barrier a row is enough.
   __shared__ Scratch scratch[2][Team::kCount][Team::kWarps];
@@ -77,13 +86,16 @@ __global__ void __launch_bounds__(Team::kThreads, min_blocks(Team::kThreads, kMi
   float dweight[kVecs][kWidth] = {};
   float dbias[kLayer ? kVecs : 1][kWidth] = {};
 
+  wait_for_earlier_kernels();
   Loader loader(p.inputs, first, step, vectors, rows, p.stages);
+  // Read for each row from L1, the weights would be what a row waits for.
+  const HeldParameter<T, Team, kVecs> weight(p.weight, vectors);
   // The statistics are fetched a row ahead: a row must not begin with a wait for them.
   float next_mean = 0, next_rstd = 0;
   const auto fetch_statistics = [&](uint32_t row) {
     if (row >= rows) return;
-    next_rstd = __ldg(p.rstd.row<float>(row));
-    if (kLayer) next_mean = __ldg(p.mean.row<float>(row));
+    next_rstd = __ldg(after_wait(p.rstd.row<float>(row)));
+    if (kLayer) next_mean = __ldg(after_wait(p.mean.row<float>(row)));
   };
   fetch_statistics(first);
   int turn = 0;
@@ -92,15 +104,13 @@ __global__ void __launch_bounds__(Team::kThreads, min_blocks(Team::kThreads, kMi
     fetch_statistics(row + step);
     RowPart<T, kVecs> parts[3];
     loader.take(row, parts);
-    float kept[kKeep ? kVecs : 1][kWidth];
     Pair sums = {0, 0};  // of g, of g * xhat
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int v = Team::rank() + i * Team::kSize;
       if (v >= vectors) continue;
-      float dy[kWidth], x[kWidth];
-      float(&g)[kWidth] = kept[kKeep ? i : 0];
-      load_parameter<T>(p.weight, v * kWidth, g);
+      float dy[kWidth], x[kWidth], g[kWidth];
+      weight.template get<!kLayer>(i, g);
       unpack(parts[0][i], dy);
       unpack(parts[1][i], x);
 #pragma unroll
@@ -126,20 +136,15 @@ __global__ void __launch_bounds__(Team::kThreads, min_blocks(Team::kThreads, kMi
     for (int i = 0; i < kVecs; ++i) {
       const int v = Team::rank() + i * Team::kSize;
       if (v >= vectors) continue;
-      float x[kWidth], out[kWidth];
-      float(&g)[kWidth] = kept[kKeep ? i : 0];
-      if constexpr (!kKeep) {
-        load_parameter<T>(p.weight, v * kWidth, g);
-        float dy[kWidth];
-        unpack(parts[0][i], dy);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) g[j] *= dy[j];
-      }
+      // g again, rather than in registers since the sums.
+      float dy[kWidth], x[kWidth], g[kWidth], out[kWidth];
+      weight.template get<!kLayer>(i, g);
+      unpack(parts[0][i], dy);
       unpack(parts[1][i], x);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const float xhat = (kLayer ? x[j] - mean : x[j]) * rstd;
-        out[j] = (g[j] - (kLayer ? mean_g : 0.f) - xhat * mean_g_xhat) * rstd;
+        out[j] = (g[j] * dy[j] - (kLayer ? mean_g : 0.f) - xhat * mean_g_xhat) * rstd;
       }
       if (p.inputs[2]) {
         float dsum[kWidth];
@@ -165,14 +170,21 @@ __global__ void __launch_bounds__(Team::kThreads, min_blocks(Team::kThreads, kMi
 template <class T, int kWidth, int kThreads>
 __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constant__ Backward p) {
   __shared__ Pair scratch[kThreads / kWarpSize];
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const float scale = 1.f / static_cast<float>(p.columns);
   float* dweight = p.dweight ? p.dweight + blockIdx.x * p.columns : nullptr;
   float* dbias = p.dbias ? p.dbias + blockIdx.x * p.columns : nullptr;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     const float rstd = *p.rstd.row<float>(row);
     const float mean = p.mean ? *p.mean.row<float>(row) : 0.f;
-    const auto load_row = [&](const View& view, int64_t c, float(&out)[kWidth]) {
-      unpack(load<kWidth>(view.row<T>(row) + c * view.column_stride), out);
+    const T* rows[3] = {};
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      if (p.inputs[k]) rows[k] = p.inputs[k].row<T>(row);
+    }
+    const auto load_input = [&](int k, int64_t c, float(&out)[kWidth]) {
+      unpack(load<kWidth>(rows[k] + c * p.inputs[k].column_stride), out);
     };
     const auto each = [&](auto&& body) {
       for (int64_t c = threadIdx.x * kWidth; c < p.columns; c += kThreads * kWidth) body(c);
@@ -187,8 +199,8 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
     Pair sums = {0, 0};
     each([&](int64_t c) {
       float dy[kWidth], xhat[kWidth], g[kWidth];
-      load_row(p.inputs[0], c, dy);
-      load_row(p.inputs[1], c, xhat);
+      load_input(0, c, dy);
+      load_input(1, c, xhat);
       load_parameter<T>(p.weight, c, g);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -204,10 +216,11 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
     sums = block_reduce<kThreads>(sums, SumPair(), scratch);
     const float mean_g = p.mean ? sums.first * scale : 0.f, mean_g_xhat = sums.second * scale;
     if (p.dx) {
+      T* dx = p.dx.row<T>(row);
       each([&](int64_t c) {
         float dy[kWidth], xhat[kWidth], g[kWidth];
-        load_row(p.inputs[0], c, dy);
-        load_row(p.inputs[1], c, xhat);
+        load_input(0, c, dy);
+        load_input(1, c, xhat);
         load_parameter<T>(p.weight, c, g);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
@@ -215,11 +228,11 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
           g[j] = (g[j] * dy[j] - mean_g - xhat[j] * mean_g_xhat) * rstd;
         }
         if (p.inputs[2]) {
-          load_row(p.inputs[2], c, dy);
+          load_input(2, c, dy);
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) g[j] += dy[j];
         }
-        store(p.dx.row<T>(row) + c * p.dx.column_stride, pack<T>(g));
+        store(dx + c * p.dx.column_stride, pack<T>(g));
       });
     }
     __syncthreads();  // before the next row writes scratch
@@ -242,7 +255,7 @@ constexpr int kGradientColumns = 32;
 constexpr int kGradientThreads = 1024;
 
 // A block adds the partial sums of 32 columns: each warp a share of the rows, then the warps' sums.
-// Launched early.
+// It does not let the next kernel start early: that one's blocks, waiting, would be in its way.
 static __global__ void __launch_bounds__(kGradientThreads)
     add_partials(const __grid_constant__ Gradients p) {
   constexpr int kWarps = kGradientThreads / kWarpSize;

@@ -158,7 +158,7 @@ struct MaxBwdOp {
   }
 };
 
-// In registers.
+// In registers; x becomes 1 where it is the largest, else 0.
 template <class T>
 struct MaxBwdTileOp {
   using Element = T;
@@ -182,7 +182,10 @@ struct MaxBwdTileOp {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) state.count += is_largest(x[j][e], row.y) ? 1.f : 0.f;
+      for (int e = 0; e < kWidth; ++e) {
+        x[j][e] = is_largest(x[j][e], row.y) ? 1.f : 0.f;
+        state.count += x[j][e];
+      }
     }
   }
   __device__ static State empty() { return {0.f}; }
@@ -194,7 +197,7 @@ struct MaxBwdTileOp {
                         const float (&)[kWidth]) const {
     const float share = row.dy / all.count;
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) x[e] = is_largest(x[e], row.y) ? share : 0.f;
+    for (int e = 0; e < kWidth; ++e) x[e] = x[e] > 0.f ? share : 0.f;
   }
 };
 

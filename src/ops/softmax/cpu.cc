@@ -1,18 +1,17 @@
 // softmax, log_softmax and logsumexp on the CPU, forward.
 //
-// Floor: each input read once, each output written once; the exponentials (about 10 vector
-// instructions) cost as much as memory from the second-level cache. The statistics of a row, its
-// maximum and the sum of exp(x - maximum), are gathered block by block while a block is in the
-// first-level cache; a second pass over the row then writes the output. A short row's exponentials
-// are kept on the stack in between, a long row's are computed again, which is cheaper than to store
-// and load them. Rows and columns: see cpu/axis_plan.h.
+// Floor: x read once, the output written once; the exponentials (about 12 vector instructions) cost
+// as much as reading the third-level cache. The statistics of a row, its maximum and the sum of
+// exp(x - maximum), are gathered block by block while a block is in the first-level cache; a second
+// pass over the row writes the output. Softmax keeps the exponentials in between: a short row's on
+// the stack, a long fp32 row's in the output itself. A long half precision row has no place for
+// them and computes them twice. Rows and columns: see cpu/axis_plan.h.
 
 #ifndef FK_OPS_SOFTMAX_CPU_JOBS_
 #define FK_OPS_SOFTMAX_CPU_JOBS_
 
 #include "core/exec.h"
 #include "cpu/axis_plan.h"
-#include "cpu/cache.h"
 #include "ops/softmax/softmax.h"
 
 namespace fk::cpu {
@@ -212,7 +211,7 @@ Status forward(Form form, const Tensor& x, const Tensor& out, const Exec& exec) 
                      rows_of(x),
                      rows_of(out, reduces ? 0 : 1),
                      {},
-                     pays_to_stream(2 * x.numel() * size_of(x.dtype))};
+                     pays_to_stream_beside_arithmetic(2 * x.numel() * size_of(x.dtype))};
   if (in_columns(x, job.x_rows) && (reduces || in_columns(out, job.out_rows))) {
     const int64_t inner = evenly_spaced_rows({&job.x_rows, &job.out_rows});
     job.tiles = cached_tiles_of(job.x_rows.count, inner, x.size(-1));

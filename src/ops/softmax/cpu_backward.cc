@@ -9,7 +9,6 @@
 
 #include "core/exec.h"
 #include "cpu/axis_plan.h"
-#include "cpu/cache.h"
 #include "ops/softmax/softmax.h"
 
 namespace fk::cpu {
@@ -239,9 +238,10 @@ namespace {
 
 Status backward(bool log, const Tensor& dy, const Tensor& y, const Tensor& dx, const Exec& exec) {
   if (!dx) return {};
-  SoftmaxBackward job{log,         dy,          y,
-                      dx,          rows_of(dy), rows_of(y),
-                      rows_of(dx), {},          pays_to_stream(3 * y.numel() * size_of(y.dtype))};
+  SoftmaxBackward job{
+      log,         dy,          y,
+      dx,          rows_of(dy), rows_of(y),
+      rows_of(dx), {},          pays_to_stream_beside_arithmetic(3 * y.numel() * size_of(y.dtype))};
   if (in_columns(dy, job.dy_rows) && in_columns(y, job.y_rows) && in_columns(dx, job.dx_rows)) {
     const int64_t inner = evenly_spaced_rows({&job.dy_rows, &job.y_rows, &job.dx_rows});
     job.tiles = cached_tiles_of(job.y_rows.count, inner, y.size(-1));
@@ -271,7 +271,7 @@ Status run(const LogSumExpBwd& a, const Exec& exec) {
                         rows_of(a.lse, 0),
                         rows_of(a.dx),
                         {},
-                        pays_to_stream(2 * a.x.numel() * size_of(a.x.dtype))};
+                        pays_to_stream_beside_arithmetic(2 * a.x.numel() * size_of(a.x.dtype))};
   if (in_columns(a.x, job.x_rows) && in_columns(a.dx, job.dx_rows)) {
     const int64_t inner =
         evenly_spaced_rows({&job.dlse_rows, &job.x_rows, &job.lse_rows, &job.dx_rows});

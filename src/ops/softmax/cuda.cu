@@ -15,7 +15,7 @@
 namespace fk::cuda {
 namespace {
 
-// In registers; x becomes exp(x - own.max).
+// In registers; for softmax, x becomes exp(x - own.max).
 template <class T, bool kLog>
 struct SoftmaxTileOp {
   using Element = T;
@@ -85,7 +85,7 @@ struct SoftmaxBwdTileOp {
   struct Row {};
   __device__ Row row(int64_t) const { return {}; }
   template <int kVectors, int kWidth>
-  __device__ void add(State& state, const Row&, float (&dy)[kVectors][kWidth],
+  __device__ void add(State& state, const Row&, const float (&dy)[kVectors][kWidth],
                       const float (&y)[kVectors][kWidth], int) const {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
