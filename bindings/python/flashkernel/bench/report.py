@@ -3,13 +3,17 @@
 import datetime
 import html
 import json
+import os
 import pathlib
 import platform
 import subprocess
 
 
 def commit() -> str:
-    """The commit of the checkout we run in, with "+" if it has changes."""
+    """The commit of the checkout we run in, with "+" if it has changes; or what FK_COMMIT says,
+    where the sources came without their history."""
+    if told := os.environ.get("FK_COMMIT"):
+        return told
 
     def git(*arguments):
         return subprocess.run(
