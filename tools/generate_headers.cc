@@ -16,7 +16,8 @@ namespace {
 using fk::Field;
 using fk::Kind;
 
-constexpr const char* kBanner = "// Generated from the op declarations under src/ops. Do not edit.\n";
+constexpr const char* kBanner =
+    "// Generated from the op declarations under src/ops. Do not edit.\n";
 
 std::string upper(std::string s) {
   for (char& c : s) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -75,7 +76,8 @@ void write_c(std::ofstream& out, const fk_op& op) {
   const fk::OpDeclaration& d = op.declaration;
   const std::string args = "fk_" + d.name + "_args";
   out << "\n// " << d.doc << "\ntypedef struct " << args << " {\n";
-  for (const Field& f : d.fields) out << "  " << c_type(f) << f.name << ";  // " << comment(f) << "\n";
+  for (const Field& f : d.fields)
+    out << "  " << c_type(f) << f.name << ";  // " << comment(f) << "\n";
   out << "} " << args << ";\n#define FK_" << upper(d.name) << "_DEFAULTS {";
   for (size_t i = 0; i < d.fields.size(); ++i) {
     out << (i == 0 ? "" : ", ") << default_value(d.fields[i], "NULL");
@@ -83,8 +85,9 @@ void write_c(std::ofstream& out, const fk_op& op) {
   out << "}\nstatic inline fk_status fk_" << d.name << "(const " << args
       << "* args, const fk_exec* exec) {\n  return fk_op_call(fk_find_op(\"" << d.name
       << "\"), (const fk_slot*)args, exec);\n}\nstatic inline fk_status fk_" << d.name
-      << "_workspace(const " << args << "* args, size_t* bytes) {\n  return fk_op_workspace(fk_find_op(\""
-      << d.name << "\"), (const fk_slot*)args, bytes);\n}\n";
+      << "_workspace(const " << args
+      << "* args, size_t* bytes) {\n  return fk_op_workspace(fk_find_op(\"" << d.name
+      << "\"), (const fk_slot*)args, bytes);\n}\n";
 }
 
 void write_cpp(std::ofstream& out, const fk_op& op) {
@@ -92,8 +95,8 @@ void write_cpp(std::ofstream& out, const fk_op& op) {
   const std::string args = camel(d.name);
   out << "\n// " << d.doc << "\nstruct " << args << " {\n";
   for (const Field& f : d.fields) {
-    out << "  " << c_type(f) << f.name << " = " << default_value(f, "nullptr") << ";  // " << comment(f)
-        << "\n";
+    out << "  " << c_type(f) << f.name << " = " << default_value(f, "nullptr") << ";  // "
+        << comment(f) << "\n";
   }
   out << "};\ninline void " << d.name << "(const " << args << "& args, Run run = {}) {\n"
       << "  static const fk_op* op = fk_find_op(\"" << d.name << "\");\n"

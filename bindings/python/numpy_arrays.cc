@@ -91,8 +91,8 @@ FK_API void fk_numpy_add_dtype(const void* dtype, int code, int bits) {
   ++layout.count;
 }
 
-// As fk_op_call, with the addresses of array objects (or of None) in the tensors' slots. Returns -1,
-// having done nothing, where an argument is not a plain array.
+// As fk_op_call, with the addresses of array objects (or of None) in the tensors' slots. Returns
+// -1, having done nothing, where an argument is not a plain array.
 FK_API int fk_numpy_call(const fk_op* op, const void* packed) {
   const uint64_t* values = static_cast<const uint64_t*>(packed);
   const auto& fields = op->declaration.fields;

@@ -20,8 +20,9 @@ extern "C" {
 
 typedef enum fk_status {
   FK_OK = 0,
-  FK_INVALID_ARGUMENT = 1,  // the message names the op, the argument, what was expected and what came
-  FK_UNSUPPORTED = 2,       // valid, but this build or device has no kernel for it
+  FK_INVALID_ARGUMENT =
+      1,               // the message names the op, the argument, what was expected and what came
+  FK_UNSUPPORTED = 2,  // valid, but this build or device has no kernel for it
   FK_CUDA_ERROR = 3,
   FK_INTERNAL = 4
 } fk_status;
@@ -38,8 +39,8 @@ typedef void (*fk_parallel_for_fn)(void* pool, int64_t count, int64_t grain, fk_
 // Where and how a call runs. Zero-initialised is valid: CPU work on FlashKernel's own thread pool,
 // CUDA work on the default stream, no workspace.
 typedef struct fk_exec {
-  void* stream;                     // CUstream / cudaStream_t
-  void* workspace;                  // at least 64-byte aligned, on the tensors' device
+  void* stream;     // CUstream / cudaStream_t
+  void* workspace;  // at least 64-byte aligned, on the tensors' device
   size_t workspace_bytes;
   fk_parallel_for_fn parallel_for;  // NULL: FlashKernel's own pool
   void* parallel_pool;              // first argument of parallel_for
@@ -55,7 +56,8 @@ typedef struct fk_exec {
 #define FK_EXEC_DEFAULTS \
   fk_exec {}
 #else
-#define FK_EXEC_DEFAULTS {0}
+#define FK_EXEC_DEFAULTS \
+  { 0 }
 #endif
 
 // One argument of an op. An op's argument struct is an array of these, in declaration order, so the
@@ -63,7 +65,7 @@ typedef struct fk_exec {
 typedef union fk_slot {
   const DLTensor* tensor;  // inputs and outputs; NULL where absent
   double number;
-  int64_t integer;         // also booleans, and choices by index
+  int64_t integer;  // also booleans, and choices by index
 } fk_slot;
 
 typedef struct fk_op fk_op;

@@ -19,10 +19,10 @@ std::string build_info_json() {
   for (const cuda::Gpu& gpu : cuda::gpus()) {
     if (!first) json += ", ";
     first = false;
-    json += "{\"name\": \"" + gpu.name + "\", \"capability\": \"" + std::to_string(gpu.major) + "." +
-            std::to_string(gpu.minor) + "\", \"multiprocessors\": " +
-            std::to_string(gpu.multiprocessors) + ", \"memory_bytes\": " +
-            std::to_string(gpu.memory_bytes) + "}";
+    json += "{\"name\": \"" + gpu.name + "\", \"capability\": \"" + std::to_string(gpu.major) +
+            "." + std::to_string(gpu.minor) +
+            "\", \"multiprocessors\": " + std::to_string(gpu.multiprocessors) +
+            ", \"memory_bytes\": " + std::to_string(gpu.memory_bytes) + "}";
   }
   json += "], \"cuda_runtime\": \"" + cuda::runtime_version() + "\", \"cuda_driver\": \"" +
           cuda::driver_version() + "\"}";

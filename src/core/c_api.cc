@@ -108,8 +108,8 @@ int32_t fk_num_threads(void) { return fk::num_threads(); }
 
 fk_status fk_set_cpu_target(const char* name) {
   if (fk::cpu::set_target(name)) return FK_OK;
-  return fail(FK_INVALID_ARGUMENT,
-              std::string("cpu target: expected one of ") + fk::cpu::target_list() + ", got " + name);
+  return fail(FK_INVALID_ARGUMENT, std::string("cpu target: expected one of ") +
+                                       fk::cpu::target_list() + ", got " + name);
 }
 
 }  // extern "C"

@@ -63,13 +63,13 @@ struct Field {
   // Tensors.
   std::string type;  // as written
   DTypeRule dtype_rule = DTypeRule::kActivation;
-  int dtype_of = -1;                      // kSameAs: index of the field
-  std::vector<std::vector<Dim>> shapes;   // alternatives, told apart by rank
-  bool along_axis = false;                // the kernel sees the axis attribute's axis moved last
-  bool saved = false;                     // an output only the backward needs
-  std::string when;                       // an output that exists only under this condition
-  std::string may_alias;                  // an output that may share memory with this input
-  std::string below;                      // an index input whose values lie in [0, symbol)
+  int dtype_of = -1;                     // kSameAs: index of the field
+  std::vector<std::vector<Dim>> shapes;  // alternatives, told apart by rank
+  bool along_axis = false;               // the kernel sees the axis attribute's axis moved last
+  bool saved = false;                    // an output only the backward needs
+  std::string when;                      // an output that exists only under this condition
+  std::string may_alias;                 // an output that may share memory with this input
+  std::string below;                     // an index input whose values lie in [0, symbol)
   std::string prefer;            // a backward's input: this forward output instead, where it exists
   std::string also_gradient_of;  // a backward's output: the gradient of this forward input as well
 

@@ -111,7 +111,9 @@ class Call {
     return *reinterpret_cast<T*>(args_ + f.offset);
   }
 
-  static Status error(const Field& f, const std::string& what) { return invalid(f.name + ": " + what); }
+  static Status error(const Field& f, const std::string& what) {
+    return invalid(f.name + ": " + what);
+  }
 
   Status unpack_tensor(const Field& f, const fk_slot& slot, bool needs_data) {
     if (slot.tensor == nullptr) {
@@ -125,7 +127,8 @@ class Call {
     return {};
   }
 
-  // The axis is counted in the first tensor that has it, an input or, if only outputs do, an output.
+  // The axis is counted in the first tensor that has it, an input or, if only outputs do, an
+  // output.
   Status move_axis_last() {
     int64_t& axis = member<int64_t>(*axis_);
     for (const Field& f : op_.fields) {

@@ -87,7 +87,9 @@ class Registry {
     op->args_bytes = sizeof(Args);
     op->construct_args = [](void* storage) { new (storage) Args(); };
     if constexpr (HasValidate<Args>::value) {
-      op->validate = [](const void* args) { return Args::validate(*static_cast<const Args*>(args)); };
+      op->validate = [](const void* args) {
+        return Args::validate(*static_cast<const Args*>(args));
+      };
     }
     for (const Implementation<Args>& typed : implementations) {
       fk_op::Implementation i;
@@ -100,7 +102,8 @@ class Registry {
         return impl->accepts == nullptr || impl->accepts(*static_cast<const Args*>(args));
       };
       i.run = [](const void* t, const void* args, const Exec& exec) {
-        return static_cast<const Implementation<Args>*>(t)->run(*static_cast<const Args*>(args), exec);
+        return static_cast<const Implementation<Args>*>(t)->run(*static_cast<const Args*>(args),
+                                                                exec);
       };
       i.workspace = [](const void* t, const void* args) -> size_t {
         const auto* impl = static_cast<const Implementation<Args>*>(t);
@@ -117,8 +120,8 @@ class Registry {
   std::vector<std::unique_ptr<fk_op>> ops_;
 };
 
-// Defined by a file the build writes from the folders under src/ops: calls register_<room>(registry)
-// for each.
+// Defined by a file the build writes from the folders under src/ops: calls
+// register_<room>(registry) for each.
 void register_all_rooms(Registry& registry);
 
 // Checks the arguments, picks an implementation, runs it. These three are the whole path from the C

@@ -1,6 +1,6 @@
-// Row r of a tensor of type [..., N]: where it starts, for any strides of the leading dims. Shared by
-// CPU and CUDA kernels. Leading dims are merged where their strides allow, so that the common case
-// (contiguous, or a slice of a contiguous tensor) is one multiplication.
+// Row r of a tensor of type [..., N]: where it starts, for any strides of the leading dims. Shared
+// by CPU and CUDA kernels. Leading dims are merged where their strides allow, so that the common
+// case (contiguous, or a slice of a contiguous tensor) is one multiplication.
 #pragma once
 
 #include "core/tensor.h"

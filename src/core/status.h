@@ -26,10 +26,10 @@ class [[nodiscard]] Status {
 inline Status invalid(std::string message) { return {FK_INVALID_ARGUMENT, std::move(message)}; }
 inline Status unsupported(std::string message) { return {FK_UNSUPPORTED, std::move(message)}; }
 
-#define FK_RETURN_IF_ERROR(expression)            \
-  do {                                            \
-    ::fk::Status fk_status_ = (expression);       \
-    if (!fk_status_.ok()) return fk_status_;      \
+#define FK_RETURN_IF_ERROR(expression)       \
+  do {                                       \
+    ::fk::Status fk_status_ = (expression);  \
+    if (!fk_status_.ok()) return fk_status_; \
   } while (0)
 
 }  // namespace fk

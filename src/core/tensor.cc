@@ -45,10 +45,10 @@ bool dtype_from_dlpack(DLDataType in, DType* out) {
     DType dtype;
   };
   static constexpr Row kRows[] = {
-      {kDLFloat, 32, DType::kFloat32}, {kDLFloat, 16, DType::kFloat16},
+      {kDLFloat, 32, DType::kFloat32},   {kDLFloat, 16, DType::kFloat16},
       {kDLBfloat, 16, DType::kBFloat16}, {kDLFloat, 64, DType::kFloat64},
-      {kDLInt, 32, DType::kInt32},     {kDLInt, 64, DType::kInt64},
-      {kDLInt, 8, DType::kInt8},       {kDLUInt, 8, DType::kUInt8},
+      {kDLInt, 32, DType::kInt32},       {kDLInt, 64, DType::kInt64},
+      {kDLInt, 8, DType::kInt8},         {kDLUInt, 8, DType::kUInt8},
   };
   for (const Row& row : kRows) {
     if (row.code == in.code && row.bits == in.bits) {
@@ -91,7 +91,8 @@ Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out) {
   bool empty = false;
   for (int i = 0; i < in.ndim; ++i) {
     const int64_t n = in.shape[i];
-    if (n < 0) return invalid("expected sizes of at least 0, got " + shape_string(in.shape, in.ndim));
+    if (n < 0)
+      return invalid("expected sizes of at least 0, got " + shape_string(in.shape, in.ndim));
     out->shape[i] = n;
     if (n == 0) empty = true;
   }

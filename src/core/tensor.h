@@ -11,7 +11,16 @@ namespace fk {
 
 constexpr int kMaxDims = 8;
 
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kInt32, kInt64, kInt8, kUInt8 };
+enum class DType : uint8_t {
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kFloat64,
+  kInt32,
+  kInt64,
+  kInt8,
+  kUInt8
+};
 
 constexpr int64_t size_of(DType t) {
   switch (t) {

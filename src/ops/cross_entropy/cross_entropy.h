@@ -1,6 +1,6 @@
 // Cross-entropy from logits, in one pass: neither softmax nor log-softmax is ever stored. A row's
-// logsumexp is handed to the backward as two numbers, shift + log_sum: their sum, rounded to float32,
-// would cost large logits the digits in which probabilities differ.
+// logsumexp is handed to the backward as two numbers, shift + log_sum: their sum, rounded to
+// float32, would cost large logits the digits in which probabilities differ.
 #pragma once
 
 #include "core/op.h"
@@ -12,7 +12,8 @@ enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 struct CrossEntropyFwd {
   static constexpr const char* kName = "cross_entropy_fwd";
   static constexpr const char* kDoc =
-      "loss_i = logsumexp(logits_i) - (1 - s) * logits_i[target_i] - s * mean(logits_i), where s is "
+      "loss_i = logsumexp(logits_i) - (1 - s) * logits_i[target_i] - s * mean(logits_i), where s "
+      "is "
       "label_smoothing; 0 where target_i = ignore_index. The mean is over the targets that count.";
   Tensor logits, targets, losses, loss, shift, log_sum, count;
   int64_t ignore_index = -100, reduction = kMean;
@@ -20,15 +21,18 @@ struct CrossEntropyFwd {
 
   static void declare(Declaration<CrossEntropyFwd>& d) {
     d.input("logits", &CrossEntropyFwd::logits, "T[N, V]", "unnormalised log-probabilities");
-    d.input("targets", &CrossEntropyFwd::targets, "I[N]", "the right column of each row").below("V");
+    d.input("targets", &CrossEntropyFwd::targets, "I[N]", "the right column of each row")
+        .below("V");
     d.keyword_only();
-    d.attribute("ignore_index", &CrossEntropyFwd::ignore_index, -100, "rows with this target count not");
+    d.attribute("ignore_index", &CrossEntropyFwd::ignore_index, -100,
+                "rows with this target count not");
     d.attribute("label_smoothing", &CrossEntropyFwd::label_smoothing, 0.0, "from 0 to 1");
     d.choice("reduction", &CrossEntropyFwd::reduction, {"none", "mean", "sum"}, kMean,
              "what is returned: each row's loss, their mean or their sum");
     d.output("losses", &CrossEntropyFwd::losses, "F[N]", "one loss per row").when("reduction=none");
     d.output("loss", &CrossEntropyFwd::loss, "F[]", "mean or sum").when("reduction!=none");
-    d.output("shift", &CrossEntropyFwd::shift, "F[N]", "largest logit of each row; 0 if infinite").saved();
+    d.output("shift", &CrossEntropyFwd::shift, "F[N]", "largest logit of each row; 0 if infinite")
+        .saved();
     d.output("log_sum", &CrossEntropyFwd::log_sum, "F[N]", "log(sum(exp(logits - shift)))").saved();
     d.output("count", &CrossEntropyFwd::count, "F[]", "rows that count").saved();
   }

@@ -244,7 +244,7 @@ Gradient gradient_of(const Tensor& t, const float* partials) {
 
 Status launch_add_partials(const Gradients& p, int device, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((p.columns + kGradientColumns - 1) / kGradientColumns),
-                  p.gradients[1].partials != nullptr ? 2 : 1);
+                  p.gradients[1].out != nullptr ? 2 : 1);
   return launch_early(device, add_partials, "norm add_partials", {grid, kGradientThreads}, p,
                       stream);
 }

@@ -262,7 +262,7 @@ static __global__ void __launch_bounds__(kGradientThreads)
   __shared__ float sums[kWarps][kGradientColumns];
   const Gradient& gradient = p.gradients[blockIdx.y];
   wait_for_earlier_kernels();
-  if (gradient.partials == nullptr) return;
+  if (gradient.out == nullptr) return;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kGradientColumns + lane;
   float sum = 0;

@@ -11,7 +11,8 @@ struct RmsNormFwd {
   static constexpr const char* kName = "rms_norm_fwd";
   static constexpr const char* kDoc =
       "Root-mean-square norm over the last axis: y = s * rsqrt(mean(s^2) + eps) * (weight + "
-      "weight_offset), where s = x, or x + residual if a residual is given; then s is returned too.";
+      "weight_offset), where s = x, or x + residual if a residual is given; then s is returned "
+      "too.";
   Tensor x, weight, residual, y, sum, rstd;
   double eps = 0, weight_offset = 0;
 
@@ -51,7 +52,8 @@ struct RmsNormBwd {
 struct LayerNormFwd {
   static constexpr const char* kName = "layer_norm_fwd";
   static constexpr const char* kDoc =
-      "Layer norm over the last axis: y = (s - mean(s)) * rsqrt(var(s) + eps) * weight + bias, where "
+      "Layer norm over the last axis: y = (s - mean(s)) * rsqrt(var(s) + eps) * weight + bias, "
+      "where "
       "s = x, or x + residual if a residual is given; then s is returned too.";
   Tensor x, weight, bias, residual, y, sum, mean, rstd;
   double eps = 0;

@@ -1,6 +1,6 @@
-// Rotary position embedding. Pair k of a head is (x[k], x[k + R]) or, interleaved, (x[2k], x[2k+1]);
-// it is turned by the angle whose cosine and sine stand in the tables at the token's position. With
-// 2R < D the last D - 2R entries pass through.
+// Rotary position embedding. Pair k of a head is (x[k], x[k + R]) or, interleaved, (x[2k],
+// x[2k+1]); it is turned by the angle whose cosine and sine stand in the tables at the token's
+// position. With 2R < D the last D - 2R entries pass through.
 #pragma once
 
 #include "core/op.h"
@@ -19,8 +19,11 @@ struct RopeFwd {
     d.input("cos", &RopeFwd::cos, "P[M, R]", "cosines by position; 2R <= D");
     d.input("sin", &RopeFwd::sin, "P[M, R]", "sines by position");
     d.keyword_only();
-    d.input("positions", &RopeFwd::positions, "I[L | B, L]", "row of the tables for each token; "
-            "None: 0 to L-1").optional().below("M");
+    d.input("positions", &RopeFwd::positions, "I[L | B, L]",
+            "row of the tables for each token; "
+            "None: 0 to L-1")
+        .optional()
+        .below("M");
     d.attribute("interleaved", &RopeFwd::interleaved, false, "pairs are neighbours, not halves");
     d.output("y", &RopeFwd::y, "T[B, L, H, D]", "rotated x").may_alias("x");
   }
@@ -38,7 +41,9 @@ struct RopeBwd {
     d.input("dy", &RopeBwd::dy, "T[B, L, H, D]", "gradient of y");
     d.input("cos", &RopeBwd::cos, "P[M, R]", "as in the forward");
     d.input("sin", &RopeBwd::sin, "P[M, R]", "as in the forward");
-    d.input("positions", &RopeBwd::positions, "I[L | B, L]", "as in the forward").optional().below("M");
+    d.input("positions", &RopeBwd::positions, "I[L | B, L]", "as in the forward")
+        .optional()
+        .below("M");
     d.attribute("interleaved", &RopeBwd::interleaved, false, "as in the forward");
     d.output("dx", &RopeBwd::dx, "T[B, L, H, D]", "gradient of x");
   }

@@ -1,4 +1,5 @@
-// softmax, log_softmax and logsumexp along one axis: three ways to leave the same two row statistics.
+// softmax, log_softmax and logsumexp along one axis: three ways to leave the same two row
+// statistics.
 #pragma once
 
 #include "core/op.h"
@@ -62,7 +63,8 @@ struct LogSoftmaxBwd {
 struct LogSumExpFwd {
   static constexpr const char* kName = "logsumexp_fwd";
   static constexpr const char* kDoc =
-      "lse = log(sum(exp(x))) along an axis, in float32. An empty axis, or one of -inf, gives -inf.";
+      "lse = log(sum(exp(x))) along an axis, in float32. An empty axis, or one of -inf, gives "
+      "-inf.";
   Tensor x, lse;
   int64_t axis = -1;
 
