@@ -51,14 +51,11 @@ def _sum_and(norm):
 
 
 def _torch_rms(m, s, t):
-    return m.nn.functional.rms_norm(s, (s.shape[-1],), t["weight"].to(s.dtype), 1e-6)
+    return m.nn.functional.rms_norm(s, (s.shape[-1],), t["weight"], 1e-6)
 
 
 def _torch_layer(m, s, t):
-    dtype = s.dtype
-    return m.nn.functional.layer_norm(
-        s, (s.shape[-1],), t["weight"].to(dtype), t["bias"].to(dtype), 1e-5
-    )
+    return m.nn.functional.layer_norm(s, (s.shape[-1],), t["weight"], t["bias"], 1e-5)
 
 
 def _plain_rms(m, s, t):
@@ -208,7 +205,7 @@ WORKLOADS = {
 }
 
 #: Inputs that stay float32 when the activations are half precision.
-PARAMETERS = ("weight", "bias", "cos", "sin")
+PARAMETERS = ("cos", "sin")
 
 
 def bytes_moved(workload: Workload, direction: str, params: dict, inputs: dict, itemsize: int):
