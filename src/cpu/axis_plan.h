@@ -34,7 +34,9 @@ inline int64_t grain_of(int64_t items, int64_t elements) {
 // Whether a call that reads and writes `bytes` in all should store its output past the caches.
 // Later than for plain copies (cpu/cache.h): exponentials hide part of what an ordinary store
 // costs.
-inline bool pays_to_stream_beside_arithmetic(int64_t bytes) { return bytes > int64_t{32} << 20; }
+inline bool pays_to_stream_beside_arithmetic(int64_t bytes) {
+  return bytes > int64_t{32} << 20 && pays_to_stream(bytes);
+}
 
 // Where a row is copied to or folded at a time. Short enough that fp32 sums stay accurate and that
 // a block read twice is still in the first-level cache, long enough that the ends do not matter.

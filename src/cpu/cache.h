@@ -8,9 +8,13 @@ namespace fk::cpu {
 // Whether a call that reads and writes `bytes` in all should store its outputs with StreamF32.
 // Where the last-level cache does not hold them they are evicted before anyone reads them, and an
 // ordinary store would first fetch the line it is about to overwrite. Below that, the next op finds
-// them in the cache. The limit is a constant because what the C library reports of that cache is
-// not the part of it that these cores get.
-inline bool pays_to_stream(int64_t bytes) { return bytes >= int64_t{24} << 20; }
+// them in the cache. Far above it, allocators hand out fresh pages, which the system zeroes in the
+// cache just before they are written: an ordinary store finds the line there. The limits are
+// constants because what the C library reports of that cache is not the part these cores get.
+inline bool pays_to_stream(int64_t bytes) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  return bytes >= 24 * kMiB && bytes < 96 * kMiB;
+}
 
 // Whether rows that start at `data` and are `stride_bytes` apart start at multiples of a cache
 // line, which is what StreamF32 needs to write them from their starts.
