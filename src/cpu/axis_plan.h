@@ -14,6 +14,7 @@
 #include "core/exec.h"
 #include "core/rows.h"
 #include "core/tensor.h"
+#include "cpu/cache.h"
 
 namespace fk::cpu {
 
