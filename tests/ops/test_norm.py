@@ -66,7 +66,7 @@ def norm_case(
         (*names, *vectors),
         # One column is its own mean: the gradient is a difference of equal numbers times up to
         # 1 / sqrt(eps).
-        1e-4 if shape[-1] == 1 else 0.0,
+        gradient_floor=1e-4 if shape[-1] == 1 else 0.0,
     )
 
 
