@@ -91,6 +91,15 @@ FK_API void fk_numpy_add_dtype(const void* dtype, int code, int bits) {
   ++layout.count;
 }
 
+// As fk_op_call on CPU tensors, with the workspace taken from the heap.
+FK_API int fk_cpu_call(const fk_op* op, const fk_slot* slots) {
+  Workspace workspace;
+  fk_exec exec = FK_EXEC_DEFAULTS;
+  exec.allocate = Workspace::allocate;
+  exec.allocator = &workspace;
+  return fk_op_call(op, slots, &exec);
+}
+
 // As fk_op_call, with the addresses of array objects (or of None) in the tensors' slots. Returns
 // -1, having done nothing, where an argument is not a plain array.
 FK_API int fk_numpy_call(const fk_op* op, const void* packed) {
@@ -113,20 +122,7 @@ FK_API int fk_numpy_call(const fk_op* op, const void* packed) {
     if (used == kMaxTensors || !describe(array, &tensors[used])) return kUseSlowPath;
     slots[i].tensor = &tensors[used++].tensor;
   }
-  Workspace workspace;
-  fk_exec exec = FK_EXEC_DEFAULTS;
-  exec.allocate = Workspace::allocate;
-  exec.allocator = &workspace;
-  return fk_op_call(op, slots, &exec);
-}
-
-// As fk_op_call on CPU tensors, with the workspace taken from the heap.
-FK_API int fk_cpu_call(const fk_op* op, const fk_slot* slots) {
-  Workspace workspace;
-  fk_exec exec = FK_EXEC_DEFAULTS;
-  exec.allocate = Workspace::allocate;
-  exec.allocator = &workspace;
-  return fk_op_call(op, slots, &exec);
+  return fk_cpu_call(op, slots);
 }
 
 }  // extern "C"
