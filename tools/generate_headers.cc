@@ -62,6 +62,7 @@ std::string comment(const Field& f) {
     s = "out";
     if (!f.when.empty()) s += ", when " + f.when;
     if (f.saved) s += ", for the backward";
+    if (!f.saved_unless.empty()) s += ", for the backward or if " + f.saved_unless;
     if (!f.may_alias.empty()) s += ", may be " + f.may_alias;
     s += ": " + f.type + ": ";
   }

@@ -43,9 +43,12 @@ int symbol_index(OpDeclaration& op, const std::string& name) {
 }
 
 Dim parse_dim(OpDeclaration& op, const std::string& text) {
-  if (text == "...") return {Dim::kEllipsis, 0};
+  if (text == "...") return {Dim::kEllipsis};
   if (text.empty()) malformed(op.name, "empty dimension");
   if (std::isdigit(static_cast<unsigned char>(text[0]))) return {Dim::kNumber, std::stoll(text)};
+  if (text.back() == '?') {
+    return {symbol_index(op, strip(text.substr(0, text.size() - 1))), 0, /*or_one=*/true};
+  }
   const size_t sign = text.find_first_of("+-");
   const int symbol = symbol_index(op, strip(text.substr(0, sign)));
   if (sign == std::string::npos) return {symbol, 0};
@@ -64,6 +67,12 @@ int OpDeclaration::find(const std::string& field) const {
 
 void OpDeclaration::set_type(Field& field, const std::string& type) {
   field.type = type;
+  if (type[0] == '@' && type.find('[') == std::string::npos) {
+    field.dtype_rule = DTypeRule::kSameAs;
+    field.dtype_of = field.shape_of = find(type.substr(1));
+    if (field.dtype_of < 0) malformed(name, "no field '" + type.substr(1) + "'");
+    return;
+  }
   const size_t open = type.find('[');
   if (open == std::string::npos || type.back() != ']') malformed(name, "type '" + type + "'");
   const std::string dtype = strip(type.substr(0, open));
@@ -143,14 +152,17 @@ void write_field(std::string& out, const Field& f) {
   write_key(out, "kind", kKinds[static_cast<int>(f.kind)]);
   write_key(out, "doc", f.doc);
   write_flag(out, "keyword_only", f.keyword_only);
+  write_key(out, "group", f.group);
   if (f.kind == Kind::kInput || f.kind == Kind::kOutput) {
     write_key(out, "type", f.type);
     write_flag(out, "optional", f.kind == Kind::kInput && f.optional);
     write_flag(out, "along_axis", f.along_axis);
     write_flag(out, "saved", f.saved);
+    write_key(out, "saved_unless", f.saved_unless);
     write_key(out, "when", f.when);
     write_key(out, "may_alias", f.may_alias);
     write_key(out, "below", f.below);
+    write_key(out, "rises_to", f.rises_to);
     write_key(out, "prefer", f.prefer);
     write_key(out, "also_gradient_of", f.also_gradient_of);
   } else if (f.kind == Kind::kNumber) {
@@ -158,6 +170,7 @@ void write_field(std::string& out, const Field& f) {
     std::snprintf(text, sizeof text, std::isinf(f.number_default) ? "1e999" : "%.17g",
                   f.number_default);
     out += std::string(", \"default\": ") + text;
+    write_flag(out, "nullable", f.nullable);
   } else {
     out += ", \"default\": " + std::to_string(f.integer_default);
     write_flag(out, "nullable", f.nullable);

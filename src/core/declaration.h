@@ -21,9 +21,11 @@
 //   F        float32
 //   I        int32 or int64
 //   J        int32
-//   @name    the dtype of the tensor `name`
+//   @name    the dtype of the tensor `name`; without brackets its shape as well
 // A dim is a number, a symbol (`N`, the same size wherever it stands), a symbol plus or minus a
-// number (`W-1`), or `...` (any number of leading dims, the same wherever it stands).
+// number (`W-1`), a symbol with a question mark (`N?`, that size or 1), or `...` (any number of
+// leading dims, the same wherever it stands). An output has the first of its alternatives whose
+// symbols the inputs give a size.
 //
 // Gradients are matched by name. An op `<name>_fwd` is differentiable if there is an op
 // `<name>_bwd`; that op's input `d<out>` is the gradient of the forward output <out>, its other
@@ -34,6 +36,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -45,11 +48,15 @@ enum class Kind : uint8_t { kInput, kOutput, kNumber, kInteger, kBoolean, kChoic
 
 enum class DTypeRule : uint8_t { kActivation, kParameter, kFloat32, kIndex, kInt32, kSameAs };
 
+// The default of a number that may be left out (None in Python); no such number is finite.
+constexpr double kLeftOut = std::numeric_limits<double>::infinity();
+
 struct Dim {
   static constexpr int kEllipsis = -2;
   static constexpr int kNumber = -1;
   int symbol = kNumber;  // index into OpDeclaration::symbols, or one of the above
   int64_t offset = 0;    // the number itself, or what is added to the symbol
+  bool or_one = false;   // the size may also be 1
 };
 
 struct Field {
@@ -59,24 +66,28 @@ struct Field {
   size_t offset = 0;          // of the member in the argument struct
   bool optional = false;      // inputs: may be NULL
   bool keyword_only = false;  // languages with keyword arguments take it by name
+  std::string group;          // languages with tuples take it as part of one, under this name
 
   // Tensors.
   std::string type;  // as written
   DTypeRule dtype_rule = DTypeRule::kActivation;
   int dtype_of = -1;                     // kSameAs: index of the field
   std::vector<std::vector<Dim>> shapes;  // alternatives, told apart by rank
+  int shape_of = -1;                     // instead: index of the field whose shape it has
   bool along_axis = false;               // the kernel sees the axis attribute's axis moved last
   bool saved = false;                    // an output only the backward needs
+  std::string saved_unless;              // likewise, unless this flag asks for it
   std::string when;                      // an output that exists only under this condition
   std::string may_alias;                 // an output that may share memory with this input
   std::string below;                     // an index input whose values lie in [0, symbol)
+  std::string rises_to;          // an index input whose values rise from 0 to the symbol's size
   std::string prefer;            // a backward's input: this forward output instead, where it exists
   std::string also_gradient_of;  // a backward's output: the gradient of this forward input as well
 
   // Attributes.
   double number_default = 0;
   int64_t integer_default = 0;
-  bool nullable = false;             // kAxis: the languages' None (all axes) is allowed
+  bool nullable = false;             // None is allowed: all axes, or a number left out (kLeftOut)
   std::vector<std::string> choices;  // kChoice; "" is spelled None in Python
 };
 
@@ -101,6 +112,7 @@ class FieldOptions {
 
   FieldOptions& optional() { return field().optional = true, *this; }
   FieldOptions& saved() { return field().saved = true, *this; }
+  FieldOptions& saved_unless(const char* flag) { return field().saved_unless = flag, *this; }
   // Conditions: "input" (it is given), "flag" (it is true), "choice=value", "choice!=value".
   FieldOptions& when(const char* condition) { return field().when = condition, *this; }
   FieldOptions& may_alias(const char* input) { return field().may_alias = input, *this; }
@@ -109,6 +121,7 @@ class FieldOptions {
     return field().also_gradient_of = input, *this;
   }
   FieldOptions& below(const char* symbol) { return field().below = symbol, *this; }
+  FieldOptions& rises_to(const char* symbol) { return field().rises_to = symbol, *this; }
 
  private:
   Field& field() { return op_.fields[index_]; }
@@ -134,7 +147,9 @@ class Declaration {
     return options();
   }
   void attribute(const char* name, double Args::*member, double value, const char* doc) {
-    add(name, Kind::kNumber, doc, offset_of(member)).number_default = value;
+    Field& f = add(name, Kind::kNumber, doc, offset_of(member));
+    f.number_default = value;
+    f.nullable = value == kLeftOut;
   }
   void attribute(const char* name, int64_t Args::*member, int64_t value, const char* doc) {
     add(name, Kind::kInteger, doc, offset_of(member)).integer_default = value;
@@ -156,6 +171,10 @@ class Declaration {
     f.integer_default = value;
     f.nullable = nullable;
     axis_along_ = along;
+  }
+  // Languages with tuples take these fields, declared one after another, as one argument.
+  void group(const char* name, const std::vector<std::string>& members) {
+    for (const std::string& member : members) op_.fields[op_.find(member)].group = name;
   }
   // Fields declared after this are taken by name in languages with keyword arguments.
   void keyword_only() { keyword_only_ = true; }

@@ -1,13 +1,16 @@
 // From slots to a kernel: unpack into the op's argument struct, check every argument against the
 // declaration, choose an implementation, run it.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "core/access.h"
 #include "core/op.h"
 #include "core/thread_pool.h"
 #if FK_HAVE_CUDA
+#include "cuda/indices_on_host.h"
 #include "cuda/runtime.h"
 #endif
 
@@ -95,7 +98,17 @@ class Call {
       FK_RETURN_IF_ERROR(check_device(f, t));
       FK_RETURN_IF_ERROR(check_dtype(f, t));
       FK_RETURN_IF_ERROR(check_shape(f, t));
+      FK_RETURN_IF_ERROR(check_offsets(f, t));
       if (f.kind == Kind::kOutput) FK_RETURN_IF_ERROR(check_writable(f, t));
+    }
+    return {};
+  }
+
+  // What the declaration says of the values in index tensors, once these can be read.
+  Status check_values() {
+    for (const Field& f : op_.fields) {
+      if (f.kind != Kind::kInput || !member<Tensor>(f)) continue;
+      FK_RETURN_IF_ERROR(check_offsets(f, member<Tensor>(f)));
     }
     return {};
   }
@@ -229,6 +242,7 @@ class Call {
   // Binds unbound symbols and compares bound ones. On a mismatch the message shows the whole
   // expected shape with every size already known filled in.
   Status check_shape(const Field& f, const Tensor& t) {
+    if (f.shape_of >= 0) return check_same_shape(f, t, op_.fields[f.shape_of]);
     const std::vector<Dim>* shape = nullptr;
     for (const std::vector<Dim>& alternative : f.shapes) {
       if (rank_fits(alternative, t.ndim)) {
@@ -257,6 +271,8 @@ class Call {
       const int64_t size = t.shape[leading + i];
       if (dim.symbol == Dim::kNumber) {
         if (size != dim.offset) return shape_error(f, t);
+      } else if (dim.or_one && size == 1) {
+        continue;
       } else if (bound_.from[dim.symbol] == nullptr) {
         if (size < dim.offset) return shape_error(f, t);
         bound_.size[dim.symbol] = size - dim.offset;
@@ -264,6 +280,37 @@ class Call {
       } else if (size != bound_.size[dim.symbol] + dim.offset) {
         return shape_error(f, t);
       }
+    }
+    return {};
+  }
+
+  Status check_same_shape(const Field& f, const Tensor& t, const Field& other) {
+    const Tensor& o = member<Tensor>(other);
+    if (t.ndim == o.ndim && std::equal(t.shape, t.shape + t.ndim, o.shape)) return {};
+    return error(f, "expected shape " + shape_string(o) + ", that of " + other.name + ", got " +
+                        shape_string(t));
+  }
+
+  // Offsets into packed sequences. Only where the data can be read: on a GPU, kernels keep
+  // themselves inside the tensors whatever it says.
+  Status check_offsets(const Field& f, const Tensor& t) {
+    if (f.rises_to.empty() || !readable(t) || t.size(0) == 0) return {};
+    const int64_t count = t.size(0);
+    int64_t previous = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t value = load_index(t, i * t.stride(0));
+      if (i == 0 ? value != 0 : value < previous) {
+        return error(f, "expected values that rise from 0, got " + std::to_string(value) + " at " +
+                            std::to_string(i));
+      }
+      previous = value;
+    }
+    for (size_t s = 0; s < op_.symbols.size(); ++s) {
+      if (op_.symbols[s] != f.rises_to || bound_.from[s] == nullptr) continue;
+      if (previous == bound_.size[s]) continue;
+      return error(f, "expected the last value to be " + std::to_string(bound_.size[s]) +
+                          ", the rows of " + bound_.from[s]->name + ", got " +
+                          std::to_string(previous));
     }
     return {};
   }
@@ -304,11 +351,12 @@ class Call {
     }
     if (bound_.from[dim.symbol] != nullptr) {
       *from = bound_.from[dim.symbol];
-      return std::to_string(bound_.size[dim.symbol] + dim.offset);
+      const std::string size = std::to_string(bound_.size[dim.symbol] + dim.offset);
+      return dim.or_one ? size + " or 1" : size;
     }
     std::string s = op_.symbols[dim.symbol];
     if (dim.offset != 0) s += (dim.offset > 0 ? "+" : "-") + std::to_string(std::abs(dim.offset));
-    return s;
+    return dim.or_one ? s + " or 1" : s;
   }
 
   // Two elements of an output must never share an address.
@@ -337,7 +385,8 @@ struct Arguments {
   alignas(16) char storage[kMaxArgsBytes];
 };
 
-Status prepare(const fk_op& op, const fk_slot* slots, bool needs_data, Arguments* args,
+// `caller`: NULL for a query, which comes without data.
+Status prepare(const fk_op& op, const fk_slot* slots, const fk_exec* caller, Arguments* args,
                const fk_op::Implementation** chosen, int* device_id) {
   if (slots == nullptr) return invalid("expected arguments, got NULL");
   if (op.args_bytes > kMaxArgsBytes || op.declaration.symbols.size() > kMaxSymbols) {
@@ -345,12 +394,20 @@ Status prepare(const fk_op& op, const fk_slot* slots, bool needs_data, Arguments
   }
   op.construct_args(args->storage);
   Call call(op, slots, args->storage);
-  FK_RETURN_IF_ERROR(call.unpack(needs_data));
+  FK_RETURN_IF_ERROR(call.unpack(/*needs_data=*/caller != nullptr));
   FK_RETURN_IF_ERROR(call.check());
   if (op.validate != nullptr) FK_RETURN_IF_ERROR(op.validate(args->storage));
 
   const Device device = call.first_tensor().device;
   *device_id = device == Device::kCuda ? call.first_tensor().device_id : -1;
+#if FK_HAVE_CUDA
+  if (device == Device::kCuda && caller != nullptr && cuda::checks_values()) {
+    const cuda::IndicesOnHost on_host(op.declaration, args->storage, *device_id, caller->stream);
+    FK_RETURN_IF_ERROR(on_host.status());
+    FK_RETURN_IF_ERROR(call.check_values());
+    if (op.validate != nullptr) FK_RETURN_IF_ERROR(op.validate(args->storage));
+  }
+#endif
   const char* device_name = device == Device::kCpu ? "CPU" : "CUDA";
   if (const fk_op::Implementation* forced = op.forced.load(std::memory_order_relaxed)) {
     if (forced->device != device || !forced->accepts(forced->typed.get(), args->storage)) {
@@ -380,7 +437,7 @@ Status call(const fk_op& op, const fk_slot* slots, const fk_exec& caller) {
   Arguments args;
   const fk_op::Implementation* chosen = nullptr;
   int device_id = -1;
-  FK_RETURN_IF_ERROR(prepare(op, slots, /*needs_data=*/true, &args, &chosen, &device_id));
+  FK_RETURN_IF_ERROR(prepare(op, slots, &caller, &args, &chosen, &device_id));
   const size_t needed = chosen->workspace(chosen->typed.get(), args.storage);
   fk_exec exec = caller;
   if (needed > exec.workspace_bytes && exec.allocate != nullptr) {
@@ -414,7 +471,7 @@ Status query_workspace(const fk_op& op, const fk_slot* slots, size_t* bytes) {
   Arguments args;
   const fk_op::Implementation* chosen = nullptr;
   int device_id = -1;
-  FK_RETURN_IF_ERROR(prepare(op, slots, /*needs_data=*/false, &args, &chosen, &device_id));
+  FK_RETURN_IF_ERROR(prepare(op, slots, nullptr, &args, &chosen, &device_id));
   *bytes = chosen->workspace(chosen->typed.get(), args.storage);
   return {};
 }
@@ -423,7 +480,7 @@ Status query_implementation(const fk_op& op, const fk_slot* slots, const char** 
   Arguments args;
   const fk_op::Implementation* chosen = nullptr;
   int device_id = -1;
-  FK_RETURN_IF_ERROR(prepare(op, slots, /*needs_data=*/false, &args, &chosen, &device_id));
+  FK_RETURN_IF_ERROR(prepare(op, slots, nullptr, &args, &chosen, &device_id));
   *name = chosen->name.c_str();
   return {};
 }

@@ -67,7 +67,7 @@ void ShapeInference::bind_tensor(const Field& field, const DLTensor& tensor) {
       sizes += leading;
       continue;
     }
-    if (dim.symbol != Dim::kNumber && !known_[dim.symbol]) {
+    if (dim.symbol != Dim::kNumber && !dim.or_one && !known_[dim.symbol]) {
       size_[dim.symbol] = *sizes - dim.offset;
       known_[dim.symbol] = true;
     }
@@ -75,12 +75,33 @@ void ShapeInference::bind_tensor(const Field& field, const DLTensor& tensor) {
   }
 }
 
+bool ShapeInference::all_known(const std::vector<Dim>& shape) const {
+  for (const Dim& dim : shape) {
+    if (dim.symbol >= 0 && !known_[dim.symbol]) return false;
+  }
+  return true;
+}
+
 Status ShapeInference::output(const Field& field, OutputType* out) const {
   const auto unknown = [&](const std::string& what) {
     return invalid(field.name + ": its " + what + " cannot be told from the inputs");
   };
   out->ndim = 0;
-  for (const Dim& dim : field.shapes[0]) {
+  if (field.shape_of >= 0) {
+    const DLTensor* other = slots_[field.shape_of].tensor;
+    if (other == nullptr || other->ndim > kMaxDims) return unknown("shape");
+    out->ndim = other->ndim;
+    for (int i = 0; i < out->ndim; ++i) out->shape[i] = other->shape[i];
+    out->dtype = other->dtype;
+    return {};
+  }
+  const std::vector<Dim>* shape = &field.shapes[0];
+  for (const std::vector<Dim>& alternative : field.shapes) {
+    if (!all_known(alternative)) continue;
+    shape = &alternative;
+    break;
+  }
+  for (const Dim& dim : *shape) {
     if (dim.symbol == Dim::kEllipsis) {
       if (leading_ndim_ < 0) return unknown("shape");
       if (out->ndim + leading_ndim_ > kMaxDims) return unknown("shape");

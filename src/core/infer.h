@@ -31,6 +31,7 @@ class ShapeInference {
   static constexpr int kMaxSymbols = 16;
 
   void bind_tensor(const Field& field, const DLTensor& tensor);
+  bool all_known(const std::vector<Dim>& shape) const;
 
   const OpDeclaration* op_ = nullptr;
   const fk_slot* slots_ = nullptr;

@@ -43,6 +43,7 @@ class Drawing {
     if (ends_with(name, "_bwd")) {
       forward = Registry::get().find(name.substr(0, name.size() - 4) + "_fwd");
     }
+    form_ = below(1024);
     draw_sizes(op_.declaration);
     if (forward != nullptr) draw_sizes(forward->declaration);
     if (options_.empty) empty_one();
@@ -147,7 +148,8 @@ class Drawing {
     }
     switch (f.kind) {
       case Kind::kNumber:
-        slot.number = f.number_default + (one_in(3) ? 0.25 : 0);
+        slot.number = f.number_default;
+        if (one_in(3)) slot.number = f.nullable ? 0.25 : f.number_default + 0.25;
         break;
       case Kind::kInteger:
         slot.integer = one_in(4) ? below(3) : f.integer_default;
@@ -184,6 +186,8 @@ class Drawing {
         shape.insert(shape.end(), sizes_.leading.begin(), sizes_.leading.end());
       } else if (dim.symbol == Dim::kNumber) {
         shape.push_back(dim.offset);
+      } else if (dim.or_one && one_in(3)) {
+        shape.push_back(1);
       } else {
         shape.push_back(std::max<int64_t>(0, sizes_.symbols[op.symbols[dim.symbol]] + dim.offset));
       }
@@ -194,7 +198,7 @@ class Drawing {
   void draw_input(Sample* sample, size_t i, const Sample* forward) {
     const Field& f = sample->op->declaration.fields[i];
     if (forward == nullptr) {
-      if (!f.optional || one_in(2)) set_type(sample, i);
+      if (!f.optional || draw_presence(*sample, i)) set_type(sample, i);
       return;
     }
     const auto in_forward = [&](const std::string& name) -> const SampleTensor* {
@@ -211,6 +215,30 @@ class Drawing {
     const SampleTensor* output = f.name[0] == 'd' ? in_forward(f.name.substr(1)) : nullptr;
     if (output != nullptr && !output->present) return;
     if (!f.optional || !one_in(4)) set_type(sample, i);
+  }
+
+  // Outputs and required inputs take alternatives of one number: all packed, or none is.
+  const std::vector<Dim>& alternative(const Field& f) {
+    const bool follows = f.kind == Kind::kOutput || !f.optional || f.name[0] == 'd';
+    return f.shapes[(follows ? form_ : below(1024)) % f.shapes.size()];
+  }
+
+  // Whether an optional input of a forward is drawn. Those of a group go together, and offsets go
+  // with the packed tensors they are for.
+  bool draw_presence(const Sample& sample, size_t i) {
+    const std::vector<Field>& fields = sample.op->declaration.fields;
+    const Field& f = fields[i];
+    if (!f.rises_to.empty()) {
+      for (const Dim& dim : alternative(fields[0])) {
+        if (dim.symbol >= 0 && sample.op->declaration.symbols[dim.symbol] == f.rises_to)
+          return true;
+      }
+      return false;
+    }
+    if (i > 0 && !f.group.empty() && f.group == fields[i - 1].group) {
+      return sample.tensors[i - 1].present;
+    }
+    return one_in(2);
   }
 
   // Makes the field present, with its dtype and shape.
@@ -239,7 +267,7 @@ class Drawing {
         t.dtype = sample->tensors[f.dtype_of].dtype;
         break;
     }
-    t.shape = shape_of(op, f.shapes[below(f.shapes.size())]);
+    t.shape = f.shape_of >= 0 ? sample->tensors[f.shape_of].shape : shape_of(op, alternative(f));
     if (!f.along_axis) return;
     for (size_t k = 0; k < op.fields.size(); ++k) {
       if (op.fields[k].kind != Kind::kAxis) continue;
@@ -298,6 +326,15 @@ class Drawing {
       }
       return {};
     }
+    if (!f.rises_to.empty()) {
+      const int64_t total = sizes_.symbols[f.rises_to];
+      for (double& value : t->values) value = static_cast<double>(below(total + 1));
+      std::sort(t->values.begin(), t->values.end());
+      if (t->values.size() == 1 && total > 0) return invalid(f.name + " has no valid value");
+      t->values.back() = static_cast<double>(total);
+      t->values.front() = 0;
+      return {};
+    }
     const int ignore = sample.op->declaration.find("ignore_index");
     const auto size = sizes_.symbols.find(f.below);
     const int64_t limit = size == sizes_.symbols.end() ? 1 : size->second;
@@ -317,6 +354,7 @@ class Drawing {
   const SampleOptions& options_;
   std::mt19937_64 random_;
   Sizes sizes_;
+  int64_t form_ = 0;
 };
 
 }  // namespace

@@ -596,3 +596,18 @@ def test_errors_inside_a_compiled_graph_have_the_same_text():
 def test_devices_must_agree():
     with pytest.raises(fk.Error, match="rms_norm: weight: expected cuda:0, where x is, got cpu"):
         fk.rms_norm(torch.randn(3, 8, device="cuda"), torch.randn(8))
+
+
+def test_first_exception_of_a_process():
+    """An error travels through torch's frames even if no C++ exception was thrown before it."""
+    source = """
+import torch
+import flashkernel as fk
+try:
+    fk.rms_norm(torch.ones(2, 8), torch.ones(3))
+except fk.Error as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "rms_norm: weight: expected shape (8,)" in run.stdout

@@ -76,7 +76,7 @@ def _find_call(op: str, argument: str, value):
 
 def _make_public(op):
     first = op.arguments[0].name
-    names = ", ".join([f.name for f in op.arguments] + op.extra_keywords)
+    names = ", ".join(op.parameters)
     source = f"""
 def {op.public_name}({op.signature}):
     try:

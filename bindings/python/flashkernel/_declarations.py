@@ -4,6 +4,7 @@ backward. Nothing here knows an op by name."""
 
 import functools
 import json
+import math
 import textwrap
 from dataclasses import dataclass, field
 
@@ -28,13 +29,16 @@ class Field:
     kind: str  # input, output, number, integer, boolean, choice, axis
     doc: str = ""
     keyword_only: bool = False
+    group: str = ""
     type: str = ""
     optional: bool = False
     along_axis: bool = False
     saved: bool = False
+    saved_unless: str = ""
     when: str = ""
     may_alias: str = ""
     below: str = ""
+    rises_to: str = ""
     prefer: str = ""
     also_gradient_of: str = ""
     default: float | int | None = None
@@ -52,7 +56,10 @@ class Field:
 
     @functools.cached_property
     def shapes(self) -> list[list[str]]:
-        """The alternative shapes, each a list of dims as written."""
+        """The alternative shapes, each a list of dims as written. None are written for a tensor
+        of another's type."""
+        if self.is_tensor and "[" not in self.type:
+            return []
         inside = self.type.partition("[")[2][:-1]
         return [[d.strip() for d in s.split(",") if d.strip()] for s in inside.split("|")]
 
@@ -104,14 +111,30 @@ class Op:
 
     def _shape_expression(self, output: Field, lines: list[str]) -> str:
         """Python for the shape of an output; appends the lines it needs to `lines`."""
-        (dims,) = output.shapes
+        if not output.shapes:
+            other = output.type[1:]
+            return f"(None if {other} is None else tuple({other}.shape))"
+        if len(output.shapes) == 1:
+            return self._alternative_expression(output, 0, lines)
+        # The first required input with as many alternatives says which of them a call has.
+        decides = next(
+            f for f in self.inputs if not f.optional and len(f.shapes) == len(output.shapes)
+        )
+        expression = "None"
+        for i in reversed(range(len(output.shapes))):
+            shape = self._alternative_expression(output, i, lines)
+            rank = len(decides.shapes[i])
+            expression = f"({shape} if len({decides.name}.shape) == {rank} else {expression})"
+        return expression
+
+    def _alternative_expression(self, output: Field, index: int, lines: list[str]) -> str:
         parts, needed_optionals = [], set()
-        for dim in dims:
+        for dim in output.shapes[index]:
             symbol, sign, number = _split_dim(dim)
             if symbol is None:
                 parts.append(f"{number}")
                 continue
-            source = self._source_of(symbol, lines)
+            source = self._source_of(symbol, lines, index)
             if source is None:
                 return "None"
             expression, from_field = source
@@ -125,15 +148,17 @@ class Op:
             shape = f"None if {name} is None else {shape}"
         return f"({shape})"
 
-    def _source_of(self, symbol: str, lines: list[str]):
+    def _source_of(self, symbol: str, lines: list[str], alternative: int = 0):
         """(Python expression, field) for a symbol's size: from an attribute of its name, else from
-        the first input that has it, required ones first."""
+        the first input that has it, required ones first, among those whose shape has one spelling
+        or, in its alternative of this number, the symbol."""
         if symbol in self.by_name and not self.by_name[symbol].is_tensor:
             return symbol, None
         for f in sorted(self.inputs, key=lambda f: f.optional):
-            if len(f.shapes) != 1 or symbol not in f.shapes[0]:
+            alternatives = f.shapes if len(f.shapes) == 1 else f.shapes[alternative:][:1]
+            if not alternatives or symbol not in alternatives[0] or (f.optional and f.shapes[1:]):
                 continue
-            dims = f.shapes[0]
+            dims = alternatives[0]
             shape = f"{f.name}.shape"
             if f.along_axis:
                 shape = f"{f.name}_moved"
@@ -172,6 +197,14 @@ class Op:
             return f"{condition} is not None"
         return f"bool({condition})"
 
+    def shown_expression(self, output: Field) -> str:
+        """Whether a call that needs no gradient returns the output."""
+        if output.saved:
+            return "False"
+        if output.saved_unless:
+            return f"bool({output.saved_unless})"
+        return self.wanted_expression(output)
+
     def dtype_source(self, output: Field) -> str:
         """Where an output's dtype comes from: "float32", or the name of an input."""
         if output.dtype_rule == "T":
@@ -196,6 +229,21 @@ class Op:
             extra.append("inplace_backward")
         return extra
 
+    @functools.cached_property
+    def groups(self) -> dict[str, list[Field]]:
+        """The arguments that Python takes together, as tuples."""
+        groups: dict[str, list[Field]] = {}
+        for f in self.arguments:
+            if f.group:
+                groups.setdefault(f.group, []).append(f)
+        return groups
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the public call, in order: each group's where its first member stands."""
+        names = dict.fromkeys(f.group or f.name for f in self.arguments)
+        return [*names, *self.extra_keywords]
+
     @property
     def signature(self) -> str:
         parts, keyword_only = [], False
@@ -203,12 +251,54 @@ class Op:
             if f.keyword_only and not keyword_only:
                 parts.append("*")
                 keyword_only = True
+            if f.group:
+                members = self.groups[f.group]
+                if f is members[0]:
+                    parts.append(f"{f.group}={_group_default(members)!r}")
+                continue
             required = f.kind == "input" and not f.optional
             parts.append(f.name if required else f"{f.name}={f.python_default!r}")
         if self.extra_keywords and not keyword_only:
             parts.append("*")
         parts += [f"{name}=False" for name in self.extra_keywords]
         return ", ".join(parts)
+
+    @property
+    def flat_signature(self) -> str:
+        """Of a function that takes every argument by itself, and any by position."""
+        parts = []
+        for f in self.arguments:
+            required = f.kind == "input" and not f.optional
+            parts.append(f.name if required else f"{f.name}={f.python_default!r}")
+        return ", ".join(parts + [f"{name}=False" for name in self.extra_keywords])
+
+    def grouped(self, function):
+        """A function with the flat signature, as one that takes the public parameters."""
+        if not self.groups:
+            return function
+        lines = []
+        for name, members in self.groups.items():
+            left = ", ".join(f.name for f in members)
+            lines.append(f"{left} = unpack({name!r}, {name})")
+        flat = ", ".join([f.name for f in self.arguments] + self.extra_keywords)
+        body = "\n    ".join([*lines, f"return function({flat})"])
+        signature = self.signature.replace("*, ", "")
+        source = f"def {self.public_name}({signature}):\n    {body}\n"
+
+        def unpack(name: str, value):
+            members = self.groups[name]
+            if value is None and all(f.kind == "input" for f in members):
+                return (None,) * len(members)
+            if isinstance(value, (tuple, list)) and len(value) == len(members):
+                return value
+            expected = ", ".join(f.name.removeprefix(f"{name}_") for f in members)
+            raise _library.Error(
+                f"{self.public_name}: {name}: expected a tuple ({expected}), got {value!r}"
+            )
+
+        result = _compile(source, self.public_name, function=function, unpack=unpack)
+        result.__doc__ = self.docstring
+        return result
 
     @property
     def docstring(self) -> str:
@@ -222,7 +312,8 @@ class Op:
         lines += ["", "Returns"]
         for f in self.outputs:
             if not f.saved:
-                when = f" (when {f.when})" if f.when else ""
+                condition = f.when or f.saved_unless
+                when = f" (when {condition})" if condition else ""
                 lines.append(f"  {f.name}: {f.type}{when}: {f.doc}")
         return "\n".join(lines)
 
@@ -237,15 +328,28 @@ class Op:
         elif f.kind == "boolean":
             return bool(value)
         elif f.kind == "number":
+            expected = "a number"
+            if f.nullable:
+                expected = "a finite number or None"
+                if value is None:
+                    return math.inf
             try:
-                return float(value)
+                number = float(value)
+                if not f.nullable or math.isfinite(number):
+                    return number
             except (TypeError, ValueError):
-                expected = "a number"
+                pass
         else:
             if hasattr(value, "__index__"):
                 return value.__index__()
             expected = "an integer" + (" or None" if f.nullable else "")
         raise _library.Error(f"{self.public_name}: {f.name}: expected {expected}, got {value!r}")
+
+
+def _group_default(members: list[Field]):
+    if all(f.kind == "input" for f in members):
+        return None
+    return tuple(f.python_default for f in members)
 
 
 _EXTRA_DOCS = {
@@ -258,6 +362,7 @@ def _split_dim(dim: str):
     """("N", "-", "1") of "N-1"; the symbol is None for a plain number."""
     if dim.isdigit():
         return None, "", dim
+    dim = dim.removesuffix("?")
     for sign in "+-":
         if sign in dim:
             symbol, _, number = dim.partition(sign)

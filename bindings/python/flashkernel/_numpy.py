@@ -139,6 +139,8 @@ def _make(op: Op):
     for f in op.attributes:
         if f.kind == "choice":
             prepare.append(f"{f.name} = choices_{f.name}[{f.name}]")
+        elif f.kind == "number" and f.nullable:
+            prepare.append(f"{f.name} = normalise(by_name[{f.name!r}], {f.name})")
     if op.axis and op.axis.nullable:
         source = next(f.name for f in op.inputs if f.along_axis)
         prepare.append(f"if {op.axis.name} is None:")
@@ -155,8 +157,8 @@ def _make(op: Op):
         value = f"empty({shape}, {dtype})"
         if f.may_alias:
             value = f"{f.may_alias} if inplace else {value}"
-        if f.when:
-            value = f"({value}) if {op.wanted_expression(f)} else None"
+        if f.when or f.saved_unless:
+            value = f"({value}) if {op.shown_expression(f)} else None"
         prepare.append(f"{f.name}_out = {value}")
     for f in op.fields:
         if f.kind == "output":
@@ -168,12 +170,12 @@ def _make(op: Op):
         else:
             formats.append("d" if f.kind == "number" else "q")
             cells.append(f.name)
-    always = [f for f in visible if not f.when]
+    always = [f for f in visible if not f.when and not f.saved_unless]
     if len(visible) == 1:
         result = f"return {visible[0].name}_out"
     elif len(always) == 1 and len(visible) == 2:
         first, second = (f"{f.name}_out" for f in visible)
-        maybe = next(f"{f.name}_out" for f in visible if f.when)
+        maybe = next(f"{f.name}_out" for f in visible if f not in always)
         only = f"{always[0].name}_out"
         result = f"return {only} if {maybe} is None else ({first}, {second})"
     else:
@@ -203,6 +205,8 @@ def {op.public_name}({", ".join(arguments)}):
         source,
         op.public_name,
         op=op,
+        by_name=op.by_name,
+        normalise=op.normalise,
         handle=op.handle,
         pack=struct.Struct("=" + "".join(formats)).pack,
         empty=np.empty,
@@ -235,6 +239,6 @@ def _present(*outputs):
     return kept[0] if len(kept) == 1 else kept
 
 
-globals().update({name: _make(op) for name, op in PUBLIC.items()})
+globals().update({name: op.grouped(_make(op)) for name, op in PUBLIC.items()})
 
 __all__ = [*PUBLIC, "OPS", "call"]

@@ -51,7 +51,7 @@ def _apply(op: Op, inputs: tuple, attributes: tuple, inplace=False, inplace_back
         if v is not None
     }
     attributes = [
-        None if v is None and f.nullable else op.normalise(f, v)
+        None if v is None and f.kind == "axis" and f.nullable else op.normalise(f, v)
         for f, v in zip(op.attributes, attributes, strict=True)
     ]
     if op.axis and attributes[op.attributes.index(op.axis)] is None:
@@ -85,16 +85,11 @@ def _is_on_cpu(array) -> bool:
 
 
 def _make(op: Op):
-    parameters = []
-    for f in op.arguments:
-        required = f.kind == "input" and not f.optional
-        parameters.append(f.name if required else f"{f.name}={f.python_default!r}")
-    parameters += [f"{name}=False" for name in op.extra_keywords]
     inputs = "".join(f"{f.name}, " for f in op.inputs)
     attributes = "".join(f"{f.name}, " for f in op.attributes)
     extra = "".join(f", {name}={name}" for name in op.extra_keywords)
     source = f"""
-def {op.public_name}({", ".join(parameters)}):
+def {op.public_name}({op.flat_signature}):
     return apply(op, ({inputs}), ({attributes}){extra})
 """
     function = _compile(source, op.public_name, op=op, apply=_apply)
@@ -103,6 +98,6 @@ def {op.public_name}({", ".join(parameters)}):
     return function
 
 
-globals().update({name: _make(op) for name, op in PUBLIC.items()})
+globals().update({name: op.grouped(_make(op)) for name, op in PUBLIC.items()})
 
 __all__ = [*PUBLIC]

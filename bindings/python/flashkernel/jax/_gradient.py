@@ -62,7 +62,9 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
     op = OPS[name]
     by_name = {f.name: v for f, v in zip(op.attributes, attributes, strict=True)}
     existing = _wanted(op, given, by_name)
-    visible = tuple(f.name for f in existing if not f.saved)
+    visible = tuple(
+        f.name for f in existing if not f.saved and (not f.saved_unless or by_name[f.saved_unless])
+    )
     primal = call(name, attributes, given, visible)
     if op.backward is None:
         return primal
@@ -77,7 +79,7 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
         source = f.prefer if f.prefer in everything else f.name
         if f.name not in cotangent_of and source in everything:
             source_of[f.name] = source
-    kept = tuple(f.name for f in existing if not f.saved or f.name in source_of.values())
+    kept = tuple(f.name for f in existing if f.name in visible or f.name in source_of.values())
     forward = call(name, attributes, given, kept)
 
     def backward_attribute(f: Field, inputs: dict):

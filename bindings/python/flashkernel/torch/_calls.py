@@ -50,6 +50,10 @@ def make(operators: Operators):
         if f.kind == "choice":
             namespace[f"choices_{f.name}"] = {c or None: i for i, c in enumerate(f.choices)}
             body.append(f"{_value(f)} = choices_{f.name}[{f.name}]")
+        elif f.kind == "number" and f.nullable:
+            namespace[f"field_{f.name}"] = f
+            namespace["normalise"] = op.normalise
+            body.append(f"{_value(f)} = normalise(field_{f.name}, {f.name})")
     if op.axis and op.axis.nullable:
         source = next(f.name for f in op.inputs if f.along_axis)
         body.append(f"if {op.axis.name} is None:")
@@ -70,9 +74,8 @@ def make(operators: Operators):
     body += _by_variant(operators, _forward)
 
     lines = "\n        ".join(body)
-    signature = op.signature.replace("*, ", "")
     source = f"""
-def {op.public_name}({signature}):
+def {op.public_name}({op.flat_signature}):
     try:
         {lines}
     except Exception as error:
@@ -85,7 +88,9 @@ def {op.public_name}({signature}):
 
 def _value(f) -> str:
     """The local variable that holds what the operator takes for an argument."""
-    return f"{f.name}_index" if f.kind == "choice" else f.name
+    if f.kind == "choice":
+        return f"{f.name}_index"
+    return f"{f.name}_number" if f.kind == "number" and f.nullable else f.name
 
 
 def _indent(lines: list[str]) -> list[str]:
@@ -102,6 +107,9 @@ def _by_variant(operators: Operators, branch) -> list[str]:
             if output.when:
                 condition = _on_values(op, output)
                 conditions[condition if k in variant.outputs else f"not ({condition})"] = None
+            if output.saved_unless:
+                asked = output.saved_unless
+                conditions[asked if k in variant.visible else f"not {asked}"] = None
         if i < last:
             lines.append(f"if {' and '.join(conditions)}:")
             lines += _indent(branch(operators, i))
@@ -176,6 +184,8 @@ def _recover(op: Op, function, given: tuple, error: Exception):
     for i, (f, value) in enumerate(zip(op.arguments, given, strict=False)):
         if f.kind == "input":
             _check_tensor(op, f, value)
+        elif f.kind == "number" and f.nullable:
+            op.normalise(f, value)
         elif f.kind == "choice" or not (f.nullable and value is None):
             normal = op.normalise(f, value)
             if f.kind != "choice":

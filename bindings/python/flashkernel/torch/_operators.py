@@ -123,24 +123,30 @@ def _variants(op: Op) -> list[Variant]:
         if output.when:
             subject = op.by_name[output.when.partition("=")[0].rstrip("!")]
             subjects[subject.name] = _cases(subject)
+        if output.saved_unless:
+            subjects[output.saved_unless] = _cases(op.by_name[output.saved_unless])
     default = {f.name: None if f.optional else object() for f in op.inputs}
     default.update({f.name: f.default for f in op.attributes})
-    found: dict[tuple[int, ...], list] = {}  # outputs -> [(label, values)]
+    found: dict[tuple, list] = {}  # (outputs, those that users see) -> [(label, values)]
     for case in itertools.product(*subjects.values()):
         values = dict(zip(subjects, (value for _, value in case), strict=True))
         wanted = op.outputs_wanted(*((default | values)[f.name] for f in op.arguments))
         label = "_".join(label for label, _ in case if label)
         outputs = tuple(i for i, w in enumerate(wanted) if w)
-        found.setdefault(outputs, []).append((label, values))
+        visible = tuple(i for i in outputs if _is_visible(op.outputs[i], values))
+        found.setdefault((outputs, visible), []).append((label, values))
     variants = []
-    for outputs, cases in found.items():
+    for (outputs, visible), cases in found.items():
         inputs = [name for name in subjects if op.by_name[name].kind == "input"]
         absent = {n for n in inputs if all(values[n] is None for _, values in cases)}
         present = {n for n in inputs if all(values[n] is not None for _, values in cases)}
-        visible = tuple(i for i in outputs if not op.outputs[i].saved)
         arguments = [f.name for f in op.arguments if f.name not in absent]
         variants.append(Variant(cases[0][0], outputs, visible, absent, present, arguments))
     return variants
+
+
+def _is_visible(output: Field, values: dict) -> bool:
+    return not output.saved and (not output.saved_unless or bool(values[output.saved_unless]))
 
 
 def _cases(f: Field) -> list[tuple[str, object]]:

@@ -1,0 +1,120 @@
+// attention: argument checks beyond types and shapes, and what implements it.
+#include "ops/attention/attention.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "core/access.h"
+#include "ops/attention/problem.h"
+
+namespace fk {
+
+namespace {
+
+constexpr int64_t kMaxHeadDim = 256;
+
+// Query i sits at i + Lk - Lq, which must be a row of the tables.
+Status check_positions(int64_t queries, int64_t keys, int64_t table, const std::string& where) {
+  if (queries > keys) {
+    return invalid("rotary: expected no more queries than keys" + where +
+                   " (query i sits at key i + Lk - Lq), got " + std::to_string(queries) +
+                   " queries and " + std::to_string(keys) + " keys");
+  }
+  if (keys > table) {
+    return invalid("rotary: expected at least " + std::to_string(keys) + " rows (one per key" +
+                   where + "), got " + std::to_string(table));
+  }
+  return {};
+}
+
+template <class Args>
+Status check_rotary(const Args& a) {
+  if (!a.rotary_cos && !a.rotary_sin) return {};
+  if (!a.rotary_cos || !a.rotary_sin) {
+    return invalid("rotary: expected both cosines and sines, got one of them");
+  }
+  const int64_t table = a.rotary_cos.size(0), pairs = a.rotary_cos.size(1);
+  if (2 * pairs > a.q.size(-1)) {
+    return invalid("rotary: expected at most " + std::to_string(a.q.size(-1) / 2) +
+                   " columns (half of q's last size), got " + std::to_string(pairs));
+  }
+  if (a.q.ndim == 4) return check_positions(a.q.size(1), a.k.size(1), table, "");
+  if (!readable(a.cu_seqlens_q)) return {};  // kernels stay inside the tables whatever they say
+  const attention::Problem p = attention::problem_of(a);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const attention::Sequence s = p.sequence(b);
+    FK_RETURN_IF_ERROR(
+        check_positions(s.q_len, s.k_len, table, " in sequence " + std::to_string(b)));
+  }
+  return {};
+}
+
+// What the forward and the backward check alike.
+template <class Args>
+Status check(const Args& a) {
+  const int64_t heads = a.q.size(-2), kv_heads = a.k.size(-2);
+  const bool packed = a.q.ndim == 3;
+  for (const auto& [name, t] : {std::pair<const char*, const Tensor*>{"k", &a.k}, {"v", &a.v}}) {
+    if (t->ndim == a.q.ndim) continue;
+    return invalid(std::string(name) + ": expected " + std::to_string(a.q.ndim) +
+                   " dimensions, as q has, got " + std::to_string(t->ndim));
+  }
+  if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
+    return invalid("k: expected a number of heads that divides q's " + std::to_string(heads) +
+                   ", got " + std::to_string(kv_heads));
+  }
+  if (a.q.size(-1) > kMaxHeadDim) {
+    return invalid("q: expected a last size of at most " + std::to_string(kMaxHeadDim) + ", got " +
+                   std::to_string(a.q.size(-1)));
+  }
+  if (a.v.size(-1) > kMaxHeadDim) {
+    return invalid("v: expected a last size of at most " + std::to_string(kMaxHeadDim) + ", got " +
+                   std::to_string(a.v.size(-1)));
+  }
+  for (const auto& [name, t] :
+       {std::pair<const char*, const Tensor*>{"q", &a.cu_seqlens_q}, {"k", &a.cu_seqlens_k}}) {
+    const std::string argument = std::string("cu_seqlens_") + name;
+    if (packed && !*t) {
+      return invalid(argument + ": expected offsets, since q has 3 dimensions (packed), got none");
+    }
+    if (!packed && *t) {
+      return invalid(argument + ": expected none, since q has 4 dimensions (a batch), got offsets");
+    }
+    if (packed && t->size(0) == 0) {
+      return invalid(argument + ": expected at least 1 value, got none");
+    }
+  }
+  if (packed && a.bias) return invalid("bias: expected none for packed sequences, got a tensor");
+  if (packed && a.alibi_slopes && a.alibi_slopes.ndim == 2 &&
+      a.alibi_slopes.size(0) != a.cu_seqlens_q.size(0) - 1) {
+    return invalid("alibi_slopes: expected " + std::to_string(a.cu_seqlens_q.size(0) - 1) +
+                   " rows, one per sequence, got " + std::to_string(a.alibi_slopes.size(0)));
+  }
+  if (a.window_left < -1) {
+    return invalid("window: expected a left part of at least -1, got " +
+                   std::to_string(a.window_left));
+  }
+  if (a.window_right < -1) {
+    return invalid("window: expected a right part of at least -1, got " +
+                   std::to_string(a.window_right));
+  }
+  if (!(a.softcap >= 0) || std::isinf(a.softcap)) {
+    return invalid("softcap: expected a number from 0 up, got " + std::to_string(a.softcap));
+  }
+  if (a.scale == -kLeftOut) return invalid("scale: expected a finite number, got -inf");
+  return check_rotary(a);
+}
+
+}  // namespace
+
+Status AttentionFwd::validate(const AttentionFwd& a) { return check(a); }
+
+Status AttentionBwd::validate(const AttentionBwd& a) { return check(a); }
+
+void register_attention(Registry& registry) {
+  registry.add<AttentionFwd>({{"reference", kReference, nullptr, reference::run}});
+  registry.add<AttentionBwd>({{"reference", kReference, nullptr, reference::run}});
+}
+
+}  // namespace fk

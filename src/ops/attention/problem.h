@@ -1,0 +1,150 @@
+// One attention call with every optional thing resolved: what all backends read instead of the
+// arguments. Sequences of a batch and packed ones differ only in where a sequence begins.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "core/tensor.h"
+#include "ops/attention/attention.h"
+
+#ifdef __CUDACC__
+#define FK_HOST_DEVICE __host__ __device__
+#else
+#define FK_HOST_DEVICE
+#endif
+
+namespace fk::attention {
+
+// Which keys a query sees: those from `left` before its own place to `right` after it.
+struct Mask {
+  static constexpr int64_t kUnlimited = int64_t{1} << 40;
+  int64_t left = kUnlimited, right = kUnlimited;
+
+  FK_HOST_DEVICE bool unlimited() const { return left >= kUnlimited && right >= kUnlimited; }
+  // Query i of lq sees the keys [first_key, end_key) of lk. Empty if end_key <= first_key.
+  FK_HOST_DEVICE int64_t first_key(int64_t i, int64_t lq, int64_t lk) const {
+    const int64_t first = i + lk - lq - left;
+    return first < 0 ? 0 : first;
+  }
+  FK_HOST_DEVICE int64_t end_key(int64_t i, int64_t lq, int64_t lk) const {
+    const int64_t end = i + lk - lq + right + 1;
+    return end > lk ? lk : end;
+  }
+  // Key j of lk is seen by the queries [first_query, end_query) of lq.
+  FK_HOST_DEVICE int64_t first_query(int64_t j, int64_t lq, int64_t lk) const {
+    const int64_t first = j - right - (lk - lq);
+    return first < 0 ? 0 : first;
+  }
+  FK_HOST_DEVICE int64_t end_query(int64_t j, int64_t lq, int64_t lk) const {
+    const int64_t end = j + left - (lk - lq) + 1;
+    return end > lq ? lq : end;
+  }
+};
+
+// A tensor (B, L, heads, D) or (T, heads, D) as (sequence, row, head, column); `batch` is 0 where
+// sequences are packed.
+struct View {
+  void* data = nullptr;
+  int64_t batch = 0, row = 0, head = 0, column = 0;  // strides, in elements
+};
+
+// What a sequence is in this call.
+struct Sequence {
+  int64_t q_begin, q_len;  // rows of q, counted from the batch's (or the pack's) first
+  int64_t k_begin, k_len;
+};
+
+struct Problem {
+  DType dtype;
+  int64_t batch;  // sequences
+  int64_t heads, kv_heads, head_dim, value_dim;
+  // Of every sequence; of all together where they are packed (no sequence is longer).
+  int64_t q_len, k_len;
+  bool packed = false;            // sequences stand one after another, without padding
+  const int32_t* cu_q = nullptr;  // where they begin; in device memory on a GPU
+  const int32_t* cu_k = nullptr;
+  int64_t cu_q_stride = 0, cu_k_stride = 0;
+  Mask mask;
+  double scale, softcap;
+
+  FK_HOST_DEVICE int64_t group() const { return heads / kv_heads; }
+
+  // On a GPU the offsets may be anything: whatever they say, rows stay inside the tensors.
+  FK_HOST_DEVICE Sequence sequence(int64_t b) const {
+    if (!packed) return {0, q_len, 0, k_len};
+    const int64_t q0 = clamp(cu_q[b * cu_q_stride], q_len);
+    const int64_t q1 = clamp(cu_q[(b + 1) * cu_q_stride], q_len);
+    const int64_t k0 = clamp(cu_k[b * cu_k_stride], k_len);
+    const int64_t k1 = clamp(cu_k[(b + 1) * cu_k_stride], k_len);
+    return {q0, q1 > q0 ? q1 - q0 : 0, k0, k1 > k0 ? k1 - k0 : 0};
+  }
+
+ private:
+  FK_HOST_DEVICE static int64_t clamp(int64_t x, int64_t limit) {
+    return x < 0 ? 0 : x > limit ? limit : x;
+  }
+};
+
+inline View view(const Tensor& t) {
+  if (!t) return {};
+  if (t.ndim == 4) return {t.data, t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
+  return {t.data, 0, t.strides[0], t.strides[1], t.strides[2]};
+}
+
+// lse and its gradient, (B, heads, L) or (heads, T), as (sequence, row, head).
+inline View row_view(const Tensor& t) {
+  if (!t) return {};
+  if (t.ndim == 3) return {t.data, t.strides[0], t.strides[2], t.strides[1], 0};
+  return {t.data, 0, t.strides[1], t.strides[0], 0};
+}
+
+// (B, heads, Lq, Lk) with a stride of 0 along every dim that is repeated; here `batch` is B, `head`
+// the heads, `row` the queries and `column` the keys.
+inline View bias_view(const Tensor& t) {
+  if (!t) return {};
+  int64_t strides[4] = {};
+  for (int i = 0; i < t.ndim; ++i) {
+    strides[4 - t.ndim + i] = t.shape[i] == 1 ? 0 : t.strides[i];
+  }
+  return {t.data, strides[0], strides[2], strides[1], strides[3]};
+}
+
+// Slopes (H) or (B, H).
+inline View slope_view(const Tensor& t) {
+  if (!t) return {};
+  if (t.ndim == 1) return {t.data, 0, 0, t.strides[0], 0};
+  return {t.data, t.strides[0], 0, t.strides[1], 0};
+}
+
+template <class Args>
+Problem problem_of(const Args& a) {
+  Problem p;
+  p.dtype = a.q.dtype;
+  p.heads = a.q.size(-2);
+  p.kv_heads = a.k.size(-2);
+  p.head_dim = a.q.size(-1);
+  p.value_dim = a.v.size(-1);
+  p.q_len = a.q.size(-3);
+  p.k_len = a.k.size(-3);
+  if (a.q.ndim == 4) {
+    p.batch = a.q.size(0);
+  } else {
+    p.packed = true;
+    p.batch = a.cu_seqlens_q.size(0) - 1;
+    p.cu_q = static_cast<const int32_t*>(a.cu_seqlens_q.data);
+    p.cu_k = static_cast<const int32_t*>(a.cu_seqlens_k.data);
+    p.cu_q_stride = a.cu_seqlens_q.stride(0);
+    p.cu_k_stride = a.cu_seqlens_k.stride(0);
+  }
+  if (a.window_left >= 0) p.mask.left = std::min<int64_t>(a.window_left, Mask::kUnlimited);
+  if (a.window_right >= 0) p.mask.right = std::min<int64_t>(a.window_right, Mask::kUnlimited);
+  if (a.causal) p.mask.right = std::min<int64_t>(p.mask.right, 0);
+  const double width = static_cast<double>(std::max<int64_t>(p.head_dim, 1));
+  p.scale = std::isinf(a.scale) ? 1.0 / std::sqrt(width) : a.scale;
+  p.softcap = a.softcap;
+  return p;
+}
+
+}  // namespace fk::attention
