@@ -5,11 +5,10 @@ again if it refuses. A new op is covered by being declared."""
 import numpy as np
 
 import flashkernel as fk
-from flashkernel import _numpy
 from flashkernel._declarations import PUBLIC, Field, Op, move_back
 
 SIZES = (1, 2, 3, 4, 5, 8, 13)
-ATTEMPTS = 200
+ATTEMPTS = 3000
 
 #: Every op users call, in the order of declaration.
 OPS: list[Op] = list(PUBLIC.values())
@@ -24,7 +23,7 @@ def draw(
     for _ in range(ATTEMPTS):
         sample = _draw_once(op, random, optionals, attributes or {})
         try:
-            getattr(_numpy, op.public_name)(*sample.values(), *(False for _ in op.extra_keywords))
+            call(op, sample)
         except fk.Error:
             continue
         return sample
@@ -34,9 +33,11 @@ def draw(
 def _draw_once(op: Op, random, optionals, attributes) -> dict:
     sizes: dict[str, int] = {}
     leading = tuple(int(n) for n in random.choice(SIZES, random.integers(0, 3)))
+    form = int(random.integers(1024))  # required inputs take alternatives of one number
 
     def shape_of(f: Field) -> tuple:
-        dims = f.shapes[random.integers(len(f.shapes))]
+        number = int(random.integers(1024)) if f.optional else form
+        dims = f.shapes[number % len(f.shapes)]
         shape = []
         for dim in dims:
             symbol = dim.rstrip("0123456789").rstrip("+-") if not dim.isdigit() else None
@@ -44,6 +45,9 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
                 shape += leading
             elif symbol is None:
                 shape.append(int(dim))
+            elif dim.endswith("?"):
+                repeated = random.random() < 0.3
+                shape.append(1 if repeated else sizes.get(symbol.removesuffix("?"), 1))
             else:
                 size = sizes.setdefault(symbol, int(random.choice(SIZES)))
                 shape.append(size + int(dim.removeprefix(symbol) or 0))
@@ -51,11 +55,19 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
 
     sample = {}
     indices = []
+    previous = op.arguments[0]
     for f in op.arguments:
         if f.kind != "input":
             sample[f.name] = attributes.get(f.name, _attribute(f, random))
             continue
-        if f.optional and (not optionals if optionals is not None else random.random() < 0.5):
+        if f.rises_to:  # there if something is packed
+            given = f.rises_to in op.inputs[0].shapes[form % len(op.inputs[0].shapes)]
+        elif f.group and previous.group == f.group:
+            given = sample[previous.name] is not None
+        else:
+            given = random.random() < 0.5 if optionals is None else optionals
+        previous = f
+        if f.optional and not given:
             sample[f.name] = None
             continue
         shape = shape_of(f)
@@ -68,6 +80,9 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
         dtype = np.int64 if f.dtype_rule == "I" else np.int32
         limit = sizes.setdefault(f.below, 1) if f.below else 1
         sample[f.name] = random.integers(0, limit, shape).astype(dtype)
+        if f.rises_to:
+            inner = np.sort(random.integers(0, sizes[f.rises_to] + 1, shape[0] - 2))
+            sample[f.name] = np.array([0, *inner, sizes[f.rises_to]], dtype)
     if op.axis:
         along = [f for f in op.inputs if f.along_axis and sample[f.name] is not None]
         ndim = sample[along[0].name].ndim
@@ -80,6 +95,8 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
 
 
 def _attribute(f: Field, random):
+    if f.kind == "number" and f.nullable:
+        return 0.25 if random.random() < 0.3 else None
     if f.kind == "number":
         return f.default + (0.25 if random.random() < 0.3 else 0.0)
     if f.kind == "boolean":
@@ -92,8 +109,18 @@ def _attribute(f: Field, random):
 def split(op: Op, sample: dict) -> tuple[list, dict]:
     """A sample as the public call takes it: positional and keyword arguments."""
     positional = [sample[f.name] for f in op.arguments if not f.keyword_only]
-    keywords = {f.name: sample[f.name] for f in op.arguments if f.keyword_only}
+    keywords = {f.name: sample[f.name] for f in op.arguments if f.keyword_only and not f.group}
+    for name, members in op.groups.items():
+        values = tuple(sample[f.name] for f in members)
+        keywords[name] = None if all(v is None for v in values) else values
     return positional, keywords
+
+
+def call(op: Op, sample: dict, **extra):
+    """The public call. Arguments that are not in the sample are left to their defaults."""
+    full = {f.name: f.python_default for f in op.arguments} | sample
+    positional, keywords = split(op, full)
+    return getattr(fk, op.public_name)(*positional, **keywords, **extra)
 
 
 def differentiable(op: Op) -> list[str]:
@@ -108,7 +135,8 @@ def conditions(op: Op) -> list[dict]:
     """Attributes that, between them, lead to every set of outputs (the choices of a reduction)."""
     cases = [{}]
     for f in op.attributes:
-        if any(o.when.partition("=")[0].rstrip("!") == f.name for o in op.outputs if o.when):
+        subjects = {o.when.partition("=")[0].rstrip("!") for o in op.outputs}
+        if f.name in subjects | {o.saved_unless for o in op.outputs}:
             values = f.choices if f.kind == "choice" else (False, True)
             cases = [{**case, f.name: value} for case in cases for value in values]
     return cases

@@ -2,6 +2,8 @@
 // the outputs and makes the call. Which op it is, and which of its outputs are wanted, is
 // registered with the name; the Python side (flashkernel/torch) derives the names and schemas from
 // the declarations.
+#include <sys/mman.h>
+
 #include <array>
 #include <cstdint>
 #include <stdexcept>
@@ -94,7 +96,7 @@ void describe(const fk_op& op, const Field& field, Handle handle, bool writable,
     status |= shim->torch_get_const_data_ptr(handle, &data);
     out->data = const_cast<void*>(data);
   }
-  check(op, status, ("describe " + field.name).c_str());
+  if (status != 0) check(op, status, ("describe " + field.name).c_str());
   if (ndim > kMaxDims) {
     fail(op, field.name + ": expected at most " + std::to_string(kMaxDims) + " dimensions, got " +
                  std::to_string(ndim));
@@ -110,6 +112,19 @@ void describe(const fk_op& op, const Field& field, Handle handle, bool writable,
   out->ndim = static_cast<int32_t>(ndim);
   out->dtype = shim->dlpack[dtype];
   out->byte_offset = 0;
+}
+
+// Asks for huge pages under an output that is too large for the C library to serve from memory it
+// has: the system hands such memory out page by page as it is first written, and small pages cost
+// more than the kernel that writes them. Below that size much of the memory is not fresh, and huge
+// pages are cut to pieces when the C library gives the end of its heap back.
+void advise_huge_pages(void* data, int64_t bytes) {
+  constexpr int64_t kFrom = int64_t{32} << 20;  // the GNU C library's DEFAULT_MMAP_THRESHOLD_MAX
+  constexpr uintptr_t kPage = 4096;
+  if (data == nullptr || bytes < kFrom) return;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
 Handle allocate(const fk_op& op, const OutputType& type, DLDevice device, DLTensor* out) {
@@ -134,6 +149,7 @@ Handle allocate(const fk_op& op, const OutputType& type, DLDevice device, DLTens
     out->ndim = type.ndim;
     out->dtype = type.dtype;
     out->byte_offset = 0;
+    if (!on_cuda) advise_huge_pages(out->data, stride * (type.dtype.bits / 8));
   }
   return handle;
 }

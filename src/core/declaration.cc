@@ -156,6 +156,7 @@ void write_field(std::string& out, const Field& f) {
   if (f.kind == Kind::kInput || f.kind == Kind::kOutput) {
     write_key(out, "type", f.type);
     write_flag(out, "optional", f.kind == Kind::kInput && f.optional);
+    write_flag(out, "stacked", f.stacked);
     write_flag(out, "along_axis", f.along_axis);
     write_flag(out, "saved", f.saved);
     write_key(out, "saved_unless", f.saved_unless);
@@ -165,6 +166,7 @@ void write_field(std::string& out, const Field& f) {
     write_key(out, "rises_to", f.rises_to);
     write_key(out, "prefer", f.prefer);
     write_key(out, "also_gradient_of", f.also_gradient_of);
+    write_key(out, "repeats", f.repeats);
   } else if (f.kind == Kind::kNumber) {
     char text[40];
     std::snprintf(text, sizeof text, std::isinf(f.number_default) ? "1e999" : "%.17g",

@@ -67,6 +67,7 @@ struct Field {
   bool optional = false;      // inputs: may be NULL
   bool keyword_only = false;  // languages with keyword arguments take it by name
   std::string group;          // languages with tuples take it as part of one, under this name
+  bool stacked = false;       // languages with lists take one, stacked along a new first axis
 
   // Tensors.
   std::string type;  // as written
@@ -83,6 +84,7 @@ struct Field {
   std::string rises_to;          // an index input whose values rise from 0 to the symbol's size
   std::string prefer;            // a backward's input: this forward output instead, where it exists
   std::string also_gradient_of;  // a backward's output: the gradient of this forward input as well
+  std::string repeats;  // an output that is this input, repeated along the axis: it may be a view
 
   // Attributes.
   double number_default = 0;
@@ -111,6 +113,7 @@ class FieldOptions {
   FieldOptions(OpDeclaration& op, size_t index) : op_(op), index_(index) {}
 
   FieldOptions& optional() { return field().optional = true, *this; }
+  FieldOptions& stacked() { return field().stacked = true, *this; }
   FieldOptions& saved() { return field().saved = true, *this; }
   FieldOptions& saved_unless(const char* flag) { return field().saved_unless = flag, *this; }
   // Conditions: "input" (it is given), "flag" (it is true), "choice=value", "choice!=value".
@@ -120,6 +123,7 @@ class FieldOptions {
   FieldOptions& also_gradient_of(const char* input) {
     return field().also_gradient_of = input, *this;
   }
+  FieldOptions& repeats(const char* input) { return field().repeats = input, *this; }
   FieldOptions& below(const char* symbol) { return field().below = symbol, *this; }
   FieldOptions& rises_to(const char* symbol) { return field().rises_to = symbol, *this; }
 

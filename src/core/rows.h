@@ -3,13 +3,8 @@
 // case (contiguous, or a slice of a contiguous tensor) is one multiplication.
 #pragma once
 
+#include "core/host_device.h"
 #include "core/tensor.h"
-
-#if defined(__CUDACC__)
-#define FK_HOST_DEVICE __host__ __device__ inline
-#else
-#define FK_HOST_DEVICE inline
-#endif
 
 namespace fk {
 

@@ -122,7 +122,13 @@ class Drawing {
       if (options_.alias && &op == &op_ && alias >= 0) sample->tensors[i].alias = alias;
     }
     int64_t elements = 0;
-    for (const SampleTensor& t : sample->tensors) elements += t.present ? t.numel() : 0;
+    for (const SampleTensor& t : sample->tensors) {
+      elements += t.present ? t.numel() : 0;
+      // Empty ones take memory by their other sizes.
+      int64_t extent = 1;
+      for (int64_t size : t.shape) extent *= std::max<int64_t>(size, 1);
+      if (extent > options_.max_elements) return invalid("too large");
+    }
     if (elements > options_.max_elements) return invalid("too large");
     // A forward is checked loosely, before it is run for its backward.
     const int64_t least = &op == &op_ ? options_.min_elements : options_.min_elements / 4;

@@ -143,19 +143,6 @@ __device__ __forceinline__ Vec<T, N> load_ordered(const T* p) {
   return v;
 }
 
-// The same for data that is read once: leaves L1 to others.
-template <int N, class T>
-__device__ __forceinline__ Vec<T, N> load_streaming(const T* p) {
-  static_assert(sizeof(T) * N == 16);
-  Vec<T, N> v;
-  uint4 w;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-               : "l"(p));
-  memcpy(v.data, &w, sizeof(w));
-  return v;
-}
-
 // For data that this kernel does not read again: first to leave the caches (st.global.cs).
 template <class T, int N>
 __device__ __forceinline__ void store_streaming(T* p, const Vec<T, N>& v) {

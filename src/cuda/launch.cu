@@ -75,8 +75,10 @@ const DeviceProperties& device_properties(int device) {
   return properties[device];
 }
 
-Status launch_early(int device, const void* kernel, const char* name, const LaunchShape& shape,
-                    void** arguments, cudaStream_t stream) {
+Status launch_early(const void* kernel, const char* name, const LaunchShape& shape,
+                    cudaStream_t stream, void** arguments) {
+  int device = 0;
+  FK_RETURN_IF_ERROR(check(cudaGetDevice(&device), "cudaGetDevice"));
   // More than 48 KB must be asked for, the kernel's own arrays, of at most 8 KB, among them.
   constexpr int kSharedByDefault = 40 * 1024;
   if (shape.shared_bytes > kSharedByDefault) {
@@ -90,7 +92,7 @@ Status launch_early(int device, const void* kernel, const char* name, const Laun
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.blocks;
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.blockDim = shape.threads;
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;

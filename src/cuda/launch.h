@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <tuple>
+
 #include "core/exec.h"
 #include "core/status.h"
 #include "core/tensor.h"
@@ -34,22 +36,26 @@ const DeviceProperties& device_properties(int device);
 
 struct LaunchShape {
   dim3 blocks;
-  int threads;  // per block
+  dim3 threads;  // per block
   int shared_bytes = 0;
 };
 
-// Launches `kernel` so that it may start before the kernels ahead of it in the stream are done; in
-// a stream capture too. It must call wait_for_earlier_kernels (dependent_launch.cuh). Where the
-// device code is below sm_90, a plain launch.
-Status launch_early(int device, const void* kernel, const char* name, const LaunchShape& shape,
-                    void** arguments, cudaStream_t stream);
+// Launches `kernel` on the current device so that it may start before the kernels ahead of it in
+// the stream are done; in a stream capture too. It must call wait_for_earlier_kernels
+// (dependent_launch.cuh). Where the device code is below sm_90, a plain launch.
+Status launch_early(const void* kernel, const char* name, const LaunchShape& shape,
+                    cudaStream_t stream, void** arguments);
 
-template <class Argument>
-Status launch_early(int device, void (*kernel)(Argument), const char* name,
-                    const LaunchShape& shape, Argument argument, cudaStream_t stream) {
-  void* arguments[] = {&argument};
-  return launch_early(device, reinterpret_cast<const void*>(kernel), name, shape, arguments,
-                      stream);
+template <class... Parameters, class... Arguments>
+Status launch_early(void (*kernel)(Parameters...), const char* name, const LaunchShape& shape,
+                    cudaStream_t stream, const Arguments&... arguments) {
+  std::tuple<Parameters...> values(arguments...);
+  return std::apply(
+      [&](Parameters&... value) {
+        void* pointers[] = {&value...};
+        return launch_early(reinterpret_cast<const void*>(kernel), name, shape, stream, pointers);
+      },
+      values);
 }
 
 }  // namespace fk::cuda

@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
 #pragma unroll
   for (int k = 0; k < kInputs; ++k) {
     ragged[k] = in[k];
-    if (lane < part.ragged) first[k] = load_once<1>(in[k] + part.ragged_at(lane)).data[0];
+    if (lane < part.ragged) first[k] = load_in_order<1>(in[k] + part.ragged_at(lane)).data[0];
   }
 
 #pragma unroll
@@ -81,7 +81,8 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
-        for (int k = 0; k < kInputs; ++k) v[k][j] = load_once<kWidth>(in[k] + j * group * kWidth);
+        for (int k = 0; k < kInputs; ++k)
+          v[k][j] = load_in_order<kWidth>(in[k] + j * group * kWidth);
       }
     } else {
       const T fill = from_float<T>(op.fill(state));
@@ -94,7 +95,7 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
         for (int k = 0; k < kInputs; ++k) {
 #pragma unroll
           for (int e = 0; e < kWidth; ++e) v[k][j].data[e] = fill;
-          if (inside) v[k][j] = load_once<kWidth>(in[k] + j * group * kWidth);
+          if (inside) v[k][j] = load_in_order<kWidth>(in[k] + j * group * kWidth);
         }
       }
     }
@@ -126,6 +127,8 @@ __global__ void __launch_bounds__(512, 2)
                 typename Op::State* partial) {
   using State = typename Op::State;
   __shared__ State scratch[kWarpSize];
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const GroupIndex index(group);
   // Threads without a part stay for the shuffles, with an empty state.
   const bool active = index.part < rows * splits;
@@ -154,6 +157,8 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
   using State = typename Op::State;
   constexpr int kInputs = Op::kInputs, kLoads = kBatch<Op>;
   __shared__ State scratch[kWidth * kColumnBlock];
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const ColumnIndex<kWidth> at(rows, n, inner, splits, lanes);
   if (at.active) {
     State state[kWidth];
@@ -177,7 +182,7 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
         for (int k = 0; k < kInputs; ++k) {
 #pragma unroll
           for (int e = 0; e < kWidth; ++e) v[k][j].data[e] = from_float<T>(op.fill(state[e]));
-          if (inside) v[k][j] = load_once<kWidth>(in[k]);
+          if (inside) v[k][j] = load_in_order<kWidth>(in[k]);
           in[k] += at.lines * op.in[k].step;
         }
       }
@@ -235,6 +240,8 @@ __global__ void __launch_bounds__(kMergeBlock)
                    int splits, int width) {
   using State = typename Op::State;
   __shared__ State scratch[kMergeBlock];
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const int line = threadIdx.x / width;
   const int lines = kMergeBlock / width;
   const int64_t row = block_index() * width + threadIdx.x % width;
@@ -302,9 +309,9 @@ Status reduce(const Op& op, const RowLayout& layout, void* partial, cudaStream_t
     const int group = threads_per_row(items, layout.rows * splits, kReduceItems, kReduceThreads);
     const int threads = group > kWarpSize ? group : kWarpRowsBlock;
     const int64_t blocks = ceil_div(layout.rows * splits, group > kWarpSize ? 1 : threads / group);
-    reduce_rows<Op>
-        <<<grid_of(blocks), threads, 0, stream>>>(op, layout.rows, layout.n, splits, group, states);
-    FK_RETURN_IF_ERROR(check_launch("reduce_rows"));
+    FK_RETURN_IF_ERROR(launch_early(reduce_rows<Op>, "reduce_rows",
+                                    {grid_of(blocks), dim3(threads)}, stream, op, layout.rows,
+                                    layout.n, splits, group, states));
   } else {
     const bool vectors = kColumns && layout.vectors;
     const int64_t inner = layout.columns() ? layout.inner : layout.rows;
@@ -315,15 +322,15 @@ Status reduce(const Op& op, const RowLayout& layout, void* partial, cudaStream_t
     if constexpr (kColumns) {
       if (vectors) kernel = reduce_columns<Op, kWidth>;
     }
-    kernel<<<grid_of(blocks), kColumnBlock, 0, stream>>>(op, layout.rows, layout.n, inner, splits,
-                                                         lanes, states);
-    FK_RETURN_IF_ERROR(check_launch("reduce_columns"));
+    FK_RETURN_IF_ERROR(launch_early(kernel, "reduce_columns", {grid_of(blocks), kColumnBlock},
+                                    stream, op, layout.rows, layout.n, inner, splits, lanes,
+                                    states));
   }
   if (splits == 1) return {};
   const int width = power_of_two_at_least(std::min<int64_t>(32, layout.rows));
-  merge_partials<Op><<<grid_of(ceil_div(layout.rows, width)), kMergeBlock, 0, stream>>>(
-      op, states, layout.rows, splits, width);
-  return check_launch("merge_partials");
+  return launch_early(merge_partials<Op>, "merge_partials",
+                      {grid_of(ceil_div(layout.rows, width)), kMergeBlock}, stream, op, states,
+                      layout.rows, splits, width);
 }
 
 }  // namespace fk::cuda

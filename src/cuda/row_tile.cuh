@@ -173,6 +173,8 @@ __global__ void __maxnreg__((tile_registers<Op, kKind>()))
   constexpr int kInputs = Op::kInputs, kWidth = kVecWidth<T>, kVectors = kTileVectors<Op, kKind>;
   constexpr bool kAny = kKind == TileKind::kAny;
   __shared__ State states[kWarpSize];
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const int64_t index = block_index() * blockDim.y + threadIdx.y;
   // Threads without a row stay for the shuffles and the barrier, and take row 0 without storing it.
   const bool active = index < shape.rows;
@@ -233,10 +235,8 @@ inline bool fits_tile(const RowLayout& layout, int64_t element_bytes) {
   return !layout.columns() && ceil_div(layout.n * element_bytes, 16) <= kMaxTileVectors;
 }
 
-constexpr int kTileBlock = 256;
-
-// The block for rows of `items` vectors, `vectors` to a thread.
-inline dim3 tile_block(int64_t items, int64_t vectors) {
+// The block for rows of `items` vectors of each input, `vectors` to a thread.
+inline dim3 tile_block(int64_t items, int64_t vectors, int inputs) {
   const int64_t threads = ceil_div(items, vectors);
   if (threads <= kWarpSize) {
     // Nothing is shared between warps: small blocks, which come and go evenly.
@@ -246,15 +246,16 @@ inline dim3 tile_block(int64_t items, int64_t vectors) {
   // Whole warps, as few as hold the row. Short rows share a block: fewer blocks to start, and a
   // barrier that waits for loads which all left together.
   const int group = static_cast<int>(ceil_div(threads, kWarpSize) * kWarpSize);
-  return dim3(group, std::max(1, kTileBlock / group));
+  const int most = 256 * inputs;
+  return dim3(group, std::max(1, most / group));
 }
 
 template <class Op, TileKind kKind>
 Status launch_tiles(const Op& op, TileShape shape, int64_t items, cudaStream_t stream) {
-  const dim3 block = tile_block(items, kTileVectors<Op, kKind>);
+  const dim3 block = tile_block(items, kTileVectors<Op, kKind>, Op::kInputs);
   shape.slots = power_of_two_at_least(ceil_div(block.x, kWarpSize));
-  map_tile<Op, kKind><<<grid_of(ceil_div(shape.rows, block.y)), block, 0, stream>>>(op, shape);
-  return check_launch("map_tile");
+  return launch_early(map_tile<Op, kKind>, "map_tile",
+                      {grid_of(ceil_div(shape.rows, block.y)), block}, stream, op, shape);
 }
 
 template <class Op>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/convert.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/launch.h"
 #include "cuda/reduce.cuh"
 #include "cuda/row_layout.h"
@@ -13,18 +14,24 @@ namespace fk::cuda {
 template <class Op>
 constexpr int kBatch = Op::kInputs == 2 ? 2 : 4;
 
-// A load of data that is used once, which the kernel itself may overwrite afterwards (an output in
-// place of an input): bypasses L1, but not by the read-only path.
-// Volatile keeps it where it was written, ahead of the work on other data.
-template <int N, class T>
-__device__ __forceinline__ Vec<T, N> load_once(const T* p) {
+// A load of data that the kernel itself may overwrite afterwards (an output in place of an input),
+// so not by the read-only path. Volatile keeps it where it was written, ahead of the work on other
+// data. kOnce: passes L1 by.
+template <int N, bool kOnce = true, class T>
+__device__ __forceinline__ Vec<T, N> load_in_order(const T* p) {
   constexpr int kBytes = sizeof(T) * N;
   Vec<T, N> v;
   if constexpr (kBytes == 16) {
     uint4 w;
-    asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                 : "l"(p));
+    if constexpr (kOnce) {
+      asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                   : "l"(p));
+    } else {
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                   : "l"(p));
+    }
     memcpy(v.data, &w, kBytes);
   } else if constexpr (kBytes == 4) {
     uint32_t w;

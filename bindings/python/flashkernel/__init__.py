@@ -76,13 +76,16 @@ def _find_call(op: str, argument: str, value):
 
 def _make_public(op):
     first = op.arguments[0].name
+    # Which framework a list is of, its first part says.
+    sample = f"({first}[0] if isinstance({first}, (list, tuple)) and {first} else {first})"
+    sample = sample if op.arguments[0].stacked else first
     names = ", ".join(op.parameters)
     source = f"""
 def {op.public_name}({op.signature}):
     try:
-        call = calls[type({first})]
+        call = calls[type({sample})]
     except KeyError:
-        call = find_call({op.public_name!r}, {first!r}, {first})
+        call = find_call({op.public_name!r}, {first!r}, {sample})
     return call({names})
 """
     calls = _CALLS[op.public_name]
@@ -96,7 +99,7 @@ globals().update({name: _make_public(op) for name, op in _PUBLIC.items()})
 
 
 def __getattr__(name: str):
-    if name in ("torch", "jax", "bench"):
+    if name in ("torch", "jax", "bench", "compat", "triton"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module 'flashkernel' has no attribute {name!r}")
 

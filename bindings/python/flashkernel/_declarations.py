@@ -32,6 +32,7 @@ class Field:
     group: str = ""
     type: str = ""
     optional: bool = False
+    stacked: bool = False
     along_axis: bool = False
     saved: bool = False
     saved_unless: str = ""
@@ -41,6 +42,7 @@ class Field:
     rises_to: str = ""
     prefer: str = ""
     also_gradient_of: str = ""
+    repeats: str = ""
     default: float | int | None = None
     nullable: bool = False
     choices: tuple = ()
@@ -171,7 +173,7 @@ class Op:
             if symbol == "...":
                 trailing = len(dims) - 1
                 return (f"{shape}[:-{trailing}]" if trailing else shape), f
-            if "..." in dims:
+            if "..." in dims or len(f.shapes) > 1:  # alternatives differ in what stands first
                 position -= len(dims)
             return f"{shape}[{position}]", f
         return None
@@ -272,11 +274,16 @@ class Op:
             parts.append(f.name if required else f"{f.name}={f.python_default!r}")
         return ", ".join(parts + [f"{name}=False" for name in self.extra_keywords])
 
-    def grouped(self, function):
-        """A function with the flat signature, as one that takes the public parameters."""
-        if not self.groups:
+    def grouped(self, function, array_type: type, stack):
+        """A function with the flat signature, as one that takes the public parameters: groups as
+        tuples, and arrays that may come in parts as lists too, which `stack` makes one array."""
+        lists = [f.name for f in self.inputs if f.stacked]
+        if not self.groups and not lists:
             return function
         lines = []
+        for name in lists:
+            lines.append(f"if isinstance({name}, (list, tuple)):")
+            lines.append(f"    {name} = stacked({name!r}, {name})")
         for name, members in self.groups.items():
             left = ", ".join(f.name for f in members)
             lines.append(f"{left} = unpack({name!r}, {name})")
@@ -296,15 +303,40 @@ class Op:
                 f"{self.public_name}: {name}: expected a tuple ({expected}), got {value!r}"
             )
 
-        result = _compile(source, self.public_name, function=function, unpack=unpack)
+        def stacked(name: str, parts):
+            self._check_parts(name, parts, array_type)
+            return stack(parts)
+
+        result = _compile(
+            source, self.public_name, function=function, unpack=unpack, stacked=stacked
+        )
         result.__doc__ = self.docstring
         return result
+
+    def _check_parts(self, name: str, parts, array_type: type) -> None:
+        """That the parts of an array go together: frameworks would cast some that do not."""
+        if not parts:
+            raise _library.Error(f"{self.public_name}: {name}: expected at least 1 part, got none")
+        first = parts[0]
+        for i, part in enumerate(parts):
+            if not isinstance(part, array_type):
+                expected, got = f"{array_type.__name__},", type(part).__name__
+            elif part.dtype != first.dtype:
+                expected, got = f"{first.dtype}, as the first has,", part.dtype
+            elif part.shape != first.shape:
+                expected, got = f"shape {tuple(first.shape)}, as the first has,", tuple(part.shape)
+            else:
+                continue
+            raise _library.Error(
+                f"{self.public_name}: {name}: part {i}: expected {expected} got {got}"
+            )
 
     @property
     def docstring(self) -> str:
         lines = [*textwrap.wrap(self.doc, 96), "", "Arguments"]
         for f in self.arguments:
             kind = f"{f.type}{', optional' if f.optional else ''}" if f.is_tensor else f.kind
+            kind += ", or a list of its parts" if f.stacked else ""
             choices = f" ({', '.join(c or 'None' for c in f.choices)})" if f.choices else ""
             lines.append(f"  {f.name}: {kind}{choices}: {f.doc}")
         for name in self.extra_keywords:

@@ -113,8 +113,24 @@ Status AttentionFwd::validate(const AttentionFwd& a) { return check(a); }
 Status AttentionBwd::validate(const AttentionBwd& a) { return check(a); }
 
 void register_attention(Registry& registry) {
-  registry.add<AttentionFwd>({{"reference", kReference, nullptr, reference::run}});
-  registry.add<AttentionBwd>({{"reference", kReference, nullptr, reference::run}});
+  registry.add<AttentionFwd>({
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+#if FK_HAVE_CUDA
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+        {"cuda_sm90",          kTuned,       cuda_sm90::accepts, cuda_sm90::run,
+         cuda_sm90::workspace, Device::kCuda},
+#endif
+  });
+  registry.add<AttentionBwd>({
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+#if FK_HAVE_CUDA
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+        {"cuda_sm90",          kTuned,       cuda_sm90::accepts, cuda_sm90::run,
+         cuda_sm90::workspace, Device::kCuda},
+#endif
+  });
 }
 
 }  // namespace fk

@@ -6,14 +6,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/host_device.h"
 #include "core/tensor.h"
 #include "ops/attention/attention.h"
-
-#ifdef __CUDACC__
-#define FK_HOST_DEVICE __host__ __device__
-#else
-#define FK_HOST_DEVICE
-#endif
 
 namespace fk::attention {
 
@@ -82,7 +77,7 @@ struct Problem {
   }
 
  private:
-  FK_HOST_DEVICE static int64_t clamp(int64_t x, int64_t limit) {
+  static FK_HOST_DEVICE int64_t clamp(int64_t x, int64_t limit) {
     return x < 0 ? 0 : x > limit ? limit : x;
   }
 };

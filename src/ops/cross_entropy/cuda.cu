@@ -95,6 +95,8 @@ __global__ void __launch_bounds__(kTotalThreads)
                bool mean, float* loss, float* count) {
   __shared__ double losses[kTotalThreads];
   __shared__ long long counts[kTotalThreads];
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   double my_loss = 0;
   long long my_count = 0;
 #pragma unroll 4
@@ -194,10 +196,10 @@ Status launch_forward(const CrossEntropyFwd& a, const Exec& exec) {
         (reduce<LossOp<T, kSmooth>, false>(op, layout_of({&a.logits}), partial, stream_of(exec))));
   }
   if (!a.loss && !a.count) return {};
-  total_loss<<<1, kTotalThreads, 0, stream_of(exec)>>>(
-      row_losses, Targets(a.targets), rows, a.ignore_index, a.reduction == kMean,
-      a.loss ? a.loss.ptr<float>() : nullptr, a.count ? a.count.ptr<float>() : nullptr);
-  return check_launch("total_loss");
+  return launch_early(total_loss, "total_loss", {1, kTotalThreads}, stream_of(exec), row_losses,
+                      Targets(a.targets), rows, a.ignore_index, a.reduction == kMean,
+                      a.loss ? a.loss.ptr<float>() : nullptr,
+                      a.count ? a.count.ptr<float>() : nullptr);
 }
 
 }  // namespace

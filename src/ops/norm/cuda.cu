@@ -44,19 +44,14 @@ Status with_forward_tile(int64_t vectors, const Body& body) {
   if constexpr (!std::is_same_v<T, float>) {
     if (vectors <= 32) return body(ForwardTile<32, 128, 1, 8>());
   }
-  // layer_norm reads two parameters for each vector: it loads them all before it uses any.
-  using ForLayer96 = ForwardTile<32, 128, 3, 7, true>;
-  using ForRms96 = ForwardTile<32, 128, 3, 8>;
-  if (vectors <= 96) return body(std::conditional_t<kLayer, ForLayer96, ForRms96>());
+  if (vectors <= 96) return body(ForwardTile<32, 128, 3, 8>());
   // A block per row, with just enough threads: the fewer, the shorter the wait at the barrier.
   if constexpr (!std::is_same_v<T, float>) {
-    if (vectors <= 256) return body(ForwardTile < 128, 128, 2, kLayer ? 9 : 10, kLayer > ());
+    if (vectors <= 256) return body(ForwardTile<128, 128, 2, 10>());
   }
   // Four vectors a thread: half the warps of 256 x 2 to meet at the barrier, as many bytes under
   // way.
-  using ForLayer512 = ForwardTile<128, 128, 4, 6, true>;
-  using ForRms512 = ForwardTile<128, 128, 4, 8>;
-  if (vectors <= 512) return body(std::conditional_t<kLayer, ForLayer512, ForRms512>());
+  if (vectors <= 512) return body(ForwardTile<128, 128, 4, 9>());
   if constexpr (!std::is_same_v<T, float>) {
     // For rms_norm a fifth block is worth more than the registers it takes from the others.
     if (vectors <= 1024) return body(ForwardTile < 256, 256, 4, kLayer ? 4 : 5 > ());
@@ -71,7 +66,7 @@ template <class T, bool kLayer, class Body>
 Status with_backward_tile(int64_t vectors, const Body& body) {
   // A warp per row, as in the forward; the block's warps share a row of partial sums.
   if constexpr (!std::is_same_v<T, float>) {
-    if (vectors <= 32) return body(BackwardTile<32, 256, 1, 4>());
+    if (vectors <= 32) return body(BackwardTile < 32, 256, 1, kLayer ? 3 : 4 > ());
   }
   if (vectors <= 96) return body(BackwardTile<32, 256, 3, 2>());
   // As many blocks as the sums leave registers for; layer_norm has twice the sums.
@@ -130,6 +125,18 @@ bool fits_tiled(const Tensor& x, int64_t rows, int64_t max_vectors) {
   return x.size(-1) > 0 && vectors_of(x) <= max_vectors && rows < (int64_t{1} << 31);
 }
 
+// Whether rows need no division to be found.
+template <class... Views>
+bool unsplit(const Views&... views) {
+  return ((views.rows.ndim <= 1) && ...);
+}
+
+// Whether a kernel may take it that `p` is there and read it as T.
+template <class T>
+bool given(const Parameter& p) {
+  return p.data != nullptr && (std::is_same_v<T, float> || !p.is_float);
+}
+
 template <bool kLayer>
 Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStream_t stream) {
   return with_type(x.dtype, [&](auto type) {
@@ -139,15 +146,18 @@ Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStrea
         using Tile = decltype(tile);
         using Team = typename Tile::Team;
         const auto blocks = static_cast<unsigned>((p.rows + Team::kCount - 1) / Team::kCount);
-        return launch_early(x.device_id, forward_tiled<T, kLayer, Tile>, "norm forward_tiled",
-                            {blocks, Team::kThreads}, p, stream);
+        const bool all = p.inputs[1].data != nullptr && p.y.data != nullptr &&
+                         p.sum.data != nullptr && given<T>(p.weight) &&
+                         (!kLayer || given<T>(p.bias));
+        const auto kernel =
+            all ? forward_tiled<T, kLayer, true, Tile> : forward_tiled<T, kLayer, false, Tile>;
+        return launch_early(kernel, "norm forward_tiled", {blocks, Team::kThreads}, stream, p);
       });
     }
     const auto kernel = aligned ? forward_looped<T, kVecWidth<T>, kLoopedThreads>
                                 : forward_looped<T, 1, kLoopedThreads>;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.rows, 1 << 20));
-    return launch_early(x.device_id, kernel, "norm forward_looped", {blocks, kLoopedThreads}, p,
-                        stream);
+    return launch_early(kernel, "norm forward_looped", {blocks, kLoopedThreads}, stream, p);
   });
 }
 
@@ -221,15 +231,20 @@ Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, un
     if (tiled) {
       return with_backward_tile<T, kLayer>(vectors_of(x), [&](auto tile) {
         using Tile = decltype(tile);
-        const int shared = ring_bytes<Tile>(vectors_of(x), x.device_id, &p.stages);
-        return launch_early(x.device_id, backward_tiled<T, kLayer, Tile>, "norm backward_tiled",
-                            {blocks, Tile::Team::kThreads, shared}, p, stream);
+        const int shared = std::max(ring_bytes<Tile>(vectors_of(x), x.device_id, &p.stages),
+                                    partial_bytes<typename Tile::Team>(p.columns));
+        const bool plain = p.inputs[2].data != nullptr && p.dx.data != nullptr &&
+                           given<T>(p.weight) &&
+                           unsplit(p.inputs[0], p.inputs[1], p.inputs[2], p.dx, p.mean, p.rstd);
+        const auto kernel =
+            plain ? backward_tiled<T, kLayer, true, Tile> : backward_tiled<T, kLayer, false, Tile>;
+        return launch_early(kernel, "norm backward_tiled", {blocks, Tile::Team::kThreads, shared},
+                            stream, p);
       });
     }
     const auto kernel = aligned ? backward_looped<T, kVecWidth<T>, kLoopedThreads>
                                 : backward_looped<T, 1, kLoopedThreads>;
-    return launch_early(x.device_id, kernel, "norm backward_looped", {blocks, kLoopedThreads}, p,
-                        stream);
+    return launch_early(kernel, "norm backward_looped", {blocks, kLoopedThreads}, stream, p);
   });
 }
 
@@ -242,11 +257,10 @@ Gradient gradient_of(const Tensor& t, const float* partials) {
   return gradient;
 }
 
-Status launch_add_partials(const Gradients& p, int device, cudaStream_t stream) {
+Status launch_add_partials(const Gradients& p, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((p.columns + kGradientColumns - 1) / kGradientColumns),
                   p.gradients[1].out != nullptr ? 2 : 1);
-  return launch_early(device, add_partials, "norm add_partials", {grid, kGradientThreads}, p,
-                      stream);
+  return launch_early(add_partials, "norm add_partials", {grid, kGradientThreads}, stream, p);
 }
 
 // What the two backwards share. `dbias` and the mean are layer_norm's.
@@ -283,7 +297,7 @@ Status run_backward(const Args& a, Backward p, const Tensor& dbias, bool aligned
         launch_backward<kLayer>(p, a.x, tiled, aligned, static_cast<unsigned>(blocks), stream));
   }
   if (!a.dweight && !dbias) return {};
-  return launch_add_partials(gradients, a.x.device_id, stream);
+  return launch_add_partials(gradients, stream);
 }
 
 }  // namespace

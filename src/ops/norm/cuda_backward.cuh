@@ -31,47 +31,60 @@ struct BackwardTile {
   static constexpr bool kBulk = kBulk_;     // rows come by bulk copies, where there are any
 };
 
-// Adds the teams' sums for the vectors at `i` and leaves them in `partial`, this block's row.
-template <class Team, int kWidth>
-__device__ __forceinline__ void store_partial(const float (&sums)[kWidth], int i, int vectors,
+// Adds the teams' sums of their columns and leaves them in `partial`, this block's row. Several
+// teams meet in shared memory, of partial_bytes().
+template <class Team, int kVecs, int kWidth>
+__device__ __forceinline__ void store_partial(const float (&sums)[kVecs][kWidth], int vectors,
                                               float* partial) {
-  const int v = Team::rank() + i * Team::kSize;
-  if constexpr (Team::kCount == 1) {
-    if (v >= vectors) return;
+  constexpr int kQuads = kWidth / 4;
+  extern __shared__ uint4 shared_rows[];
+  const int quads = vectors * kQuads;
+  float4* row = reinterpret_cast<float4*>(partial);
+  float4* teams = reinterpret_cast<float4*>(shared_rows);
+  if constexpr (Team::kCount > 1) __syncthreads();  // the last use of the shared memory
+  float4* own = Team::kCount > 1 ? teams + Team::index() * quads : row;
 #pragma unroll
-    for (int j = 0; j < kWidth; j += 4) {
-      store(partial + v * kWidth + j,
-            Vec<float, 4>{{sums[j], sums[j + 1], sums[j + 2], sums[j + 3]}});
+  for (int i = 0; i < kVecs; ++i) {
+    const int v = Team::rank() + i * Team::kSize;
+    if (v >= vectors) continue;
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const float* s = &sums[i][4 * q];
+      own[v * kQuads + q] = make_float4(s[0], s[1], s[2], s[3]);
     }
-  } else {
-    constexpr int kColumns = Team::kSize * kWidth;
-    __shared__ float tile[Team::kCount][kColumns];
-    __syncthreads();  // the tile's last use
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) tile[Team::index()][Team::rank() * kWidth + j] = sums[j];
+  }
+  if constexpr (Team::kCount > 1) {
     __syncthreads();
-    for (int c = threadIdx.x; c < kColumns; c += Team::kThreads) {
-      const int column = i * kColumns + c;
-      if (column >= vectors * kWidth) break;
-      float sum = 0;
+    for (int q = threadIdx.x; q < quads; q += Team::kThreads) {
+      float4 sum = teams[q];
 #pragma unroll
-      for (int t = 0; t < Team::kCount; ++t) sum += tile[t][c];
-      partial[column] = sum;
+      for (int t = 1; t < Team::kCount; ++t) {
+        const float4 other = teams[t * quads + q];
+        sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
+      }
+      row[q] = sum;
     }
   }
 }
 
-template <class T, bool kLayer, class Tile>
+// Shared memory that store_partial needs.
+template <class Team>
+int partial_bytes(int64_t columns) {
+  return Team::kCount > 1 ? static_cast<int>(Team::kCount * columns * sizeof(float)) : 0;
+}
+
+// kPlain: all inputs and dx are given, the weight in T, and no rows are split over dims.
+template <class T, bool kLayer, bool kPlain, class Tile>
 __global__ void __launch_bounds__(Tile::Team::kThreads,
                                   min_blocks(Tile::Team::kThreads, Tile::kBlocks))
     backward_tiled(const __grid_constant__ Backward p) {
   using Team = typename Tile::Team;
   constexpr int kVecs = Tile::kVecs;
 #if __CUDA_ARCH__ >= 900
-  using Loader = std::conditional_t<Tile::kBulk, BulkLoader<T, 3, Team, kVecs>,
-                                    DirectLoader<T, 3, Team, kVecs>>;
+  using Loader = std::conditional_t<Tile::kBulk, BulkLoader<T, 3, Team, kVecs, kPlain>,
+                                    DirectLoader<T, 3, Team, kVecs, kPlain>>;
 #else
-  using Loader = DirectLoader<T, 3, Team, kVecs>;
+  using Loader = DirectLoader<T, 3, Team, kVecs, kPlain>;
 #endif
   constexpr int kWidth = kVecWidth<T>;
   using Scratch = std::conditional_t<kLayer, Pair, float>;
@@ -81,7 +94,8 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   const uint32_t rows = static_cast<uint32_t>(p.rows);
   const int vectors = static_cast<int>(p.columns) / kWidth;
   const float scale = 1.f / static_cast<float>(p.columns);
-  const uint32_t first = blockIdx.x * Team::kCount + Team::index();
+  // A block's teams take every gridDim.x-th row in turn, so that blocks differ by one row at most.
+  const uint32_t first = blockIdx.x + Team::index() * gridDim.x;
   const uint32_t step = gridDim.x * Team::kCount;
   float dweight[kVecs][kWidth] = {};
   float dbias[kLayer ? kVecs : 1][kWidth] = {};
@@ -89,22 +103,22 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   wait_for_earlier_kernels();
   Loader loader(p.inputs, first, step, vectors, rows, p.stages);
   // Read for each row from L1, the weights would be what a row waits for.
-  const HeldParameter<T, Team, kVecs> weight(p.weight, vectors);
+  const HeldParameter<T, Team, kVecs, kPlain> weight(p.weight, vectors);
   // The statistics are fetched a row ahead: a row must not begin with a wait for them.
   float next_mean = 0, next_rstd = 0;
   const auto fetch_statistics = [&](uint32_t row) {
     if (row >= rows) return;
-    next_rstd = __ldg(after_wait(p.rstd.row<float>(row)));
-    if (kLayer) next_mean = __ldg(after_wait(p.mean.row<float>(row)));
+    next_rstd = __ldg(after_wait(p.rstd.row<float, kPlain>(row)));
+    if (kLayer) next_mean = __ldg(after_wait(p.mean.row<float, kPlain>(row)));
   };
   fetch_statistics(first);
   int turn = 0;
   for (uint32_t row = first; row < rows; row += step, turn ^= 1) {
     const float mean = next_mean, rstd = next_rstd;
-    fetch_statistics(row + step);
     RowPart<T, kVecs> parts[3];
     loader.take(row, parts);
-    Pair sums = {0, 0};  // of g, of g * xhat
+    fetch_statistics(row + step);
+    Pair sums = {0, 0};  // of g, of g * (x - mean)
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int v = Team::rank() + i * Team::kSize;
@@ -115,12 +129,13 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
       unpack(parts[1][i], x);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const float xhat = (kLayer ? x[j] - mean : x[j]) * rstd;
-        dweight[i][j] += dy[j] * xhat;
-        if constexpr (kLayer) dbias[i][j] += dy[j];
-        g[j] *= dy[j];
-        if constexpr (kLayer) sums.first += g[j];
-        sums.second += g[j] * xhat;
+        const float product = dy[j] * (kLayer ? x[j] - mean : x[j]);
+        dweight[i][j] += product * rstd;
+        if constexpr (kLayer) {
+          dbias[i][j] += dy[j];
+          sums.first += g[j] * dy[j];
+        }
+        sums.second += g[j] * product;
       }
     }
     if constexpr (kLayer) {
@@ -129,9 +144,10 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
       sums.second = Team::reduce(sums.second, Sum(), scratch[turn][Team::index()]);
     }
     loader.refill(row);
-    if (!p.dx) continue;
-    const float mean_g = sums.first * scale, mean_g_xhat = sums.second * scale;
-    T* dx = p.dx.row<T>(row);
+    if (!kPlain && !p.dx) continue;
+    const float mean_g = sums.first * scale;
+    const float slope = sums.second * scale * rstd * rstd;  // mean(g * xhat) * rstd
+    T* dx = p.dx.row<T, kPlain>(row);
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int v = Team::rank() + i * Team::kSize;
@@ -143,10 +159,10 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
       unpack(parts[1][i], x);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const float xhat = (kLayer ? x[j] - mean : x[j]) * rstd;
-        out[j] = (g[j] * dy[j] - (kLayer ? mean_g : 0.f) - xhat * mean_g_xhat) * rstd;
+        const float along = kLayer ? (x[j] - mean) * slope + mean_g : x[j] * slope;
+        out[j] = (g[j] * dy[j] - along) * rstd;
       }
-      if (p.inputs[2]) {
+      if (kPlain || p.inputs[2]) {
         float dsum[kWidth];
         unpack(parts[2][i], dsum);
 #pragma unroll
@@ -156,12 +172,9 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
     }
   }
   const int64_t partial = blockIdx.x * p.columns;
-#pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    if (p.dweight) store_partial<Team>(dweight[i], i, vectors, p.dweight + partial);
-    if constexpr (kLayer) {
-      if (p.dbias) store_partial<Team>(dbias[i], i, vectors, p.dbias + partial);
-    }
+  if (p.dweight) store_partial<Team>(dweight, vectors, p.dweight + partial);
+  if constexpr (kLayer) {
+    if (p.dbias) store_partial<Team>(dbias, vectors, p.dbias + partial);
   }
 }
 
@@ -251,32 +264,43 @@ struct Gradients {
   int blocks = 0;
 };
 
-constexpr int kGradientColumns = 32;
-constexpr int kGradientThreads = 1024;
+constexpr int kGradientColumns = 8;
+constexpr int kGradientThreads = 256;
 
-// A block adds the partial sums of 32 columns: each warp a share of the rows, then the warps' sums.
-// It does not let the next kernel start early: that one's blocks, waiting, would be in its way.
+// A block adds the partial sums of 8 columns, a sector of memory wide: 32 threads a column, whose
+// loads are under way together, then their sums.
 static __global__ void __launch_bounds__(kGradientThreads)
     add_partials(const __grid_constant__ Gradients p) {
-  constexpr int kWarps = kGradientThreads / kWarpSize;
-  __shared__ float sums[kWarps][kGradientColumns];
+  constexpr int kLoads = 9;
+  static_assert(kGradientThreads == kGradientColumns * kWarpSize);
+  __shared__ float sums[kWarpSize][kGradientColumns + 1];
   const Gradient& gradient = p.gradients[blockIdx.y];
   wait_for_earlier_kernels();
+  let_next_kernel_start();
   if (gradient.out == nullptr) return;
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kGradientColumns + lane;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kGradientColumns;
+  const int column = threadIdx.x % kGradientColumns, share = threadIdx.x / kGradientColumns;
   float sum = 0;
-  if (column < p.columns) {
-#pragma unroll 8
-    for (int b = warp; b < p.blocks; b += kWarps) sum += gradient.partials[b * p.columns + column];
-  }
-  sums[warp][lane] = sum;
-  __syncthreads();
-  if (warp > 0 || column >= p.columns) return;
-  sum = 0;
+  if (first + column < p.columns) {
+    const float* partials = gradient.partials + first + column;
+    for (int block = share; block < p.blocks; block += kLoads * kWarpSize) {
+      float part[kLoads];
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) sum += sums[w][lane];
-  const int64_t at = column * gradient.stride;
+      for (int j = 0; j < kLoads; ++j) {
+        const int at = block + j * kWarpSize;
+        part[j] = at < p.blocks ? partials[at * p.columns] : 0.f;
+      }
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) sum += part[j];
+    }
+  }
+  sums[share][column] = sum;
+  __syncthreads();
+  // A warp for each column.
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  sum = warp_sum(sums[lane][warp]);
+  if (lane > 0 || first + warp >= p.columns) return;
+  const int64_t at = (first + warp) * gradient.stride;
   if (gradient.dtype == DType::kFloat32) {
     static_cast<float*>(gradient.out)[at] = sum;
   } else if (gradient.dtype == DType::kFloat16) {

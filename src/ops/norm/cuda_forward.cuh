@@ -23,12 +23,11 @@ struct Forward {
 };
 
 // How the kernel is cut for rows of at most kTeam * kVecs vectors.
-template <int kTeam, int kBlock, int kVecs_, int kMinBlocks_, bool kHold_ = false>
+template <int kTeam, int kBlock, int kVecs_, int kMinBlocks_>
 struct ForwardTile {
   using Team = norm::Team<kTeam, kBlock>;
   static constexpr int kVecs = kVecs_;
   static constexpr int kMinBlocks = kMinBlocks_;  // per multiprocessor, at least
-  static constexpr bool kHold = kHold_;           // a row's parameters are loaded all at once
 };
 
 struct Statistics {
@@ -125,9 +124,7 @@ __device__ __forceinline__ Moments row_moments(const RowPart<T, kVecs>& s, int v
 }
 
 template <class T, class Team, int kVecs>
-__device__ __forceinline__ void load_row(const View& source, uint32_t row, int vectors,
-                                         RowPart<T, kVecs>& part) {
-  const T* data = source.row<T>(row);
+__device__ __forceinline__ void load_row(const T* data, int vectors, RowPart<T, kVecs>& part) {
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int v = Team::rank() + i * Team::kSize;
@@ -136,8 +133,10 @@ __device__ __forceinline__ void load_row(const View& source, uint32_t row, int v
 }
 
 // A team per row; as many teams at once as fit, so that one's loads hide behind another's work.
-// No cache hints: loads that pass L1 by and stores that leave L2 first cost 2 to 4%.
-template <class T, bool kLayer, class Tile>
+// No cache hints: loads that pass L1 by and stores that leave L2 first cost 2 to 4%. The sum is
+// stored after the statistics: sooner, it would hold up the reads of other rows.
+// kAll: x, residual, y, sum and the parameters are all given, these in T.
+template <class T, bool kLayer, bool kAll, class Tile>
 __global__ void __launch_bounds__(Tile::Team::kThreads,
                                   min_blocks(Tile::Team::kThreads, Tile::kMinBlocks))
     forward_tiled(const __grid_constant__ Forward p) {
@@ -149,14 +148,17 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   const int vectors = static_cast<int>(p.columns) / kWidth;
   const uint32_t row = blockIdx.x * Team::kCount + Team::index();
   if (row >= p.rows) return;
+  // Both addresses ahead of the loads: the branches that find them, between the loads, cost up to
+  // 8%.
+  const T* x = p.inputs[0].row<T>(row);
+  const T* added = kAll || p.inputs[1] ? p.inputs[1].row<T>(row) : nullptr;
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
   RowPart<T, kVecs> s, residual;
-  load_row<T, Team, kVecs>(p.inputs[0], row, vectors, s);
-  if (p.inputs[1]) load_row<T, Team, kVecs>(p.inputs[1], row, vectors, residual);
-  if (p.inputs[1]) {
-    T* sum = p.sum ? p.sum.row<T>(row) : nullptr;
+  load_row<T, Team, kVecs>(x, vectors, s);
+  if (kAll || added != nullptr) {
+    load_row<T, Team, kVecs>(added, vectors, residual);
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int v = Team::rank() + i * Team::kSize;
@@ -167,7 +169,6 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) a[j] += b[j];
       s[i] = pack<T>(a);
-      if (sum != nullptr) store(sum + v * kWidth, s[i]);
     }
   }
   Statistics statistics;
@@ -182,25 +183,18 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
     if (p.rstd) *p.rstd.row<float>(row) = statistics.rstd;
     if (kLayer && p.mean) *p.mean.row<float>(row) = statistics.mean;
   }
-  if (!p.y) return;
-  // All at once, so that their loads wait together.
-  using Held = HeldParameter<T, Team, kVecs>;
-  const Held weight(p.weight, Tile::kHold ? vectors : 0);
-  const Held bias(p.bias, Tile::kHold && kLayer ? vectors : 0);
-  T* y = p.y.row<T>(row);
+  T* y = kAll || p.y ? p.y.row<T>(row) : nullptr;
+  T* sum = kAll || (added != nullptr && p.sum) ? p.sum.row<T>(row) : nullptr;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int v = Team::rank() + i * Team::kSize;
     if (v >= vectors) continue;
+    if (kAll || sum != nullptr) store(sum + v * kWidth, s[i]);
+    if (!kAll && y == nullptr) continue;
     float f[kWidth], w[kWidth], b[kWidth];
     unpack(s[i], f);
-    if constexpr (Tile::kHold) {
-      weight.template get<!kLayer>(i, w);
-      if constexpr (kLayer) bias.template get<false>(i, b);
-    } else {
-      load_parameter<T>(p.weight, v * kWidth, w);
-      if constexpr (kLayer) load_parameter<T>(p.bias, v * kWidth, b);
-    }
+    load_parameter<T, kAll>(p.weight, v * kWidth, w);
+    if constexpr (kLayer) load_parameter<T, kAll>(p.bias, v * kWidth, b);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       f[j] = kLayer ? (f[j] - statistics.mean) * statistics.rstd * w[j] + b[j]

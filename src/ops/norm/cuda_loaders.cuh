@@ -1,4 +1,5 @@
-// How the rows of the backward's inputs come into registers.
+// How the rows of the backward's inputs come into registers. kPlain: all of them are given, their
+// rows not split over dims.
 #pragma once
 
 #include "cuda/async_copy.cuh"
@@ -7,7 +8,7 @@
 namespace fk::cuda::norm {
 
 // Loads a row when it is asked for; other warps hide the wait.
-template <class T, int kInputs, class Team, int kVecs>
+template <class T, int kInputs, class Team, int kVecs, bool kPlain>
 class DirectLoader {
  public:
   __device__ DirectLoader(const View* sources, uint32_t, uint32_t, int vectors, uint32_t, int)
@@ -15,12 +16,12 @@ class DirectLoader {
   __device__ __forceinline__ void take(uint32_t row, RowPart<T, kVecs> (&parts)[kInputs]) {
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
-      if (!sources_[k]) continue;
-      const T* data = sources_[k].template row<T>(row);
+      if (!kPlain && !sources_[k]) continue;
+      const T* data = sources_[k].template row<T, kPlain>(row);
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
         const int v = Team::rank() + i * Team::kSize;
-        if (v < vectors_) parts[k][i] = load_streaming<kVecWidth<T>>(data + v * kVecWidth<T>);
+        if (v < vectors_) parts[k][i] = load_ordered<kVecWidth<T>>(data + v * kVecWidth<T>);
       }
     }
   }
@@ -35,7 +36,7 @@ class DirectLoader {
 // bytes in flight cost no registers.
 constexpr int kMaxStages = 4;
 
-template <class T, int kInputs, class Team, int kVecs>
+template <class T, int kInputs, class Team, int kVecs, bool kPlain>
 class BulkLoader {
  public:
   __device__ BulkLoader(const View* sources, uint32_t first, uint32_t step, int vectors,
@@ -60,7 +61,7 @@ class BulkLoader {
     const uint4* slot = ring_ + stage_ * kInputs * vectors_;
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
-      if (!sources_[k]) continue;
+      if (!kPlain && !sources_[k]) continue;
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
         const int v = Team::rank() + i * Team::kSize;
@@ -84,13 +85,13 @@ class BulkLoader {
     const uint32_t bytes = vectors_ * 16;
     uint32_t total = 0;
 #pragma unroll
-    for (int k = 0; k < kInputs; ++k) total += sources_[k] ? bytes : 0;
+    for (int k = 0; k < kInputs; ++k) total += kPlain || sources_[k] ? bytes : 0;
     barrier_arrive_expect(&full_[stage], total);
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
-      if (!sources_[k]) continue;
+      if (!kPlain && !sources_[k]) continue;
       bulk_copy_to_shared(ring_ + (stage * kInputs + k) * vectors_,
-                          sources_[k].template row<T>(row), bytes, &full_[stage]);
+                          sources_[k].template row<T, kPlain>(row), bytes, &full_[stage]);
     }
   }
 

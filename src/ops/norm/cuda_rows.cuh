@@ -22,10 +22,10 @@ struct View {
     return static_cast<T*>(data) + rows.offset(row);
   }
   // The tiled kernels take fewer than 2^31 rows, so that rows split over several dims cost 32-bit
-  // divisions.
-  template <class T>
+  // divisions. kUnsplit: they are known not to be.
+  template <class T, bool kUnsplit = false>
   __device__ __forceinline__ T* row(uint32_t row) const {
-    if (rows.ndim <= 1) return static_cast<T*>(data) + row * rows.last_stride;
+    if (kUnsplit || rows.ndim <= 1) return static_cast<T*>(data) + row * rows.last_stride;
     int64_t offset = 0;
 #pragma unroll 1  // much code, and rarely run
     for (int i = rows.ndim - 1; i > 0; --i) {
@@ -61,14 +61,14 @@ __device__ __forceinline__ void load_floats(const Parameter& p, int64_t column, 
   }
 }
 
-// The same of any parameter.
-template <class T, int N>
+// The same of any parameter. kGiven: it is known to be given, in T.
+template <class T, bool kGiven = false, int N>
 __device__ __forceinline__ void load_parameter(const Parameter& p, int64_t column,
                                                float (&out)[N]) {
-  if (p.data == nullptr) {
+  if (!kGiven && p.data == nullptr) {
 #pragma unroll
     for (int i = 0; i < N; ++i) out[i] = p.otherwise;
-  } else if (std::is_same_v<T, float> || p.is_float) {
+  } else if (std::is_same_v<T, float> || (!kGiven && p.is_float)) {
     load_floats(p, column, out);
   } else {
     if constexpr (!std::is_same_v<T, float>) {
@@ -130,8 +130,9 @@ template <class T, int kVecs>
 using RowPart = Vec<T, kVecWidth<T>>[kVecs];
 
 // A thread's share of a parameter, held in registers as it is stored. One in float32 beside 16-bit
-// activations would take twice the room and is read again whenever it is asked for.
-template <class T, class Team, int kVecs>
+// activations would take twice the room and is read again whenever it is asked for. kGiven: it is
+// known to be given, in T.
+template <class T, class Team, int kVecs, bool kGiven>
 class HeldParameter {
  public:
   __device__ __forceinline__ HeldParameter(const Parameter& p, int vectors) : p_(p) {
@@ -139,12 +140,12 @@ class HeldParameter {
     for (int i = 0; i < kVecs; ++i) {
       const int v = Team::rank() + i * Team::kSize;
       if (v >= vectors) continue;
-      if (p.data == nullptr) {
+      if (!kGiven && p.data == nullptr) {
         float otherwise[kWidth];
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) otherwise[j] = p.otherwise;
         held_[i] = pack<T>(otherwise);
-      } else if (std::is_same_v<T, float> || !p.is_float) {
+      } else if (kGiven || std::is_same_v<T, float> || !p.is_float) {
         held_[i] = load_ordered<kWidth>(static_cast<const T*>(p.data) + v * kWidth);
       }
     }
@@ -152,7 +153,7 @@ class HeldParameter {
   // The thread's vector i. kOffset: whether there can be an offset.
   template <bool kOffset>
   __device__ __forceinline__ void get(int i, float (&out)[kVecWidth<T>]) const {
-    if (!std::is_same_v<T, float> && p_.is_float) {
+    if (!kGiven && !std::is_same_v<T, float> && p_.is_float) {
       load_floats(p_, (Team::rank() + i * Team::kSize) * kWidth, out);
       return;
     }

@@ -29,7 +29,7 @@ struct SumBwd {
     d.input("dy", &SumBwd::dy, "T[...]", "gradient of y");
     d.attribute("N", &SumBwd::n, 0, "size of the reduced axis");
     d.axis("axis", &SumBwd::axis, -1, true, {"dx"}, "as in the forward");
-    d.output("dx", &SumBwd::dx, "T[..., N]", "gradient of x");
+    d.output("dx", &SumBwd::dx, "T[..., N]", "gradient of x").repeats("dy");
   }
 };
 

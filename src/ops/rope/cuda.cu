@@ -44,6 +44,7 @@ struct RopeArgs {
 template <int kCount, class P>
 __device__ __forceinline__ void load_table(const P* p, float (&out)[kCount]) {
   constexpr int kStep = kCount < kVecWidth<P> ? kCount : kVecWidth<P>;
+  p = after_wait(p);
 #pragma unroll
   for (int i = 0; i < kCount; i += kStep) {
     float values[kStep];
@@ -59,6 +60,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   constexpr int kWidth = kVecWidth<T>;
   constexpr int kPairs = kInterleaved ? kWidth / 2 : kWidth;  // in a vector, or in two
   constexpr int kVectors = kInterleaved ? 1 : 2;
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const int per_token = head_steps * per_head;
   const int tokens_per_block = max(1, kThreads / per_token);
   const int slot = tokens_per_block == 1 ? 0 : threadIdx.x / per_token;
@@ -81,9 +84,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int j = 0; j < kHeads; ++j) {
       const int64_t head = step + int64_t{j} * head_steps;
       if (head < a.heads) {
-        v[j][0] = load_once<kWidth>(x + head * a.x_strides[2] + at);
+        v[j][0] = load_in_order<kWidth, false>(x + head * a.x_strides[2] + at);
         if (kVectors == 2 && rotates) {
-          v[j][kVectors - 1] = load_once<kWidth>(x + head * a.x_strides[2] + at + a.pairs);
+          v[j][kVectors - 1] =
+              load_in_order<kWidth, false>(x + head * a.x_strides[2] + at + a.pairs);
         }
       }
     }
@@ -91,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
       for (int j = 0; j < kHeads; ++j) {
         const int64_t head = step + int64_t{j} * head_steps;
-        if (head < a.heads) store_streaming(y + head * a.y_strides[2] + at, v[j][0]);
+        if (head < a.heads) store(y + head * a.y_strides[2] + at, v[j][0]);
       }
       continue;
     }
@@ -122,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          store_streaming(y + head * a.y_strides[2] + at + i * a.pairs, pack<T, kWidth>(out[i]));
+          store(y + head * a.y_strides[2] + at + i * a.pairs, pack<T, kWidth>(out[i]));
         }
       }
     }
@@ -142,6 +146,8 @@ __device__ __forceinline__ float table_entry(const void* table, DType dtype, int
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) rotate_any(const __grid_constant__ RopeArgs a) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const int64_t per_head = a.pairs + a.rest;
   const int64_t index = block_index() * kThreads + threadIdx.x;
   if (index >= a.batch * a.tokens * a.heads * per_head) return;
@@ -192,8 +198,7 @@ Status launch_vectors(const RopeArgs& a, cudaStream_t stream) {
   const int tokens_per_block = std::max(1, kThreads / (head_steps * per_head));
   const dim3 grid = grid_of(ceil_div(a.batch * a.tokens, tokens_per_block));
   const auto kernel = a.interleaved ? rotate_vectors<T, P, true> : rotate_vectors<T, P, false>;
-  kernel<<<grid, kThreads, 0, stream>>>(a, head_steps, per_head);
-  return check_launch("rotate_vectors");
+  return launch_early(kernel, "rotate_vectors", {grid, kThreads}, stream, a, head_steps, per_head);
 }
 
 Status rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
@@ -244,8 +249,8 @@ Status rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tenso
     using T = typename decltype(tag)::type;
     if (!vectors) {
       const int64_t threads = a.batch * a.tokens * a.heads * (a.pairs + a.rest);
-      rotate_any<T><<<grid_of(ceil_div(threads, kThreads)), kThreads, 0, stream_of(exec)>>>(a);
-      return check_launch("rotate_any");
+      return launch_early(rotate_any<T>, "rotate_any",
+                          {grid_of(ceil_div(threads, kThreads)), kThreads}, stream_of(exec), a);
     }
     if (cos.dtype == DType::kFloat32) return launch_vectors<T, float>(a, stream_of(exec));
     return launch_vectors<T, T>(a, stream_of(exec));

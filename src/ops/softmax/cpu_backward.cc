@@ -102,12 +102,40 @@ void BackwardRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   }
 }
 
+// Unit-stride rows of kVectors vectors, which stay in registers between the sum and the output.
+template <class G, int kVectors, class T>
+void BackwardHeldRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  for (int64_t r = begin; r < end; ++r) {
+    const T* dy = job.dy.ptr<const T>() + job.dy_rows.offset(r);
+    const T* y = job.y.ptr<const T>() + job.y_rows.offset(r);
+    T* dx = job.dx.ptr<T>() + job.dx_rows.offset(r);
+    hn::Vec<F32> dys[kVectors], ys[kVectors];
+    auto sum = hn::Zero(d);
+    for (int i = 0; i < kVectors; ++i) {
+      dys[i] = LoadF32(d, dy + i * lanes);
+      ys[i] = LoadF32(d, y + i * lanes);
+      sum = hn::Add(sum, G::Term(dys[i], ys[i]));
+    }
+    sum = hn::SumOfLanes(d, sum);
+    for (int i = 0; i < kVectors; ++i) {
+      StoreF32(d, G::Gradient(dys[i], ys[i], sum), dx + i * lanes);
+    }
+  }
+}
+
 // Unit-stride rows of at most a block, in groups: see RowGroup.
 template <class G, class T>
 void BackwardShortRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   const F32 d;
   float sums[RowGroup::kRows];
-  const int64_t n = job.y.size(-1), most = RowGroup::Rows(n);
+  const int64_t n = job.y.size(-1), lanes = hn::Lanes(d), most = RowGroup::Rows(n);
+  if (!job.stream) {
+    if (n == 4 * lanes) return BackwardHeldRows<G, 4, T>(job, begin, end);
+    if (n == 2 * lanes) return BackwardHeldRows<G, 2, T>(job, begin, end);
+    if (n == lanes) return BackwardHeldRows<G, 1, T>(job, begin, end);
+  }
   for (int64_t first = begin; first < end; first += most) {
     const int64_t last = std::min(end, first + most);
     for (int64_t r = first; r < last; ++r) {

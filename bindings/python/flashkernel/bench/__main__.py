@@ -41,7 +41,6 @@ class Bench:
     def __init__(self, options):
         self.options = options
         self.framework = FRAMEWORKS[options.framework](options.device)
-        self.peers = options.peer or list(self.framework.peers)
         self.warmup, self.iterations = (10, 100) if options.quick else (100, 1000)
         self.budget_s = 0.3 if options.quick else 2.0
         self.rng = np.random.default_rng(0)
@@ -75,13 +74,15 @@ class Bench:
         return {k: round(v, 5) for k, v in out.items()}
 
     def row(self, case, ceilings) -> dict:
-        workload, params = WORKLOADS[case.op], dict(case.params)
+        params = dict(case.params)
+        workload = WORKLOADS[case.op].bound(params)
+        peers = self.options.peer or list(case.peers or self.framework.peers)
         arrays = workload.inputs(params, self.rng)
         itemsize = ITEMSIZE[case.dtype]
         moved = bytes_moved(workload, case.direction, params, arrays, itemsize)
         count = self.sets_needed(sum(a.size for a in arrays.values()) * itemsize)
         tensors = self.framework.tensors(arrays, case.dtype)
-        functions = self.framework.functions(workload, self.peers)
+        functions = self.framework.functions(workload, peers)
         sets = [
             self.framework.calls(functions, workload, case.direction, t)
             for t in self.framework.copies(tensors, min(count, 16))
@@ -90,6 +91,14 @@ class Bench:
         times, iterations = self.time(sets)
         ours = times.pop("ours")
         tbps = moved / ours["p50"] / 1e9
+        percent, rate = tbps / ceilings["copy_tbps"], {}
+        if workload.flops:
+            factor = 1.0 if case.direction == "fwd" else workload.backward_flops
+            flops = factor * workload.flops(params)
+            rate = {"tflops": round(flops / ours["p50"] / 1e9, 5)}
+            percent = rate["tflops"] / ceilings.get("gemm_tflops", float("inf"))
+            for t in times.values():
+                t["tflops"] = round(flops / t["p50"] / 1e9, 5)
         best = min((t["p50"] for t in times.values()), default=None)
         return {
             "op": f"{case.op}_{case.direction}",
@@ -97,8 +106,9 @@ class Bench:
             "impl": self.options.device,
             "ms": ours,
             "iterations": iterations,
+            **rate,
             "tbps": round(tbps, 5),
-            "percent_of_ceiling": round(100 * tbps / ceilings["copy_tbps"], 2),
+            "percent_of_ceiling": round(100 * percent, 2),
             "peak_bytes": self.framework.peak_bytes(calls["ours"]),
             **(self.framework.errors(workload, tensors) if case.direction == "fwd" else {}),
             "peers": {
@@ -127,7 +137,10 @@ def main(arguments=None) -> int:
             print(
                 f"\r\033[K[{i + 1}/{len(cases)}] {case.name}", end="", file=sys.stderr, flush=True
             )
-        rows.append(bench.row(case, ceilings))
+        try:
+            rows.append(bench.row(case, ceilings))
+        except KeyboardInterrupt:  # what was measured so far is not lost
+            break
     if progress:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     timer = "cuda graph replay over rotating inputs" if bench.graphs else "perf_counter, in turns"

@@ -119,6 +119,15 @@ class Torch(Numpy):
             return workload.peers["torch"](torch, t)
 
         functions = {"ours": lambda t: workload.ours(self.fk, t)}
+        for name in peers:
+            plain, _, compiled = name.partition("_compile")
+            if plain not in workload.peers or name == "torch_compile":
+                continue
+            function = functools.partial(workload.peers[plain], torch)
+            if compiled or name != plain:
+                torch._dynamo.reset()
+                function = torch.compile(function, dynamic=False, mode="max-autotune-no-cudagraphs")
+            functions[name] = function
         if "torch_eager" in peers:
             functions["torch_eager"] = eager
         if "torch_compile" in peers:

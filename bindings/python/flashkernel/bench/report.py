@@ -80,18 +80,26 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-COLUMNS = ("case", "p50 us", "GB/s", "of copy", "best peer", "p50 us", "ratio")
+COLUMNS = ("case", "p50 us", "rate", "of peak", "best peer", "p50 us", "ratio")
 
 
 def cells(row: dict) -> list[str]:
     case = row["case"]
-    sizes = " x ".join(str(v) for k, v in case.items() if isinstance(v, int) and v is not True)
-    name = f"{row['op']} {sizes} {case['dtype']}" + (" +residual" if case.get("residual") else "")
+    sizes = " x ".join(str(v) for v in case.values() if type(v) is int)
+    flags = "".join(f" +{k}" for k, v in case.items() if v is True)
+    name = f"{row['op']} {sizes} {case['dtype']}{flags}"
+    rate = f"{row['tbps'] * 1e3:.1f} GB/s"
+    if "tflops" in row:
+        rate = (
+            f"{row['tflops'] * 1e3:.1f} GFLOP/s"
+            if row["tflops"] < 10
+            else f"{row['tflops']:.0f} TFLOP/s"
+        )
     best = min(row["peers"], key=lambda p: row["peers"][p]["ms"]["p50"], default=None)
     out = [
         name,
         f"{row['ms']['p50'] * 1e3:.1f}",
-        f"{row['tbps'] * 1e3:.1f}",
+        rate,
         f"{row['percent_of_ceiling']:.0f}%",
     ]
     if best is None:
@@ -150,7 +158,8 @@ th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left 
 </style>
 <h1>{html.escape(title(result))}</h1>
 <p>Ratio: the best peer's median over ours, measured in turns in one run; above 1 we are faster.
-"of copy" is the share of the bandwidth of a plain copy measured in the same run.</p>
+"of peak" is the share of what a plain copy (or, where FLOP/s are counted, a plain matrix product)
+reaches in the same run.</p>
 <table><tr>{head}</tr>{"".join(lines)}</table>
 <p><code>{details}</code></p>
 """

@@ -9,12 +9,13 @@ class Case:
     direction: str  # fwd, bwd
     dtype: str  # float32, float16, bfloat16
     params: tuple  # of (name, value)
+    peers: tuple = ()  # instead of the framework's own
 
     @property
     def name(self) -> str:
-        sizes = " x ".join(str(v) for k, v in self.params if k != "residual")
-        residual = " + residual" if dict(self.params).get("residual") else ""
-        return f"{self.op}_{self.direction} {sizes} {self.dtype}{residual}"
+        sizes = " x ".join(str(v) for k, v in self.params if not isinstance(v, bool))
+        flags = "".join(f" + {k}" for k, v in self.params if v is True)
+        return f"{self.op}_{self.direction} {sizes} {self.dtype}{flags}"
 
 
 NORMS = ("rms_norm", "layer_norm")
@@ -33,6 +34,7 @@ def demo():
     yield _case("logsumexp", "fwd", "float32", rows=4096, cols=768)
     yield _case("cross_entropy", "fwd", "float32", rows=1024, cols=32000)
     yield _case("rope", "fwd", "float32", B=1, L=2048, H=8, D=64)
+    yield _attention("fwd", "float32", ("torch",), 1, 512, 8, 64, True)
 
 
 def rows():
@@ -70,4 +72,61 @@ def overhead():
     yield _case("softmax", "fwd", "float32", rows=1, cols=64)
 
 
-SUITES = {f.__name__: f for f in (demo, rows, bandwidth, overhead)}
+def _attention(direction, dtype, peers, b, length, heads, d, causal, **params):
+    sizes = {"B": b, "L": length, "H": heads, "D": d, "causal": causal, **params}
+    return Case("attention", direction, dtype, tuple(sizes.items()), peers)
+
+
+def attention():
+    """Forty cells that fill a GPU: B * L = 16384, H * D = 2048, bfloat16."""
+    for d in (64, 128):
+        for causal in (False, True):
+            for direction in ("fwd", "bwd"):
+                for length in (512, 1024, 2048, 4096, 8192):
+                    yield _attention(
+                        direction, "bfloat16", ("cudnn",), 16384 // length, length, 2048 // d, d,
+                        causal,
+                    )  # fmt: skip
+
+
+def attention_more():
+    """Shared key heads, packed sequences, one sequence, float32."""
+    for direction in ("fwd", "bwd"):
+        for causal in (False, True):
+            for d in (64, 128):
+                both = ("cudnn", "flash")
+                heads = 2048 // d
+                for extra in ({"G": heads // 8}, {"packed": True}):
+                    yield _attention(
+                        direction, "bfloat16", both, 4, 4096, heads, d, causal, **extra
+                    )
+                yield _attention(direction, "float32", ("efficient",), 4, 4096, heads, d, causal)
+            yield _attention(direction, "bfloat16", both, 1, 4096, 16, 128, causal)
+            for d in (96, 192, 256):
+                yield _attention(direction, "bfloat16", both, 4, 4096, 8, d, causal)
+
+
+def attention_grid():
+    """Latency and memory over lengths, head sizes, batches and precisions."""
+    for dtype in ("float16", "float32"):
+        for d in (64, 128):
+            for causal in (False, True):
+                for length in (512, 1024, 2048, 4096):
+                    for b in (1, 4, 8):
+                        peers = ("torch", "plain", "plain_compile")
+                        yield _attention("fwd", dtype, peers, b, length, 8, d, causal)
+
+
+def attention_cpu():
+    """What fits a CPU: long sequences, short ones, half precision."""
+    for dtype in ("float32", "bfloat16", "float16"):
+        for direction in ("fwd", "bwd"):
+            for causal in (False, True):
+                for b, length, heads in ((1, 512, 8), (1, 2048, 8), (32, 60, 4)):
+                    yield _attention(direction, dtype, ("torch",), b, length, heads, 64, causal)
+
+
+_ALL = (
+    demo, rows, bandwidth, overhead, attention, attention_more, attention_grid, attention_cpu,
+)  # fmt: skip
+SUITES = {f.__name__: f for f in _ALL}

@@ -2,7 +2,7 @@
 move. A workload is written once, against an array namespace, for every framework and device."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,7 +11,8 @@ import numpy as np
 class Workload:
     """`inputs(params, rng)` gives float32 and integer NumPy arrays; floats are cast to the case's
     dtype, except those in `parameters`, which stay float32 in half precision too if asked. `ours`
-    takes (fk, tensors) and each peer (module, tensors), module being torch, jax.numpy or numpy."""
+    takes (fk, tensors) and each peer (module, tensors), module being torch, jax.numpy or numpy; of
+    an op with options, both are made by functions of the case's params."""
 
     op: str
     inputs: Callable
@@ -21,6 +22,17 @@ class Workload:
     # what does not scale with x left out: weights, row statistics).
     traffic: dict[str, float] = field(default_factory=dict)
     differentiable: tuple = ()
+    # Multiplications and additions of the forward, of params; the backward's as a multiple of it.
+    flops: Callable | None = None
+    backward_flops: float = 0.0
+    options: bool = False
+
+    def bound(self, params: dict) -> "Workload":
+        """The workload of one case."""
+        if not self.options:
+            return self
+        peers = {name: make(params) for name, make in self.peers.items()}
+        return replace(self, ours=self.ours(params), peers=peers)
 
 
 def _rows(params, rng, *names, scale=1.0):
@@ -126,6 +138,75 @@ def _norm_call(fk, name, t):
     return getattr(fk, name)(t["x"], **arguments)
 
 
+# --- attention: (B, L, H, D), as our call takes it ------------------------------------------------
+
+
+def _attention_inputs(params, rng):
+    b, length, heads, d = (params[k] for k in "BLHD")
+    kv = params.get("G", heads)
+    shapes = {"q": heads, "k": kv, "v": kv}
+    return {n: rng.standard_normal((b, length, h, d), np.float32) for n, h in shapes.items()}
+
+
+def _attention_flops(params):
+    b, length, heads, d = (params[k] for k in "BLHD")
+    return 4 * b * heads * length * length * d / (2 if params["causal"] else 1)
+
+
+def _packed(params, tensors, torch):
+    """The batch as packed sequences: for the varlen call."""
+    b, length = params["B"], params["L"]
+    offsets = torch.arange(0, b * length + 1, length, dtype=torch.int32, device=tensors["q"].device)
+    return {n: t.flatten(0, 1) for n, t in tensors.items()}, offsets
+
+
+def _attention(params):
+    def call(fk, t):
+        if not params.get("packed"):
+            return fk.attention(t["q"], t["k"], t["v"], causal=params["causal"])
+        import torch
+
+        rows, offsets = _packed(params, t, torch)
+        return fk.attention(
+            **rows, causal=params["causal"], cu_seqlens_q=offsets, cu_seqlens_k=offsets
+        )
+
+    return call
+
+
+def _sdpa(backend=None):
+    """torch's scaled_dot_product_attention, by one of its backends."""
+
+    def make(params):
+        def call(m, t):
+            q, k, v = (t[n].transpose(1, 2) for n in "qkv")
+            sdpa = m.nn.functional.scaled_dot_product_attention
+            gqa = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
+            if backend is None or q.dtype == m.float64:
+                return sdpa(q, k, v, is_causal=params["causal"], **gqa).transpose(1, 2)
+            with m.nn.attention.sdpa_kernel(getattr(m.nn.attention.SDPBackend, backend)):
+                return sdpa(q, k, v, is_causal=params["causal"], **gqa).transpose(1, 2)
+
+        return call
+
+    return make
+
+
+def _plain_attention(params):
+    """Product, softmax, product: what a model does that knows no fused attention."""
+
+    def call(m, t):
+        q, k, v = (t[n].transpose(1, 2) for n in "qkv")
+        s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        if params["causal"]:
+            length = s.shape[-1]
+            seen = m.ones(length, length, dtype=m.bool, device=s.device).tril()
+            s = s.masked_fill(~seen, float("-inf"))
+        return (m.softmax(s, -1) @ v).transpose(1, 2)
+
+    return call
+
+
 _NORM_TRAFFIC = {"fwd": 2, "fwd_residual": 4, "bwd": 3, "bwd_residual": 4}
 
 WORKLOADS = {
@@ -200,6 +281,23 @@ WORKLOADS = {
             {"torch": _rope, **_plain(_rope)},
             {"fwd": 2, "bwd": 2},
             ("x",),
+        ),
+        Workload(
+            "attention",
+            _attention_inputs,
+            _attention,
+            {
+                "torch": _sdpa(),
+                "cudnn": _sdpa("CUDNN_ATTENTION"),
+                "flash": _sdpa("FLASH_ATTENTION"),
+                "efficient": _sdpa("EFFICIENT_ATTENTION"),
+                "plain": _plain_attention,
+            },
+            {"fwd": 4, "bwd": 8},
+            ("q", "k", "v"),
+            _attention_flops,
+            2.5,
+            options=True,
         ),
     ]
 }

@@ -11,7 +11,12 @@ from .._declarations import PUBLIC as _PUBLIC
 from ._calls import make as _make
 from ._operators import register as _register
 
-globals().update({name: op.grouped(_make(_register(op))) for name, op in _PUBLIC.items()})
+globals().update(
+    {
+        name: op.grouped(_make(_register(op)), _torch.Tensor, _torch.stack)
+        for name, op in _PUBLIC.items()
+    }
+)
 
 # Known from here on, so that a first call inside torch.compile need not find out.
 _serve(_sys.modules[__name__], _torch.Tensor, _torch.nn.Parameter)

@@ -30,6 +30,7 @@ class Gradient:
             "move_back": move_back,
             "move_last": move_last,
             "once": _Once.apply,
+            "repeat": _repeat,
             "zeros": _zeros,
         }
         self.kept: dict[str, str] = {}  # name in the backward -> expression in the forward
@@ -91,14 +92,20 @@ class Gradient:
             if k is not None and not f.optional and len(self.variant.visible) > 1:
                 lines.append(f"if {gradients[k]} is None:")
                 lines.append(f"    {gradients[k]} = zeros(ctx.types[{k}], ({_join(gradients)}))")
-        lines += ["needs = ctx.needs_input_grad", "outputs = 0"]
         returned = ["None"] * len(self.arguments)
-        for bit, f in enumerate(self.bwd.outputs):
-            targets = self._targets(f)
-            lines.append(f"if {' or '.join(f'needs[{t}]' for t in targets)}:")
-            lines.append(f"    outputs |= {1 << bit}")
-            for t in targets:
-                returned[t] = f"{f.name} if needs[{t}] else None"
+        targets = {f.name: self._targets(f) for f in self.bwd.outputs}
+        if [len(t) for t in targets.values()] == [1]:
+            # A backward is only run where the gradient of something is needed.
+            ((name, (target,)),) = targets.items()
+            returned[target] = name
+            lines.append("outputs = 1")
+        else:
+            lines += ["needs = ctx.needs_input_grad", "outputs = 0"]
+            for bit, (name, places) in enumerate(targets.items()):
+                lines.append(f"if {' or '.join(f'needs[{t}]' for t in places)}:")
+                lines.append(f"    outputs |= {1 << bit}")
+                for t in places:
+                    returned[t] = f"{name} if needs[{t}] else None"
         names = [f.name for f in self.bwd.outputs]
         given = ", ".join([*arguments, "outputs"])
         lines += ["try:", "    if grad_enabled():"]
@@ -110,7 +117,14 @@ class Gradient:
             lines.append(f"    elif ctx.in_place and outputs & {bit}:")
             lines.append(f"        {f'{_join(others)} = ' if others else ''}in_place_call({given})")
             lines.append(f"        {written.name} = {written.may_alias}.detach()")
-        lines += ["    else:", f"        {', '.join(names)} = call({given})"]
+        lines.append("    else:")
+        if all(f.repeats for f in self.bwd.outputs):
+            for f in self.bwd.outputs:
+                repeated = arguments[self.bwd.arguments.index(self.bwd.by_name[f.repeats])]
+                (size,) = set(f.shapes[0]) - set(self.bwd.by_name[f.repeats].shapes[0])
+                lines.append(f"        {f.name} = repeat({repeated}, {self.bwd.axis.name}, {size})")
+        else:
+            lines.append(f"        {', '.join(names)} = call({given})")
         lines += [
             "except RuntimeError as error:",
             "    if str(error).startswith(bwd_name + ': '):",
@@ -143,6 +157,14 @@ class Gradient:
 def _join(items) -> str:
     """As the inside of a tuple, of any length."""
     return "".join(f"{item}, " for item in items)
+
+
+def _repeat(tensor, axis: int, size: int):
+    """A view that repeats a tensor along an axis that it does not have yet."""
+    view = tensor.unsqueeze(axis)
+    sizes = [-1] * view.dim()
+    sizes[axis] = size
+    return view.expand(sizes)
 
 
 def _zeros(type_, gradients):

@@ -133,7 +133,7 @@ def _variants(op: Op) -> list[Variant]:
         wanted = op.outputs_wanted(*((default | values)[f.name] for f in op.arguments))
         label = "_".join(label for label, _ in case if label)
         outputs = tuple(i for i, w in enumerate(wanted) if w)
-        visible = tuple(i for i in outputs if _is_visible(op.outputs[i], values))
+        visible = tuple(i for i in outputs if is_visible(op.outputs[i], values))
         found.setdefault((outputs, visible), []).append((label, values))
     variants = []
     for (outputs, visible), cases in found.items():
@@ -145,7 +145,7 @@ def _variants(op: Op) -> list[Variant]:
     return variants
 
 
-def _is_visible(output: Field, values: dict) -> bool:
+def is_visible(output: Field, values: dict) -> bool:
     return not output.saved and (not output.saved_unless or bool(values[output.saved_unless]))
 
 

@@ -1,0 +1,2 @@
+"""Other libraries' names and layouts over FlashKernel's ops, so that existing code changes one
+import."""

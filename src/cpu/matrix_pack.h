@@ -1,0 +1,146 @@
+// Tensors of any float type and any strides as float matrices for cpu/matrix.h, and back.
+//
+// A packed matrix has rows without gaps, padded with zeros to whole vectors. Floor: memory traffic;
+// packing pays because rows of a tensor may lie a power of two apart, where few of them fit the
+// first-level cache at once.
+
+// Once per target.
+#if defined(FK_CPU_MATRIX_PACK_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_MATRIX_PACK_PER_TARGET
+#undef FK_CPU_MATRIX_PACK_PER_TARGET
+#else
+#define FK_CPU_MATRIX_PACK_PER_TARGET
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/matrix_view.h"
+#include "cpu/simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+namespace detail {
+
+template <class T>
+void pack_rows(const T* x, int64_t row, int64_t column, int64_t rows, int64_t columns, float* out,
+               int64_t width) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  for (int64_t r = 0; r < rows; ++r, x += row, out += width) {
+    int64_t c = 0;
+    if (column == 1) {
+      for (; c + lanes <= columns; c += lanes) hn::StoreU(LoadF32(d, x + c), d, out + c);
+      if (c < columns) {
+        hn::StoreU(LoadNF32(d, x + c, static_cast<size_t>(columns - c)), d, out + c);
+        c += lanes;
+      }
+    } else {
+      for (; c < columns; ++c) out[c] = ToF32(x + c * column);
+    }
+    for (; c < width; ++c) out[c] = 0;
+  }
+}
+
+template <class T>
+void unpack_rows(const float* in, int64_t width, int64_t rows, int64_t columns,
+                 const float* factors, T* y, int64_t row, int64_t column) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  for (int64_t r = 0; r < rows; ++r, in += width, y += row) {
+    const auto factor = hn::Set(d, factors == nullptr ? 1.0f : factors[r]);
+    int64_t c = 0;
+    if (column == 1) {
+      for (; c + lanes <= columns; c += lanes) {
+        StoreF32(d, hn::Mul(hn::LoadU(d, in + c), factor), y + c);
+      }
+    }
+    for (; c < columns; c += lanes) {  // rows are padded: a whole vector can be read
+      const auto v = hn::Mul(hn::LoadU(d, in + c), factor);
+      const size_t n = static_cast<size_t>(std::min(lanes, columns - c));
+      if (column == 1) {
+        StoreNF32(d, v, y + c, n);
+      } else {
+        StoreStridedF32(d, v, y + c * column, column, n);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+
+// Rows [0, rows) of x, `columns` wide, as rows of `width` = padded_columns(columns) floats.
+HWY_INLINE void pack_rows(const MatrixView& x, int64_t rows, int64_t columns, float* out,
+                          int64_t width) {
+  switch (x.dtype) {
+    case DType::kFloat16:
+      return detail::pack_rows(static_cast<const float16_t*>(x.data), x.row, x.column, rows,
+                               columns, out, width);
+    case DType::kBFloat16:
+      return detail::pack_rows(static_cast<const bfloat16_t*>(x.data), x.row, x.column, rows,
+                               columns, out, width);
+    default:
+      return detail::pack_rows(static_cast<const float*>(x.data), x.row, x.column, rows, columns,
+                               out, width);
+  }
+}
+
+// Brings rows that will be packed later into the second-level cache.
+HWY_INLINE void prefetch_rows(const MatrixView& x, int64_t rows, int64_t columns) {
+  constexpr int64_t kLine = 64;
+  const char* p = static_cast<const char*>(x.data);
+  const int64_t size = size_of(x.dtype);
+  if (x.column != 1) return;
+  for (int64_t r = 0; r < rows; ++r, p += x.row * size) {
+    for (int64_t i = 0; i < columns * size; i += kLine) __builtin_prefetch(p + i, 0, 2);
+  }
+}
+
+// The other way. `factors`: what each row is multiplied with; NULL: nothing.
+HWY_INLINE void unpack_rows(const float* in, int64_t width, int64_t rows, int64_t columns,
+                            const float* factors, const MatrixView& y) {
+  switch (y.dtype) {
+    case DType::kFloat16:
+      return detail::unpack_rows(in, width, rows, columns, factors, static_cast<float16_t*>(y.data),
+                                 y.row, y.column);
+    case DType::kBFloat16:
+      return detail::unpack_rows(in, width, rows, columns, factors,
+                                 static_cast<bfloat16_t*>(y.data), y.row, y.column);
+    default:
+      return detail::unpack_rows(in, width, rows, columns, factors, static_cast<float*>(y.data),
+                                 y.row, y.column);
+  }
+}
+
+// out[c, r] = in[r, c], for a multiple of four rows and of four columns. Blocks of 4 x 4: their
+// shuffles stay inside 128 bits, which is where every instruction set is fast.
+HWY_INLINE void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns,
+                          float* out, int64_t out_stride) {
+  const hn::Full128<float> d;
+  const hn::Full128<double> pairs;
+  for (int64_t r = 0; r < rows; r += 4) {
+    const float* x = in + r * in_stride;
+    float* y = out + r;
+    for (int64_t c = 0; c < columns; c += 4, y += 4 * out_stride) {
+      const auto x0 = hn::LoadU(d, x + c);
+      const auto x1 = hn::LoadU(d, x + in_stride + c);
+      const auto x2 = hn::LoadU(d, x + 2 * in_stride + c);
+      const auto x3 = hn::LoadU(d, x + 3 * in_stride + c);
+      const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, x0, x1));
+      const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, x2, x3));
+      const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, x0, x1));
+      const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, x2, x3));
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, y);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, y + out_stride);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, y + 2 * out_stride);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, y + 3 * out_stride);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FK_CPU_MATRIX_PACK_PER_TARGET

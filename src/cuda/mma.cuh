@@ -1,0 +1,149 @@
+// Matrix instructions of a warp (mma.sync), the loads that feed them (ldmatrix), and asynchronous
+// copies of 16 bytes (cp.async): one PTX instruction per function where the architecture has it,
+// else the fewest that do the same.
+//
+// Fragments of m16n8k16, for lane = 4 g + t: `a` holds rows g and g + 8 (a[0], a[1] for columns
+// 2t, 2t + 1; a[2], a[3] for those 8 further), `b` rows 2t, 2t + 1 (b[0]) and those 8 further
+// (b[1]) of column g, and `c` rows g (c[0], c[1]) and g + 8 of columns 2t, 2t + 1.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/async_copy.cuh"
+
+namespace fk::cuda {
+
+// c += a b.
+__device__ __forceinline__ void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1, __half) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  // Turing has half the depth: one instruction for the first 8 of the 16, one for the others.
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b0));
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+// From sm_80 on: Turing has no bfloat16 in its tensor cores.
+__device__ __forceinline__ void mma_16816([[maybe_unused]] float (&c)[4],
+                                          [[maybe_unused]] const uint32_t (&a)[4],
+                                          [[maybe_unused]] uint32_t b0,
+                                          [[maybe_unused]] uint32_t b1, __nv_bfloat16) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// Four 8x8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and
+// receives of each matrix the elements 2t, 2t + 1 of row g.
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, const uint4& value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+// Copies `bytes` (0 to 16) from global to shared memory and fills up to 16 with zeros; `to` and
+// `from` are multiples of 16. From sm_80 on it is done only after copies_wait. `from` is not read
+// if `bytes` is 0.
+__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+#else
+  uint4 value = make_uint4(0, 0, 0, 0);
+  if (bytes == 16) {
+    value = *static_cast<const uint4*>(from);
+  } else if (bytes > 0) {
+    const auto* halves = static_cast<const uint16_t*>(from);
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (2 * i < bytes) words[i / 2] |= static_cast<uint32_t>(halves[i]) << (i % 2 * 16);
+    }
+    value = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  store_shared(to, value);
+#endif
+}
+
+// The same for one float; 0 if not `wanted`.
+__device__ __forceinline__ void copy_float(uint32_t to, const float* from, bool wanted) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(wanted ? 4 : 0)
+               : "memory");
+#else
+  store_shared(to, wanted ? __float_as_uint(*from) : 0u);
+#endif
+}
+
+// Closes a group of copies.
+__device__ __forceinline__ void copies_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ __forceinline__ void copies_wait() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// Adds to two neighbours in global memory; `to` is a multiple of 8 bytes.
+__device__ __forceinline__ void add_pair(float* to, float x, float y) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+#else
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + 1), "f"(y) : "memory");
+#endif
+}
+
+}  // namespace fk::cuda

@@ -1,0 +1,316 @@
+// attention on the CPU, forward.
+//
+// Floor: D + E multiply-adds per query and key it sees; an exponential adds about an eighth to that
+// at D = E = 64. Memory traffic is small beside it.
+//
+// An item is a block of up to 64 queries of one head, or, where few queries meet many keys, of all
+// the heads that share those keys. It works on a panel of queries (one or two vectors, see
+// cpu/matrix.h) and 128 keys at a time: s = k q^T by key and query, the online softmax down its
+// columns, then o^T = v^T s. So k and v are used as they stand, as rows, and only q and o are ever
+// turned. A panel's scores stay in the first-level cache; k and v come from the second. Each panel
+// takes exactly the keys that one of its queries sees.
+//
+// k and v are copied to rows of floats without gaps: once for all the blocks that share them, or,
+// where those are few, block by block by whoever needs them.
+
+#include "ops/attention/attention.h"
+
+#ifndef FK_OPS_ATTENTION_CPU_ONCE_
+#define FK_OPS_ATTENTION_CPU_ONCE_
+
+#include <cmath>
+
+#include "ops/attention/cpu_plan.h"
+
+namespace fk::attention {
+namespace {
+
+constexpr int64_t kForwardKeys = 128;
+// Copying k and v ahead pays from this many users on: it costs a pass over memory and a barrier.
+constexpr int64_t kManyUsers = 4;
+
+struct ForwardScratch {
+  float *queries, *queries_t, *scores, *sums_t, *keys, *values, *bias;
+
+  ForwardScratch(const CpuCall& call, bool shared, Carver& carver) {
+    const int64_t q_width = call.q_width(), v_width = call.v_width();
+    queries = carver.take(kQueryBlock * std::max(q_width, v_width));
+    queries_t = carver.take(kQueryBlock * q_width);
+    scores = carver.take(kQueryBlock * kForwardKeys);
+    sums_t = carver.take(kQueryBlock * v_width);
+    keys = carver.take(shared ? 0 : kForwardKeys * q_width);
+    values = carver.take(shared ? 0 : kForwardKeys * v_width);
+    bias = carver.take(call.has_bias ? 2 * kQueryBlock * kForwardKeys : 0);
+  }
+};
+
+struct ForwardJob {
+  CpuCall call;
+  View out, lse;
+  QueryBlocks blocks;
+  bool shared;  // k and v were copied to `keys` and `values`; rows by copied_row
+  float *keys, *values;
+};
+
+}  // namespace
+}  // namespace fk::attention
+
+#endif  // FK_OPS_ATTENTION_CPU_ONCE_
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/attention/cpu.cc"
+#include "cpu/foreach_target.h"
+#include "ops/attention/cpu_simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+using attention::ForwardJob;
+using attention::ForwardScratch;
+using attention::kForwardKeys;
+
+// The softmax of a block's queries so far.
+struct Softmax {
+  alignas(64) float max[kQueryBlock];
+  alignas(64) float sum[kQueryBlock];
+  alignas(64) float change[kQueryBlock];  // what the new maximum makes of the sums so far
+};
+
+// exp(s - max) down the columns of one vector of lanes.
+HWY_INLINE void softmax_column(float* s, int64_t keys, int64_t stride, float* max, float* sum,
+                               float* change) {
+  const F32 d;
+  const V before = hn::LoadU(d, max);
+  V m0 = before, m1 = before, m2 = before, m3 = before;
+  int64_t j = 0;
+  for (; j + 4 <= keys; j += 4) {
+    const float* p = s + j * stride;
+    m0 = hn::Max(m0, hn::LoadU(d, p));
+    m1 = hn::Max(m1, hn::LoadU(d, p + stride));
+    m2 = hn::Max(m2, hn::LoadU(d, p + 2 * stride));
+    m3 = hn::Max(m3, hn::LoadU(d, p + 3 * stride));
+  }
+  for (; j < keys; ++j) m0 = hn::Max(m0, hn::LoadU(d, s + j * stride));
+  const V after = hn::Max(hn::Max(m0, m1), hn::Max(m2, m3));
+  // Where all scores are -inf so far, their differences would be NaN.
+  const V shift = hn::IfThenElse(hn::Eq(after, hn::Set(d, -kInfinity)), hn::Zero(d), after);
+  const V factor = Exp(d, hn::Sub(before, shift));
+
+  V s0 = hn::Zero(d), s1 = s0;
+  const auto step = [&](float* p, V& acc) HWY_ATTR {
+    const V e = Exp(d, hn::Sub(hn::LoadU(d, p), shift));
+    hn::StoreU(e, d, p);
+    acc = hn::Add(acc, e);
+  };
+  for (j = 0; j + 2 <= keys; j += 2) {
+    step(s + j * stride, s0);
+    step(s + (j + 1) * stride, s1);
+  }
+  if (j < keys) step(s + j * stride, s0);
+  hn::StoreU(after, d, max);
+  hn::StoreU(factor, d, change);
+  hn::StoreU(hn::MulAdd(hn::LoadU(d, sum), factor, hn::Add(s0, s1)), d, sum);
+}
+
+// Scores, softmax and weighted values of a tile, whose first key's rows are k and v.
+void forward_tile(const CpuCall& call, const ForwardScratch& scratch, const ScoreRules& rules,
+                  const ScoreTile& tile, const float* k, const float* v, Softmax& state) {
+  const int64_t begin = tile.begin, q_width = call.q_width(), v_width = call.v_width();
+  multiply(tile.keys, tile.lanes, call.p.head_dim, {k, q_width, 1},
+           {scratch.queries_t + begin, kQueryBlock}, {tile.s, tile.stride}, Keep::kNothing);
+  rules.apply(tile, nullptr);
+  for (int64_t i = 0; i < tile.lanes; i += hn::Lanes(F32())) {
+    softmax_column(tile.s + i, tile.keys, tile.stride, state.max + begin + i, state.sum + begin + i,
+                   state.change + begin + i);
+  }
+  // Up to three columns of padding cost less than the shorter tiles that would leave them out.
+  multiply((call.p.value_dim + 3) / 4 * 4, tile.lanes, tile.keys, {v, 1, v_width},
+           {tile.s, tile.stride}, {scratch.sums_t + begin, kQueryBlock}, Keep::kScaled,
+           state.change + begin);
+}
+
+// Divides by the sums, and writes what a group's queries get.
+void finish_group(const ForwardJob& job, const ForwardScratch& scratch, const QueryGroup& group,
+                  Softmax& state) {
+  const CpuCall& call = job.call;
+  const int64_t width = call.v_width();
+  transpose(scratch.sums_t, kQueryBlock, width, whole_vectors(group.lanes()), scratch.queries,
+            width);
+  group.for_each_head(
+      0, group.lanes(), [&](int64_t h, int64_t query, int64_t lane, int64_t n) HWY_ATTR {
+        const bool has_sink = static_cast<bool>(call.sinks);
+        const float sink =
+            has_sink ? read_one(call.sinks.data, call.sinks.dtype, h * call.sinks.stride(0)) : 0.0f;
+        const int64_t row = group.s.q_begin + query;
+        const MatrixView lse = CpuCall::rows(job.lse, DType::kFloat32, group.b, h, row);
+        for (int64_t i = 0; i < n; ++i) {
+          float sum = state.sum[lane + i], max = state.max[lane + i];
+          float& inverse = state.change[lane + i];
+          float result = -kInfinity;
+          if (sum == 0) {  // it saw nothing
+            inverse = 0;
+          } else {
+            inverse = 1;
+            if (has_sink) {
+              const float larger = sink > max ? sink : max;
+              inverse = std::exp(max - larger);
+              sum = sum * inverse + std::exp(sink - larger);
+              max = larger;
+            }
+            inverse /= sum;
+            result = max + std::log(sum);
+          }
+          if (job.lse.data != nullptr) static_cast<float*>(lse.data)[i * lse.row] = result;
+        }
+        if (job.out.data == nullptr) return;
+        unpack_rows(scratch.queries + lane * width, width, n, call.p.value_dim, state.change + lane,
+                    call.rows(job.out, group.b, h, row));
+      });
+}
+
+void forward_block(const ForwardJob& job, void* memory, int64_t item) {
+  const CpuCall& call = job.call;
+  attention::Carver carver(memory);
+  const ForwardScratch scratch(call, job.shared, carver);
+  const auto [b, h, first] = job.blocks[item];
+  const Sequence s = call.p.sequence(b);
+  const QueryGroup group{
+      s, b, h, job.blocks.heads_at_once, first, std::min(kQueryBlock, s.q_len - first)};
+  const int64_t n = group.lanes(), lanes = whole_vectors(n), g = h / call.p.group();
+  const int64_t q_width = call.q_width(), v_width = call.v_width();
+
+  pack_queries(call, group, lanes, scratch.queries);
+  transpose(scratch.queries, q_width, lanes, q_width, scratch.queries_t, kQueryBlock);
+  Softmax state;
+  std::fill(state.max, state.max + lanes, -kInfinity);
+  std::fill(state.sum, state.sum + lanes, 0.0f);
+  const ScoreRules rules(call, group, scratch.bias);
+
+  std::fill_n(scratch.sums_t, v_width * kQueryBlock, 0.0f);
+
+  const KeyRange seen = group.keys_seen(call.p.mask, 0, n);
+  for (int64_t key = seen.begin; key < seen.end; key += kForwardKeys) {
+    const int64_t key_end = std::min(key + kForwardKeys, seen.end);
+    const float *k = scratch.keys, *v = scratch.values;
+    if (job.shared) {
+      const int64_t row = attention::copied_row(call.p, s, b, g) + key;
+      k = job.keys + row * q_width;
+      v = job.values + row * v_width;
+    } else {
+      pack_keys(call, s, b, g, key, key_end - key, scratch.keys);
+      pack_values(call, s, b, g, key, key_end - key, scratch.values);
+    }
+    for (int64_t i = 0, end; i < n; i = end) {
+      end = group.panel_end(call.p.mask, i, key, key_end);
+      const KeyRange mine = group.keys_seen(call.p.mask, i, std::min(end, n));
+      const int64_t from = std::max(mine.begin, key), to = std::min(mine.end, key_end);
+      if (from >= to) continue;
+      forward_tile(call, scratch, rules, {i, end - i, from, to - from, scratch.scores, end - i},
+                   k + (from - key) * q_width, v + (from - key) * v_width, state);
+    }
+  }
+  finish_group(job, scratch, group, state);
+}
+
+// Rows [begin, end) of the copies of k and v.
+void copy_keys_and_values(const ForwardJob& job, int64_t begin, int64_t end) {
+  const CpuCall& call = job.call;
+  const attention::Problem& p = call.p;
+  while (begin < end) {
+    const int64_t index = begin / p.k_len, row = begin - index * p.k_len;
+    const int64_t b = p.packed ? attention::sequence_of_key(p, row) : index / p.kv_heads;
+    const int64_t g = p.packed ? index : index - b * p.kv_heads;
+    const Sequence s = p.sequence(b);
+    const int64_t first = row - s.k_begin, n = std::min(end - begin, s.k_len - first);
+    pack_keys(call, s, b, g, first, n, job.keys + begin * call.q_width());
+    pack_values(call, s, b, g, first, n, job.values + begin * call.v_width());
+    begin += n;
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fk::cpu {
+
+using attention::Carver;
+using attention::CpuCall;
+using attention::ForwardJob;
+using attention::ForwardScratch;
+
+namespace {
+
+FK_CPU_EXPORT(forward_block);
+FK_CPU_EXPORT(copy_keys_and_values);
+
+struct ForwardMemory {
+  int64_t* begins;
+  float *keys, *values;
+  char* scratch;
+  int64_t workers;
+  size_t scratch_bytes;
+
+  ForwardMemory(const CpuCall& call, bool shared, Carver& carver) {
+    const attention::Problem& p = call.p;
+    begins = carver.take<int64_t>(p.packed ? p.batch + 1 : 0);
+    const int64_t rows = shared ? attention::copied_rows(p) : 0;
+    keys = carver.take(rows * call.q_width());
+    values = carver.take(rows * call.v_width());
+    workers = attention::workers_for(p, attention::most_query_blocks(p));
+    Carver one(nullptr);
+    ForwardScratch(call, shared, one);
+    scratch_bytes = one.used();
+    scratch = carver.take<char>(workers * static_cast<int64_t>(scratch_bytes));
+  }
+};
+
+bool shares_keys(const attention::Problem& p) {
+  const int64_t sequences = std::max<int64_t>(1, p.batch);
+  const int64_t length = p.packed ? (p.q_len + sequences - 1) / sequences : p.q_len;
+  const int64_t users = p.group() / attention::heads_at_once(p) * attention::blocks_of(length);
+  return users >= attention::kManyUsers;
+}
+
+}  // namespace
+
+size_t workspace(const AttentionFwd& a) {
+  const CpuCall call = attention::cpu_call_of(a);
+  if (call.p.heads == 0) return 0;
+  Carver carver(nullptr);
+  ForwardMemory(call, shares_keys(call.p), carver);
+  return carver.used();
+}
+
+Status run(const AttentionFwd& a, const Exec& exec) {
+  const CpuCall call = attention::cpu_call_of(a);
+  if (call.p.heads == 0) return {};
+  const bool shared = shares_keys(call.p);
+  Carver carver(exec.workspace());
+  const ForwardMemory memory(call, shared, carver);
+  const ForwardJob job{call,
+                       attention::view(a.out),
+                       attention::row_view(a.lse),
+                       attention::query_blocks_of(call.p, memory.begins),
+                       shared,
+                       memory.keys,
+                       memory.values};
+  if (shared) {
+    const auto copy = FK_CPU_DISPATCH(copy_keys_and_values);
+    exec.parallel_for(attention::copied_rows(call.p), memory.workers == 1 ? INT64_MAX : 64,
+                      [&](int64_t begin, int64_t end) { copy(job, begin, end); });
+  }
+  const auto kernel = FK_CPU_DISPATCH(forward_block);
+  attention::share_out(
+      exec, memory.workers, job.blocks.count, [&](int64_t worker, int64_t item, int64_t) {
+        kernel(job, memory.scratch + worker * static_cast<int64_t>(memory.scratch_bytes), item);
+      });
+  return {};
+}
+
+}  // namespace fk::cpu
+#endif

@@ -1,0 +1,346 @@
+// attention on the CPU, backward: dq, dk and dv.
+//
+// Floor: 3 D + 2 E multiply-adds per query and key it sees, five products where the forward has
+// two: scores again, dp = v dout^T, dv = p dout, dk = ds q and dq^T = k^T ds.
+//
+// An item is all blocks of 64 queries of the heads that share a key head, or, where there are few
+// such heads, every n-th of them. It goes through its blocks of queries one after another,
+// and for each through the keys, 64 at a time. p and ds of such a tile stand by key and query,
+// which is how dv and dk take them as left and dq^T as right operand, so that nothing but q and
+// dout is ever turned. dk and dv of an item are added up in float, in memory of its own; where a
+// key head has several items, their sums are then added in order. So nothing depends on the number
+// of threads or on which of them was faster.
+
+#include "ops/attention/attention.h"
+
+#ifndef FK_OPS_ATTENTION_CPU_BACKWARD_ONCE_
+#define FK_OPS_ATTENTION_CPU_BACKWARD_ONCE_
+
+#include "ops/attention/cpu_backward_plan.h"
+
+namespace fk::attention {
+namespace {
+
+// Items of one key head have at least this many blocks of queries: each costs a pass over its dk
+// and dv.
+constexpr int64_t kFewestBlocks = 4;
+
+// Where an item's rows of keys are.
+struct KeyMemory {
+  float *keys, *values;  // copies of k and v
+  float *dkeys, *dvalues;
+};
+
+struct GradientJob {
+  const BackwardJob& job;
+  int64_t splits;   // items per key head
+  KeyMemory items;  // all items' memory, or all workers'
+
+  const Problem& problem() const { return job.call.p; }
+
+  int64_t summed_row(int64_t worker, int64_t b, int64_t g, int64_t split, int64_t begin) const {
+    const Problem& p = problem();
+    if (p.packed) return (split * p.kv_heads + g) * p.k_len + begin;
+    if (splits == 1) return worker * p.k_len;
+    return ((b * p.kv_heads + g) * splits + split) * p.k_len;
+  }
+  int64_t copied_row(int64_t worker, int64_t g, int64_t split, int64_t begin) const {
+    const Problem& p = problem();
+    return p.packed ? (split * p.kv_heads + g) * p.k_len + begin : worker * p.k_len;
+  }
+};
+
+}  // namespace
+}  // namespace fk::attention
+
+#endif  // FK_OPS_ATTENTION_CPU_BACKWARD_ONCE_
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/attention/cpu_backward.cc"
+#include "cpu/foreach_target.h"
+#include "ops/attention/cpu_backward_simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+using attention::GradientJob;
+using attention::KeyMemory;
+
+// Adds x[key, query] y[query, column] to the rows [from, to) of sums, where x has the rows of a
+// tile from `from` on. Runs of keys that the same panels see leave out the queries of the others.
+void add_keys(const PanelTile* panels, int64_t n, int64_t from, int64_t to, const float* x,
+              const float* y, int64_t width, float* sums) {
+  for (int64_t key = from, end; key < to; key = end) {
+    end = to;
+    int64_t first = n, last = 0;
+    for (const PanelTile* t = panels;; ++t) {
+      if (t->from <= key && key < t->to) {
+        first = std::min(first, t->begin);
+        last = std::min(n, t->end);
+        end = std::min(end, t->to);
+      } else if (key < t->from) {
+        end = std::min(end, t->from);
+      }
+      if (t->end >= n) break;
+    }
+    if (first >= last) continue;
+    multiply(end - key, width, last - first,
+             {x + (key - from) * kQueryBlock + first, kQueryBlock, 1}, {y + first * width, width},
+             {sums + key * width, width}, Keep::kSum);
+  }
+}
+
+// A block of queries, made ready in `scratch`: dq, and its share of dk and dv.
+void backward_block(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q,
+                    const KeyMemory& memory) {
+  const CpuCall& call = job.call;
+  const int64_t q_width = call.q_width(), v_width = call.v_width();
+  const bool wants_ds = job.has_dq || job.has_dk;
+  if (job.has_dq) std::fill_n(scratch.dqueries_t, q_width * kQueryBlock, 0.0f);
+  const KeyRange seen = q.keys_seen(call.p.mask, 0, q.n);
+  const ScoreRules rules(call, q, scratch.bias);
+  PanelTile panels[kQueryBlock];
+  for (int64_t from = seen.begin; from < seen.end; from += kBackwardKeys) {
+    const int64_t to = std::min(from + kBackwardKeys, seen.end);
+    const float* k = memory.keys + from * q_width;
+    block_gradient(job, scratch, q, rules, from, to, k, memory.values + from * v_width, wants_ds,
+                   false, panels);
+    if (job.has_dv) {
+      add_keys(panels, q.n, from, to, scratch.p, scratch.douts, v_width, memory.dvalues);
+    }
+    if (job.has_dk) {
+      add_keys(panels, q.n, from, to, scratch.ds, scratch.queries, q_width, memory.dkeys);
+    }
+    if (!job.has_dq) continue;
+    for (const PanelTile* t = panels;; ++t) {
+      // Up to three columns of padding cost less than the shorter tiles that would leave them out.
+      multiply((call.p.head_dim + 3) / 4 * 4, t->end - t->begin, t->to - t->from,
+               {k + t->row * q_width, 1, q_width},
+               {scratch.ds + t->row * kQueryBlock + t->begin, kQueryBlock},
+               {scratch.dqueries_t + t->begin, kQueryBlock}, Keep::kSum);
+      if (t->end >= q.n) break;
+    }
+  }
+  if (!job.has_dq) return;
+  transpose(scratch.dqueries_t, kQueryBlock, q_width, whole_vectors(q.n), scratch.outs, q_width);
+  if (call.rotary_cos) {
+    rotate_rows(call, scratch.outs, q_width, q.n, q.first + q.s.k_len - q.s.q_len, -1.0f);
+  }
+  alignas(64) float scale[kQueryBlock];
+  std::fill_n(scale, q.n, static_cast<float>(call.p.scale));
+  unpack_rows(scratch.outs, q_width, q.n, call.p.head_dim, scale,
+              call.rows(job.dq, q.b, q.h, q.s.q_begin + q.first));
+}
+
+// Rows [first, first + n) of dk and dv, whose sums begin at `dkeys` and `dvalues`.
+void store_keys(const BackwardJob& job, const Sequence& s, int64_t b, int64_t g, int64_t first,
+                int64_t n, float* dkeys, float* dvalues) {
+  const CpuCall& call = job.call;
+  if (job.has_dk) {
+    if (call.rotary_cos) rotate_rows(call, dkeys, call.q_width(), n, first, -1.0f);
+    unpack_rows(dkeys, call.q_width(), n, call.p.head_dim, nullptr,
+                call.rows(job.dk, b, g, s.k_begin + first));
+  }
+  if (job.has_dv) {
+    unpack_rows(dvalues, call.v_width(), n, call.p.value_dim, nullptr,
+                call.rows(job.dv, b, g, s.k_begin + first));
+  }
+}
+
+// Asks for the rows that `item` will read first, while there is arithmetic to do.
+void prefetch_item(const GradientJob& gradient, int64_t item) {
+  const BackwardJob& job = gradient.job;
+  const CpuCall& call = job.call;
+  const int64_t pair = item / gradient.splits;
+  const int64_t b = pair / call.p.kv_heads, g = pair - b * call.p.kv_heads;
+  const Sequence s = call.p.sequence(b);
+  const int64_t keys = std::min(s.k_len, kQueryBlock), queries = std::min(s.q_len, kQueryBlock);
+  const int64_t h = g * call.p.group();
+  prefetch_rows(call.rows(call.k, b, g, s.k_begin), keys, call.p.head_dim);
+  prefetch_rows(call.rows(call.v, b, g, s.k_begin), keys, call.p.value_dim);
+  prefetch_rows(call.rows(call.q, b, h, s.q_begin), queries, call.p.head_dim);
+  prefetch_rows(call.rows(job.dout, b, h, s.q_begin), queries, call.p.value_dim);
+  prefetch_rows(call.rows(job.out, b, h, s.q_begin), queries, call.p.value_dim);
+}
+
+void backward_item(const GradientJob& gradient, void* memory, int64_t worker, int64_t item,
+                   int64_t next) {
+  const BackwardJob& job = gradient.job;
+  const CpuCall& call = job.call;
+  const int64_t q_width = call.q_width(), v_width = call.v_width();
+  attention::Carver carver(memory);
+  const BackwardScratch scratch(job, carver);
+  const int64_t pair = item / gradient.splits, split = item - pair * gradient.splits;
+  const int64_t b = pair / call.p.kv_heads, g = pair - b * call.p.kv_heads;
+  const Sequence s = call.p.sequence(b);
+  const int64_t copied = gradient.copied_row(worker, g, split, s.k_begin);
+  const int64_t summed = gradient.summed_row(worker, b, g, split, s.k_begin);
+  const KeyMemory mine{
+      gradient.items.keys + copied * q_width, gradient.items.values + copied * v_width,
+      gradient.items.dkeys + summed * q_width, gradient.items.dvalues + summed * v_width};
+  pack_keys(call, s, b, g, 0, s.k_len, mine.keys);
+  pack_values(call, s, b, g, 0, s.k_len, mine.values);
+  if (job.has_dk) std::fill_n(mine.dkeys, s.k_len * q_width, 0.0f);
+  if (job.has_dv) std::fill_n(mine.dvalues, s.k_len * v_width, 0.0f);
+
+  const int64_t blocks = attention::blocks_of(s.q_len), group = call.p.group();
+  for (int64_t i = split; i < group * blocks; i += gradient.splits) {
+    const int64_t head = i / blocks, first = (i - head * blocks) * kQueryBlock;
+    const QueryGroup q{s, b, g * group + head, 1, first, std::min(kQueryBlock, s.q_len - first)};
+    load_queries(job, scratch, q);
+    if (next >= 0 && i + gradient.splits >= group * blocks) prefetch_item(gradient, next);
+    backward_block(job, scratch, q, mine);
+  }
+  if (gradient.splits == 1) store_keys(job, s, b, g, 0, s.k_len, mine.dkeys, mine.dvalues);
+}
+
+// Adds the sums of a key head's items up, in order.
+void add_items(const GradientJob& gradient, int64_t pair, int64_t first, int64_t n) {
+  const F32 d;
+  const BackwardJob& job = gradient.job;
+  const CpuCall& call = job.call;
+  const int64_t b = pair / call.p.kv_heads, g = pair - b * call.p.kv_heads;
+  const Sequence s = call.p.sequence(b);
+  const auto total = [&](float* sums, int64_t width) HWY_ATTR {
+    const auto rows_of = [&](int64_t split) {
+      return sums + (gradient.summed_row(0, b, g, split, s.k_begin) + first) * width;
+    };
+    float* out = rows_of(0);
+    for (int64_t split = 1; split < gradient.splits; ++split) {
+      const float* more = rows_of(split);
+      for (int64_t i = 0; i < n * width; i += hn::Lanes(d)) {
+        hn::StoreU(hn::Add(hn::LoadU(d, out + i), hn::LoadU(d, more + i)), d, out + i);
+      }
+    }
+    return out;
+  };
+  float* dkeys = job.has_dk ? total(gradient.items.dkeys, call.q_width()) : nullptr;
+  float* dvalues = job.has_dv ? total(gradient.items.dvalues, call.v_width()) : nullptr;
+  store_keys(job, s, b, g, first, n, dkeys, dvalues);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fk::cpu {
+
+using attention::BackwardJob;
+using attention::BackwardScratch;
+using attention::Carver;
+using attention::GradientJob;
+using attention::Problem;
+
+namespace {
+
+FK_CPU_EXPORT(backward_item);
+FK_CPU_EXPORT(add_items);
+
+BackwardJob job_of(const AttentionBwd& a) {
+  BackwardJob job{attention::cpu_call_of(a),
+                  attention::view(a.dout),
+                  attention::view(a.out),
+                  attention::row_view(a.lse),
+                  attention::row_view(a.dlse),
+                  attention::view(a.dq),
+                  attention::view(a.dk),
+                  attention::view(a.dv),
+                  attention::bias_view(a.dbias),
+                  static_cast<bool>(a.dq),
+                  static_cast<bool>(a.dk),
+                  static_cast<bool>(a.dv),
+                  static_cast<bool>(a.dbias),
+                  a.dsinks,
+                  {1, 1, 1, 1},
+                  a.dbias.dtype};
+  for (int i = 0; i < a.dbias.ndim; ++i) job.bias_size[4 - a.dbias.ndim + i] = a.dbias.shape[i];
+  return job;
+}
+
+// Items per key head: so many that all threads have several to do, where there are that many
+// blocks.
+int64_t splits_of(const Problem& p) {
+  const int64_t pairs = p.batch * p.kv_heads;
+  if (pairs == 0) return 1;
+  const int64_t wanted = std::max<int64_t>(8, 2 * attention::worker_limit());
+  const int64_t length = p.packed ? p.q_len / p.batch : p.q_len;
+  const int64_t blocks = p.group() * attention::blocks_of(length);
+  return std::clamp<int64_t>((wanted + pairs - 1) / pairs, 1,
+                             std::max<int64_t>(1, blocks / attention::kFewestBlocks));
+}
+
+struct BackwardMemory {
+  int64_t splits, items, workers;
+  attention::KeyMemory keys{};
+  attention::WorkerMemory scratch;
+
+  BackwardMemory(const BackwardJob& job, Carver& carver) {
+    const attention::CpuCall& call = job.call;
+    const Problem& p = call.p;
+    splits = splits_of(p);
+    items = job.has_scores() ? p.batch * p.kv_heads * splits : 0;
+    workers =
+        attention::workers_for(p, std::max({items, job.has_dbias ? bias_items(job) : 0, p.heads}));
+    if (items > 0) {
+      const int64_t packed = splits * p.kv_heads * p.k_len;
+      const int64_t copied = p.packed ? packed : workers * p.k_len;
+      const int64_t summed = p.packed ? packed : splits == 1 ? copied : items * p.k_len;
+      keys.keys = carver.take(copied * call.q_width());
+      keys.values = carver.take(copied * call.v_width());
+      keys.dkeys = carver.take(job.has_dk ? summed * call.q_width() : 0);
+      keys.dvalues = carver.take(job.has_dv ? summed * call.v_width() : 0);
+    }
+    Carver one(nullptr);
+    BackwardScratch(job, one);
+    scratch.bytes = static_cast<int64_t>(one.used());
+    scratch.data = carver.take<char>(workers * scratch.bytes);
+  }
+};
+
+void add_up_items(const GradientJob& gradient, const Exec& exec) {
+  const Problem& p = gradient.problem();
+  constexpr int64_t kRows = 128;
+  const int64_t chunks = (p.k_len + kRows - 1) / kRows;
+  const auto kernel = FK_CPU_DISPATCH(add_items);
+  exec.parallel_for(p.batch * p.kv_heads * chunks, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t pair = i / chunks, first = (i - pair * chunks) * kRows;
+      const int64_t length = p.sequence(pair / p.kv_heads).k_len;
+      if (first < length) kernel(gradient, pair, first, std::min(kRows, length - first));
+    }
+  });
+}
+
+}  // namespace
+
+size_t workspace(const AttentionBwd& a) {
+  const BackwardJob job = job_of(a);
+  Carver carver(nullptr);
+  BackwardMemory(job, carver);
+  return carver.used();
+}
+
+Status run(const AttentionBwd& a, const Exec& exec) {
+  const BackwardJob job = job_of(a);
+  Carver carver(exec.workspace());
+  const BackwardMemory memory(job, carver);
+  if (memory.items > 0) {
+    const GradientJob gradient{job, memory.splits, memory.keys};
+    const auto kernel = FK_CPU_DISPATCH(backward_item);
+    attention::share_out(exec, memory.workers, memory.items,
+                         [&](int64_t worker, int64_t item, int64_t next) {
+                           kernel(gradient, memory.scratch.of(worker), worker, item, next);
+                         });
+    if (memory.splits > 1) add_up_items(gradient, exec);
+  }
+  if (job.has_dbias) run_bias_gradient(job, memory.scratch, memory.workers, exec);
+  if (job.dsinks) run_sink_gradient(job, memory.scratch, memory.workers, exec);
+  return {};
+}
+
+}  // namespace fk::cpu
+#endif

@@ -1,0 +1,70 @@
+// What the CPU kernels of attention's backward share: the job and the memory a worker works in.
+#pragma once
+
+#include "ops/attention/cpu_plan.h"
+
+namespace fk::attention {
+
+// Keys that a block of queries meets at a time: p and ds of both fill the first-level cache.
+constexpr int64_t kBackwardKeys = 64;
+
+struct BackwardJob {
+  CpuCall call;
+  View dout, out, lse, dlse, dq, dk, dv, dbias;
+  bool has_dq, has_dk, has_dv, has_dbias;
+  Tensor dsinks;
+  int64_t bias_size[4];  // dbias as (B, heads, Lq, Lk), 1 where it is repeated
+  DType dbias_dtype;
+
+  bool has_scores() const { return has_dq || has_dk || has_dv; }
+};
+
+// Memory of one worker, for a block of queries at a time.
+struct BackwardScratch {
+  float *queries, *queries_t, *douts, *douts_t, *outs, *dqueries_t;
+  float *p, *ds, *slope, *bias;  // [kBackwardKeys, kQueryBlock] each
+  float *keys, *values, *sum;    // for dbias
+  float *lse, *delta;
+
+  BackwardScratch(const BackwardJob& job, Carver& carver) {
+    const CpuCall& call = job.call;
+    const int64_t q_width = call.q_width(), v_width = call.v_width();
+    constexpr int64_t kTile = kBackwardKeys * kQueryBlock;
+    queries = carver.take(kQueryBlock * q_width);
+    queries_t = carver.take(kQueryBlock * q_width);
+    douts = carver.take(kQueryBlock * v_width);
+    douts_t = carver.take(kQueryBlock * v_width);
+    outs = carver.take(kQueryBlock * std::max(q_width, v_width));
+    dqueries_t = carver.take(kQueryBlock * q_width);
+    p = carver.take(kTile);
+    ds = carver.take(kTile);
+    slope = carver.take(call.p.softcap > 0 ? kTile : 0);
+    bias = carver.take(call.has_bias ? 2 * kTile : 0);
+    keys = carver.take(job.has_dbias ? kBackwardKeys * q_width : 0);
+    values = carver.take(job.has_dbias ? kBackwardKeys * v_width : 0);
+    sum = carver.take(job.has_dbias ? kTile : 0);
+    lse = carver.take(kQueryBlock);
+    delta = carver.take(kQueryBlock);
+  }
+};
+
+struct WorkerMemory {
+  char* data;
+  int64_t bytes;  // of one worker
+
+  void* of(int64_t worker) const { return data + worker * bytes; }
+};
+
+}  // namespace fk::attention
+
+namespace fk::cpu {
+
+// Items of the gradient of bias, each of which owns a piece of it.
+int64_t bias_items(const attention::BackwardJob& job);
+
+void run_bias_gradient(const attention::BackwardJob& job, const attention::WorkerMemory& memory,
+                       int64_t workers, const Exec& exec);
+void run_sink_gradient(const attention::BackwardJob& job, const attention::WorkerMemory& memory,
+                       int64_t workers, const Exec& exec);
+
+}  // namespace fk::cpu

@@ -1,0 +1,221 @@
+// What the CPU kernels of attention share: the call, how it is cut into blocks of queries, and the
+// memory they work in.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <thread>
+
+#include "core/exec.h"
+#include "cpu/matrix_view.h"
+#include "ops/attention/problem.h"
+
+namespace fk::attention {
+
+using cpu::MatrixView;
+using cpu::padded_columns;
+
+// Queries that are worked on together: a multiple of every instruction set's panel_width().
+constexpr int64_t kQueryBlock = 64;
+
+// Calls of fewer multiply-adds are over before a second thread has woken.
+constexpr double kInlineProducts = 1 << 18;
+
+constexpr int64_t blocks_of(int64_t queries) { return (queries + kQueryBlock - 1) / kQueryBlock; }
+
+// Either op's inputs.
+struct CpuCall {
+  Problem p;
+  View q, k, v, bias, slopes;
+  DType bias_dtype, slopes_dtype;
+  Tensor sinks, rotary_cos, rotary_sin;
+  bool rotary_interleaved, has_bias;
+
+  int64_t q_width() const { return padded_columns(p.head_dim); }
+  int64_t v_width() const { return padded_columns(p.value_dim); }
+
+  // The rows of head `head` of sequence `b`, which begins at row `begin`.
+  MatrixView rows(const View& view, int64_t b, int64_t head, int64_t begin) const {
+    return rows(view, p.dtype, b, head, begin);
+  }
+  static MatrixView rows(const View& view, DType dtype, int64_t b, int64_t head, int64_t begin) {
+    const int64_t offset = b * view.batch + head * view.head + begin * view.row;
+    return {static_cast<char*>(view.data) + offset * size_of(dtype), dtype, view.row, view.column};
+  }
+};
+
+template <class Args>
+CpuCall cpu_call_of(const Args& a) {
+  return {problem_of(a),
+          view(a.q),
+          view(a.k),
+          view(a.v),
+          bias_view(a.bias),
+          slope_view(a.alibi_slopes),
+          a.bias.dtype,
+          a.alibi_slopes.dtype,
+          a.sinks,
+          a.rotary_cos,
+          a.rotary_sin,
+          a.rotary_interleaved,
+          static_cast<bool>(a.bias)};
+}
+
+// Where the rows of keys of a sequence's head begin in a copy of k or v that has each head's keys
+// of a batch's sequence, or of the whole pack, together.
+inline int64_t copied_row(const Problem& p, const Sequence& s, int64_t b, int64_t g) {
+  return p.packed ? g * p.k_len + s.k_begin : (b * p.kv_heads + g) * p.k_len;
+}
+inline int64_t copied_rows(const Problem& p) {
+  return (p.packed ? 1 : p.batch) * p.kv_heads * p.k_len;
+}
+
+// Which of the packed sequences a row of k belongs to.
+inline int64_t sequence_of_key(const Problem& p, int64_t row) {
+  int64_t low = 0, high = p.batch - 1;  // the last sequence that begins at or before the row
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (p.cu_k[middle * p.cu_k_stride] <= row) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// Multiply-adds of a forward that sees all keys.
+inline int64_t products_of(const Problem& p) {
+  const int64_t pairs =
+      p.packed ? p.q_len * p.k_len / std::max<int64_t>(1, p.batch) : p.batch * p.q_len * p.k_len;
+  return pairs * p.heads * (p.head_dim + p.value_dim);
+}
+
+// The keys that any of the queries [first, first + n) sees.
+struct KeyRange {
+  int64_t begin, end;
+};
+inline KeyRange keys_seen(const Mask& mask, const Sequence& s, int64_t first, int64_t n) {
+  const int64_t begin = mask.first_key(first, s.q_len, s.k_len);
+  const int64_t end = mask.end_key(first + n - 1, s.q_len, s.k_len);
+  return {begin, std::max(begin, end)};
+}
+
+// How many heads' queries share a block: where a few queries meet many keys (decoding), all of the
+// heads that share those keys, so that the keys are read once.
+inline int64_t heads_at_once(const Problem& p) {
+  return p.q_len * p.group() <= kQueryBlock ? p.group() : 1;
+}
+
+// All blocks of queries: those of a sequence's head one after another, the last first, since it is
+// the longest where the mask is causal. Threads take one at a time, so that they end together.
+struct QueryBlocks {
+  int64_t heads_at_once = 1;  // neighbours whose queries make one block
+  int64_t heads = 0;          // groups of so many
+  int64_t per_sequence = 0, count = 0;
+  int64_t batch = 0;
+  const int64_t* begins = nullptr;  // packed: where each sequence's blocks begin, and their number
+
+  struct Block {
+    int64_t b, h, first;  // first query
+  };
+  Block operator[](int64_t i) const {
+    int64_t b, blocks;
+    if (begins == nullptr) {
+      b = i / (heads * per_sequence);
+      blocks = per_sequence;
+      i -= b * heads * per_sequence;
+    } else {
+      b = std::upper_bound(begins, begins + batch + 1, i / heads) - begins - 1;
+      blocks = begins[b + 1] - begins[b];
+      i -= begins[b] * heads;
+    }
+    const int64_t h = i / blocks;
+    return {b, h * heads_at_once, (blocks - 1 - (i - h * blocks)) * kQueryBlock};
+  }
+};
+
+// `begins` has room for batch + 1 numbers where sequences are packed.
+inline QueryBlocks query_blocks_of(const Problem& p, int64_t* begins) {
+  QueryBlocks blocks;
+  blocks.heads_at_once = heads_at_once(p);
+  blocks.heads = p.heads / blocks.heads_at_once;
+  blocks.batch = p.batch;
+  if (!p.packed) {
+    blocks.per_sequence = blocks_of(p.q_len);
+    blocks.count = p.batch * blocks.heads * blocks.per_sequence;
+    return blocks;
+  }
+  int64_t total = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    begins[b] = total;
+    total += blocks_of(p.sequence(b).q_len);
+  }
+  begins[p.batch] = total;
+  blocks.begins = begins;
+  blocks.count = total * blocks.heads;
+  return blocks;
+}
+
+// At least as many as query_blocks_of will find, without a look at where sequences begin.
+inline int64_t most_query_blocks(const Problem& p) {
+  return p.heads / heads_at_once(p) *
+         (p.packed ? p.q_len / kQueryBlock + std::min(p.batch, p.q_len)
+                   : p.batch * blocks_of(p.q_len));
+}
+
+// Hands out consecutive pieces of one allocation, or, from NULL, adds up what they take.
+class Carver {
+ public:
+  explicit Carver(void* base) : base_(static_cast<char*>(base)) {}
+
+  template <class T = float>
+  T* take(int64_t count) {
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+// Threads that can have scratch memory of their own. Fixed for the life of the process, because a
+// call must find the workspace it was told to bring.
+inline int64_t worker_limit() {
+  static const int64_t limit =
+      std::clamp<int64_t>(static_cast<int64_t>(std::thread::hardware_concurrency()), 1, 256);
+  return limit;
+}
+
+inline int64_t workers_for(const Problem& p, int64_t items) {
+  if (products_of(p) <= kInlineProducts) return 1;
+  return std::clamp<int64_t>(items, 1, worker_limit());
+}
+
+// body(worker, item, next) for all items, each worker taking the next few when it is done with the
+// last, where `next` is the item it will do after this one, or -1. Which worker gets an item is up
+// to chance; what it does must not depend on it.
+template <class Body>
+void share_out(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
+  const int64_t few = std::max<int64_t>(1, items / (workers * 16));
+  std::atomic<int64_t> taken{0};
+  exec.parallel_for(workers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t worker = begin; worker < end; ++worker) {
+      for (;;) {
+        const int64_t first = taken.fetch_add(few, std::memory_order_relaxed);
+        if (first >= items) return;
+        const int64_t last = std::min(first + few, items) - 1;
+        for (int64_t item = first; item <= last; ++item) {
+          body(worker, item, item < last ? item + 1 : -1);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace fk::attention

@@ -1,0 +1,69 @@
+// Attention on any GPU from Turing on: the forward's host side. The kernels are in
+// cuda_forward.cuh.
+#include "ops/attention/cuda_forward.h"
+#include "ops/attention/cuda_plan.h"
+
+namespace fk::cuda {
+namespace attention {
+namespace {
+
+struct ForwardPlan {
+  Problem problem;
+  Prepared q, k, v;
+
+  ForwardPlan(const AttentionFwd& a, int code, Scratch* scratch)
+      : problem(fk::attention::problem_of(a)),
+        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), scratch),
+        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), scratch),
+        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), scratch) {}
+};
+
+}  // namespace
+}  // namespace attention
+
+size_t workspace(const AttentionFwd& a) {
+  attention::Scratch scratch;
+  attention::ForwardPlan(a, device_properties(a.q.device_id).code, &scratch);
+  return scratch.bytes();
+}
+
+Status run(const AttentionFwd& a, const Exec& exec) {
+  using namespace attention;  // NOLINT: this room's own
+  const DeviceProperties& properties = device_properties(a.q.device_id);
+  const cudaStream_t stream = stream_of(exec);
+  Scratch scratch(exec.workspace());
+  const ForwardPlan plan(a, properties.code, &scratch);
+  const Problem& problem = plan.problem;
+  if (problem.batch == 0 || problem.heads == 0 || problem.q_len == 0) return {};
+  FK_RETURN_IF_ERROR(plan.q.run(problem, stream));
+  FK_RETURN_IF_ERROR(plan.k.run(problem, stream));
+  FK_RETURN_IF_ERROR(plan.v.run(problem, stream));
+
+  Forward p = {};
+  p.problem = problem;
+  p.q = plan.q.operand(problem);
+  p.k = plan.k.operand(problem);
+  p.v = plan.v.operand(problem);
+  p.group = static_cast<int>(problem.group());
+  p.out = result_of(a.out);
+  p.lse = fk::attention::row_view(a.lse);
+  p.change = score_change_of(a, problem);
+  if (a.sinks) {
+    p.sinks = {a.sinks.data, 0, 0, a.sinks.stride(0), 0};
+    p.sinks_dtype = a.sinks.dtype;
+  }
+  const bool features = !plain_scores(p.change) || !p.q.vectors || !p.k.vectors || !p.v.vectors;
+  const int dim = dim_of(problem);
+  switch (plan.q.form) {
+    case Form::kTwoTerms:
+      return launch_forward_float(p, dim, features, properties, stream);
+    case Form::kScaled:
+      return launch_forward_half(p, dim, features, properties, stream);
+    default:
+      return a.q.dtype == DType::kFloat16
+                 ? launch_forward_half(p, dim, features, properties, stream)
+                 : launch_forward_bfloat16(p, dim, features, properties, stream);
+  }
+}
+
+}  // namespace fk::cuda

@@ -1,0 +1,287 @@
+// Attention's backward on any GPU from Turing on: the host side, and the passes over rows before
+// and after the kernels of cuda_backward.cuh. Those read dout and out once.
+#include "cuda/reduce.cuh"
+#include "ops/attention/cuda_backward.h"
+#include "ops/attention/cuda_plan.h"
+
+namespace fk::cuda {
+namespace attention {
+namespace {
+
+struct Statistics {
+  Problem problem;
+  View dout, out, lse, dlse;
+  int64_t batch;  // of the tensors
+  bool vectors;   // dout and out: 16 bytes at a time
+  float *exponents, *delta;
+  uint32_t* delta_maxima;  // NULL: not wanted
+};
+
+constexpr int kLanes = 8;  // a row
+constexpr int kRowThreads = 256;
+
+// What the kernels need of each row: lse as a power of 2, and delta.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads)
+    row_statistics(const __grid_constant__ Statistics p) {
+  const Problem& problem = p.problem;
+  const int64_t index =
+      (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * (kRowThreads / kLanes) +
+      threadIdx.x / kLanes;
+  const int64_t token = index / problem.heads, head = index - token * problem.heads;
+  const int64_t b = token / problem.q_len, row = token - b * problem.q_len;
+  const bool in = b < p.batch;
+  const int lane = threadIdx.x % kLanes;
+  const int columns = static_cast<int>(problem.value_dim);
+  float sum = 0.f;
+  if (in) {
+    const T* dout = static_cast<const T*>(p.dout.data) + b * p.dout.batch + row * p.dout.row +
+                    head * p.dout.head;
+    const T* out =
+        static_cast<const T*>(p.out.data) + b * p.out.batch + row * p.out.row + head * p.out.head;
+    if (p.vectors) {
+      constexpr int kWidth = kVecWidth<T>;
+      for (int c = lane * kWidth; c < columns; c += kLanes * kWidth) {
+        float x[kWidth], y[kWidth];
+        unpack(load<kWidth>(dout + c), x);
+        unpack(load<kWidth>(out + c), y);
+#pragma unroll
+        for (int e = 0; e < kWidth; ++e) sum = fmaf(x[e], y[e], sum);
+      }
+    } else {
+      for (int c = lane; c < columns; c += kLanes) {
+        sum = fmaf(to_float(dout[c * p.dout.column]), to_float(out[c * p.out.column]), sum);
+      }
+    }
+  }
+  sum = warp_sum<kLanes>(sum);
+  if (!in || lane != 0) return;
+  const float lse =
+      static_cast<const float*>(p.lse.data)[b * p.lse.batch + row * p.lse.row + head * p.lse.head];
+  if (p.dlse.data != nullptr) {
+    sum -= static_cast<const float*>(
+        p.dlse.data)[b * p.dlse.batch + row * p.dlse.row + head * p.dlse.head];
+  }
+  const int64_t at = (b * problem.heads + head) * problem.q_len + row;
+  const bool none = lse == -INFINITY;
+  const float delta = none ? 0.f : sum;
+  p.exponents[at] = none ? INFINITY : lse * kLog2e;
+  p.delta[at] = delta;
+  if (p.delta_maxima != nullptr && isfinite(delta)) {
+    atomicMax(&p.delta_maxima[b * problem.kv_heads + head / problem.group()],
+              __float_as_uint(fabsf(delta)));
+  }
+}
+
+struct Sinks {
+  const void* sinks;
+  DType dtype;
+  int64_t stride;
+  Result dsinks;
+  const float *exponents, *delta;
+  int64_t batch, heads, queries;
+};
+
+// A block sums a head.
+__global__ void __launch_bounds__(kRowThreads) sum_sinks(const __grid_constant__ Sinks p) {
+  __shared__ float scratch[kRowThreads / kWarpSize];
+  const int64_t head = blockIdx.x;
+  const float sink = load_parameter(p.sinks, head * p.stride, p.dtype) * kLog2e;
+  float sum = 0.f;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t at = (b * p.heads + head) * p.queries;
+    float part = 0.f;
+    for (int64_t i = threadIdx.x; i < p.queries; i += kRowThreads) {
+      part -= exp2f(sink - p.exponents[at + i]) * p.delta[at + i];
+    }
+    sum += part;
+  }
+  sum = block_sum<kRowThreads>(sum, scratch);
+  if (threadIdx.x == 0) p.dsinks.store_one(head * p.dsinks.column, sum);
+}
+
+struct BackwardPlan {
+  Problem problem;
+  Prepared q, k, v, dout;
+  int64_t batch;  // of the tensors
+  float *exponents, *delta;
+  uint32_t* delta_maxima = nullptr;
+  float *dq_sums = nullptr, *dk_sums = nullptr;
+
+  BackwardPlan(const AttentionBwd& a, int code, Scratch* scratch)
+      : problem(fk::attention::problem_of(a)),
+        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), scratch),
+        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), scratch),
+        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), scratch),
+        dout(problem, a.dout, true, Rotation(), form_of(a.q.dtype, code), scratch),
+        batch(problem.packed ? 1 : problem.batch) {
+    const int64_t rows = batch * problem.heads * problem.q_len;
+    exponents = scratch->take<float>(rows);
+    delta = scratch->take<float>(rows);
+    if (q.form != Form::kSame) delta_maxima = scratch->take<uint32_t>(batch * problem.kv_heads);
+    const bool rotated = q.rotation.pairs > 0;
+    if (a.dq && (rotated || (!a.deterministic && (a.dk || a.dv)))) {
+      dq_sums = scratch->take<float>(prepared_elements(a.q));
+    }
+    if (a.dk && rotated) dk_sums = scratch->take<float>(prepared_elements(a.k));
+  }
+};
+
+bool vector_rows(const Tensor& t) {
+  bool vectors = reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride(-1) == 1 &&
+                 t.size(-1) * size_of(t.dtype) % 16 == 0;
+  for (int i = 0; i + 1 < t.ndim; ++i) {
+    vectors = vectors && (t.shape[i] == 1 || t.strides[i] * size_of(t.dtype) % 16 == 0);
+  }
+  return vectors;
+}
+
+Status find_statistics(const AttentionBwd& a, const BackwardPlan& plan, cudaStream_t stream) {
+  Statistics p = {};
+  p.problem = plan.problem;
+  p.dout = fk::attention::view(a.dout);
+  p.out = fk::attention::view(a.out);
+  p.lse = fk::attention::row_view(a.lse);
+  p.dlse = fk::attention::row_view(a.dlse);
+  p.batch = plan.batch;
+  p.vectors = vector_rows(a.dout) && vector_rows(a.out);
+  p.exponents = plan.exponents;
+  p.delta = plan.delta;
+  p.delta_maxima = plan.delta_maxima;
+  if (p.delta_maxima != nullptr) {
+    FK_RETURN_IF_ERROR(check(
+        cudaMemsetAsync(p.delta_maxima, 0, p.batch * p.problem.kv_heads * sizeof(uint32_t), stream),
+        "attention delta_maxima"));
+  }
+  const int64_t rows = p.batch * p.problem.q_len * p.problem.heads;
+  if (rows == 0) return {};
+  const auto kernel = a.q.dtype == DType::kFloat32   ? row_statistics<float>
+                      : a.q.dtype == DType::kFloat16 ? row_statistics<__half>
+                                                     : row_statistics<__nv_bfloat16>;
+  kernel<<<grid_of(ceil_div(rows, kRowThreads / kLanes)), kRowThreads, 0, stream>>>(p);
+  return check_launch("attention row_statistics");
+}
+
+Status find_dsinks(const AttentionBwd& a, const BackwardPlan& plan, cudaStream_t stream) {
+  Sinks p = {};
+  p.sinks = a.sinks.data;
+  p.dtype = a.sinks.dtype;
+  p.stride = a.sinks.stride(0);
+  p.dsinks.data = a.dsinks.data;
+  p.dsinks.dtype = a.dsinks.dtype;
+  p.dsinks.column = a.dsinks.stride(0);
+  p.exponents = plan.exponents;
+  p.delta = plan.delta;
+  p.batch = plan.batch;
+  p.heads = plan.problem.heads;
+  p.queries = plan.problem.q_len;
+  sum_sinks<<<static_cast<unsigned>(p.heads), kRowThreads, 0, stream>>>(p);
+  return check_launch("attention sum_sinks");
+}
+
+// Sums in the workspace as a result of the kernels.
+Result sums_of(const BackwardPlan& plan, const Tensor& t, float* sums) {
+  Result r;
+  r.data = sums;
+  r.column = 1;
+  r.head = prepared_columns(t);
+  r.row = r.head * t.size(-2);
+  r.batch = plan.problem.packed ? 0 : r.row * t.size(-3);
+  r.dtype = DType::kFloat32;
+  r.columns = static_cast<int>(r.head);
+  r.pairs = true;
+  return r;
+}
+
+void set_bias(const AttentionBwd& a, Backward* p) {
+  int64_t sizes[4] = {1, 1, 1, 1};
+  for (int i = 0; i < a.dbias.ndim; ++i) sizes[4 - a.dbias.ndim + i] = a.dbias.shape[i];
+  const View view = fk::attention::bias_view(a.dbias);
+  p->dbias.data = view.data;
+  p->dbias.dtype = a.dbias.dtype;
+  p->dbias.batch = view.batch;
+  p->dbias.head = view.head;
+  p->dbias.row = view.row;
+  p->dbias.column = view.column;
+  p->bias_batch = sizes[0];
+  p->bias_heads = sizes[1];
+  p->bias_queries = static_cast<int>(sizes[2]);
+  p->bias_keys = static_cast<int>(sizes[3]);
+}
+
+}  // namespace
+}  // namespace attention
+
+size_t workspace(const AttentionBwd& a) {
+  attention::Scratch scratch;
+  attention::BackwardPlan(a, device_properties(a.q.device_id).code, &scratch);
+  return scratch.bytes();
+}
+
+Status run(const AttentionBwd& a, const Exec& exec) {
+  using namespace attention;  // NOLINT: this room's own
+  const DeviceProperties& properties = device_properties(a.q.device_id);
+  const cudaStream_t stream = stream_of(exec);
+  Scratch scratch(exec.workspace());
+  const BackwardPlan plan(a, properties.code, &scratch);
+  const Problem& problem = plan.problem;
+  for (const Prepared* x : {&plan.q, &plan.k, &plan.v, &plan.dout}) {
+    FK_RETURN_IF_ERROR(x->run(problem, stream));
+  }
+  FK_RETURN_IF_ERROR(find_statistics(a, plan, stream));
+  if (a.dsinks && problem.heads > 0) FK_RETURN_IF_ERROR(find_dsinks(a, plan, stream));
+
+  Backward p = {};
+  p.problem = problem;
+  p.q = plan.q.operand(problem);
+  p.k = plan.k.operand(problem);
+  p.v = plan.v.operand(problem);
+  p.dout = plan.dout.operand(problem);
+  p.group = static_cast<int>(problem.heads / std::max<int64_t>(problem.kv_heads, 1));
+  p.exponents = plan.exponents;
+  p.delta = plan.delta;
+  p.delta_maxima = plan.delta_maxima;
+  p.change = score_change_of(a, problem);
+  p.plain = plain_scores(p.change);
+  const bool rotated = plan.q.rotation.pairs > 0;
+  p.dk = a.dk && rotated ? sums_of(plan, a.k, plan.dk_sums) : result_of(a.dk);
+  p.dv = result_of(a.dv);
+  const bool features = !p.plain || !p.q.vectors || !p.k.vectors || !p.v.vectors || !p.dout.vectors;
+  const auto launch = [&](const Backward& parameters, BackwardPass pass) {
+    const auto kernels = plan.q.form == Form::kTwoTerms ? launch_backward_float
+                         : plan.q.form == Form::kScaled || a.q.dtype == DType::kFloat16
+                             ? launch_backward_half
+                             : launch_backward_bfloat16;
+    return kernels(parameters, pass, dim_of(problem), features, properties, stream);
+  };
+
+  const bool any_keys = (a.dk || a.dv) && problem.batch * problem.kv_heads * problem.k_len > 0;
+  const bool any_queries = a.dq && problem.batch * problem.heads * problem.q_len > 0;
+  // Together with dk and dv, dq costs one product, but atomics; alone, three.
+  const bool atomics = any_keys && any_queries && !a.deterministic && !exec.deterministic();
+  if (atomics) {
+    p.dq_sums = plan.dq_sums;
+    p.dq_columns = prepared_columns(a.q);
+    FK_RETURN_IF_ERROR(
+        check(cudaMemsetAsync(plan.dq_sums, 0, prepared_elements(a.q) * sizeof(float), stream),
+              "attention dq_sums"));
+  }
+  if (any_keys) FK_RETURN_IF_ERROR(launch(p, BackwardPass::kKeys));
+  if (any_keys && a.dk && rotated) {
+    FK_RETURN_IF_ERROR(finish_gradient(problem, plan.dk_sums, prepared_columns(a.k), false,
+                                       plan.k.rotation, a.dk, stream));
+  }
+  if (any_queries && !atomics) {
+    p.dq = rotated ? sums_of(plan, a.q, plan.dq_sums) : result_of(a.dq);
+    FK_RETURN_IF_ERROR(launch(p, BackwardPass::kQueries));
+  }
+  if (any_queries && (atomics || rotated)) {
+    FK_RETURN_IF_ERROR(finish_gradient(problem, plan.dq_sums, prepared_columns(a.q), true,
+                                       plan.q.rotation, a.dq, stream));
+  }
+  if (!a.dbias || a.dbias.numel() == 0) return {};
+  set_bias(a, &p);
+  return launch(p, BackwardPass::kBias);
+}
+
+}  // namespace fk::cuda

@@ -1,0 +1,153 @@
+// The backward's tiles.
+#pragma once
+
+#include "ops/attention/cuda_backward.h"
+#include "ops/attention/cuda_backward_queries.cuh"
+#include "ops/attention/cuda_plan.h"
+
+namespace fk::cuda::attention {
+
+template <class Tile>
+Status launch_keys_tile(Backward p, cudaStream_t stream) {
+  p.tiles = static_cast<int>(tile_count(p.problem, p.problem.k_len, Tile::kKeys));
+  return launch_tile<Tile>(backward_keys<Tile>, "attention backward_keys",
+                           tile_grid(p.problem, p.tiles, p.problem.kv_heads), p, stream);
+}
+
+template <class Tile>
+Status launch_queries_tile(Backward p, cudaStream_t stream) {
+  p.tiles = static_cast<int>(tile_count(p.problem, p.problem.q_len, Tile::kRows));
+  return launch_tile<Tile>(backward_queries<Tile>, "attention backward_queries",
+                           tile_grid(p.problem, p.tiles, p.problem.heads), p, stream);
+}
+
+template <class Tile>
+Status launch_bias_tile(const Backward& p, cudaStream_t stream) {
+  const int64_t blocks = ceil_div(p.bias_keys, Tile::kKeys) *
+                         ceil_div(p.bias_queries, Tile::kRows) * p.bias_heads * p.bias_batch;
+  return launch_tile<Tile>(backward_bias<Tile>, "attention backward_bias", grid_of(blocks), p,
+                           stream);
+}
+
+// Key tiles a warp, warps over keys, split, queries, stages, blocks a multiprocessor; for
+// QueryTile: warps, keys, blocks. kWhole: dk and dv are made at once.
+template <class T, int kTerms, int kDim, bool kFeatures>
+struct BackwardTiles;
+
+template <class T, bool kFeatures>
+struct BackwardTiles<T, 1, 64, kFeatures> {
+  static constexpr bool kWhole = true;
+  template <int kParts>
+  using Large = BackwardTile<T, 1, 64, 2, 4, 1, 32, 1, 2, kParts, kFeatures, Use::kLarge>;
+  template <int kParts>
+  using Small = BackwardTile<T, 1, 64, 1, 4, 1, 64, 1, 1, kParts, kFeatures, Use::kTuring>;
+  using Queries = QueryTile<T, 1, 64, 4, 64, 2, Use::kLarge>;
+  using SmallQueries = QueryTile<T, 1, 64, 4, 64, 1, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct BackwardTiles<T, 1, 128, kFeatures> {
+  static constexpr bool kWhole = true;
+  template <int kParts>
+  using Large = BackwardTile<T, 1, 128, 2, 4, 2, 64, 2, 1, kParts, kFeatures, Use::kLarge>;
+  template <int kParts>
+  using Small = BackwardTile<T, 1, 128, 1, 4, 2, 32, 1, 1, kParts, kFeatures, Use::kSmall>;
+  using Queries = QueryTile<T, 1, 128, 4, 32, 2, Use::kLarge>;
+  using SmallQueries = QueryTile<T, 1, 128, 4, 32, 1, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct BackwardTiles<T, 1, 256, kFeatures> {
+  static constexpr bool kWhole = true;
+  template <int kParts>
+  using Large = BackwardTile<T, 1, 256, 2, 2, 4, 64, 1, 1, kParts, kFeatures, Use::kLarge>;
+  template <int kParts>
+  using Small = BackwardTile<T, 1, 256, 1, 1, 2, 32, 1, 1, kParts, kFeatures, Use::kSmall>;
+  using Queries = QueryTile<T, 1, 256, 4, 32, 1, Use::kLarge>;
+  using SmallQueries = QueryTile<T, 1, 256, 2, 16, 1, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct BackwardTiles<T, 2, 64, kFeatures> {
+  static constexpr bool kWhole = true;
+  template <int kParts>
+  using Large =
+      BackwardTile<T, 2, 64, 2, 2, 2, 32, 1, kFeatures ? 2 : 3, kParts, kFeatures, Use::kLarge>;
+  template <int kParts>
+  using Small = BackwardTile<T, 2, 64, 1, 4, 1, 16, 1, 1, kParts, kFeatures, Use::kTuring>;
+  using Queries = QueryTile<T, 2, 64, 4, 32, 2, Use::kLarge>;
+  using SmallQueries = QueryTile<T, 2, 64, 2, 32, 1, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct BackwardTiles<T, 2, 128, kFeatures> {
+  static constexpr bool kWhole = true;
+  template <int kParts>
+  using Large = BackwardTile<T, 2, 128, 1, 4, 2, 32, 1, 1, kParts, kFeatures, Use::kLarge>;
+  template <int kParts>
+  using Small = BackwardTile<T, 2, 128, 1, 1, 2, 32, 1, 1, kParts, kFeatures, Use::kSmall>;
+  using Queries = QueryTile<T, 2, 128, 4, 32, 1, Use::kLarge>;
+  using SmallQueries = QueryTile<T, 2, 128, 2, 16, 1, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct BackwardTiles<T, 2, 256, kFeatures> {
+  static constexpr bool kWhole = false;
+  template <int kParts>
+  using Large = BackwardTile<T, 2, 256, 1, 2, 2, 32, 1, 1, kParts, kFeatures, Use::kLarge>;
+  template <int kParts>
+  using Small = BackwardTile<T, 2, 256, 1, 1, 1, 16, kParts == kValues ? 1 : 0, 1, kParts,
+                             kFeatures, Use::kSmall>;
+  using Queries = QueryTile<T, 2, 256, 4, 16, 1, Use::kLarge>;
+  using SmallQueries = QueryTile<T, 2, 256, 1, 16, 1, Use::kSmall, true>;
+};
+
+template <class Tiles, int kParts>
+Status launch_keys_part(const Backward& p, const DeviceProperties& properties,
+                        cudaStream_t stream) {
+  using Large = typename Tiles::template Large<kParts>;
+  using Small = typename Tiles::template Small<kParts>;
+  return takes_large<Large, Small>(properties) ? launch_keys_tile<Large>(p, stream)
+                                               : launch_keys_tile<Small>(p, stream);
+}
+
+template <class T, int kTerms, int kDim, bool kFeatures>
+Status launch_keys(const Backward& p, const DeviceProperties& properties, cudaStream_t stream) {
+  using Tiles = BackwardTiles<T, kTerms, kDim, kFeatures>;
+  if constexpr (Tiles::kWhole) {
+    return launch_keys_part<Tiles, kAllParts>(p, properties, stream);
+  } else {
+    if (p.dk.data != nullptr || p.dq_sums != nullptr) {
+      FK_RETURN_IF_ERROR((launch_keys_part<Tiles, kKeysAndQueries>(p, properties, stream)));
+    }
+    if (p.dv.data == nullptr) return {};
+    return launch_keys_part<Tiles, kValues>(p, properties, stream);
+  }
+}
+
+template <class T, int kTerms, int kDim>
+Status launch_backward_of(const Backward& p, BackwardPass pass, bool features,
+                          const DeviceProperties& properties, cudaStream_t stream) {
+  if (pass == BackwardPass::kKeys) {
+    return features ? launch_keys<T, kTerms, kDim, true>(p, properties, stream)
+                    : launch_keys<T, kTerms, kDim, false>(p, properties, stream);
+  }
+  using Tiles = BackwardTiles<T, kTerms, kDim, true>;
+  using Large = typename Tiles::Queries;
+  using Small = typename Tiles::SmallQueries;
+  const bool large = takes_large<Large, Small>(properties);
+  if (pass == BackwardPass::kQueries) {
+    return large ? launch_queries_tile<Large>(p, stream) : launch_queries_tile<Small>(p, stream);
+  }
+  return large ? launch_bias_tile<Large>(p, stream) : launch_bias_tile<Small>(p, stream);
+}
+
+template <class T, int kTerms>
+Status launch_backward(const Backward& p, BackwardPass pass, int dim, bool features,
+                       const DeviceProperties& properties, cudaStream_t stream) {
+  switch (dim) {
+    case 64:
+      return launch_backward_of<T, kTerms, 64>(p, pass, features, properties, stream);
+    case 128:
+      return launch_backward_of<T, kTerms, 128>(p, pass, features, properties, stream);
+    default:
+      return launch_backward_of<T, kTerms, 256>(p, pass, features, properties, stream);
+  }
+}
+
+}  // namespace fk::cuda::attention

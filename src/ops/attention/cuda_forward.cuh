@@ -1,0 +1,319 @@
+// Attention's forward on mma.sync: a block takes kRows queries of one head and walks along the keys
+// they see, kKeys at a time, with the running maximum and sum of the softmax in registers.
+//
+// FLOPs: 4 Lq Lk D a head (half of it causal), three times that for two-term operands. Bytes: q, k,
+// v and out once, if the queries of a head run together and k, v stay in L2.
+//
+// A warp owns 16 kRowTiles queries and all keys of a tile, so the softmax needs no shared memory
+// and p goes from the one product to the other in registers. K of the next tile is copied while
+// this one's p v is computed, V while its q k is. Tiles that nobody sees are not visited; those
+// seen in part take the masking branch.
+#pragma once
+
+#include "ops/attention/cuda_scores.cuh"
+
+namespace fk::cuda::attention {
+
+struct Forward {
+  Problem problem;
+  Operand q, k, v;
+  Result out;
+  View lse;  // data NULL: not wanted
+  ScoreChange change;
+  View sinks;
+  DType sinks_dtype;
+  int group;  // query heads a key head
+  int tiles;
+};
+
+struct ForwardBlock : Block {
+  int keys_end;                // what the block's queries see, from keys_begin on
+  int whole_begin, whole_end;  // what each of them sees
+  const uint16_t *k_rows, *v_rows;
+};
+
+// kTerms: 16-bit terms an operand has. kFeatures: ScoreChange beyond a positive scale, and operands
+// that are not 16-byte aligned.
+template <class T_, int kTerms_, int kDim_, int kRowTiles_, int kWarps_, int kKeys_, int kBlocks_,
+          bool kQueriesInRegisters_, bool kFeatures_, Use kUse_>
+struct ForwardTile {
+  using T = T_;
+  static constexpr int kTerms = kTerms_, kDim = kDim_, kRowTiles = kRowTiles_, kWarps = kWarps_,
+                       kKeys = kKeys_, kBlocks = kBlocks_;
+  static constexpr bool kQueriesInRegisters = kQueriesInRegisters_, kFeatures = kFeatures_;
+  static constexpr Use kUse = kUse_;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kRows = kRowTiles * kWarps * 16;
+  static constexpr int kQueryBytes = kRows * kDim * 2, kKeyBytes = kKeys * kDim * 2;
+  static constexpr int kTileBytes = kTerms * (kQueryBytes + 2 * kKeyBytes);
+  static constexpr int kSharedBytes = kTileBytes + sizeof(ForwardBlock);
+};
+
+// A maximum is let grow by so much (as a power of two) before sums are brought to the new one: p
+// stays below 2^kSlack, and the sums are seldom touched. Two-term p is as large as float16 allows,
+// since its low term has to be, too.
+constexpr float kSlack = 8.f;
+template <class Tile>
+constexpr float kLift = Tile::kTerms == 2 ? 7.f : 0.f;
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+template <class Tile>
+__device__ __forceinline__ void forward_block(const Forward& p) {
+  using T = typename Tile::T;
+  constexpr int kDim = Tile::kDim, kKeys = Tile::kKeys, kRowTiles = Tile::kRowTiles;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t q_tile = shared_address(shared);
+  const uint32_t k_tile = q_tile + Tile::kTerms * Tile::kQueryBytes;
+  const uint32_t v_tile = k_tile + Tile::kTerms * Tile::kKeyBytes;
+
+  // Registers are short in the loop: what is needed only at a mask and at the end waits here.
+  ForwardBlock& block = *reinterpret_cast<ForwardBlock*>(shared + Tile::kTileBytes);
+
+  int keys_begin;
+  float operand_scale;
+  {
+    const Place place =
+        find_place<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
+                                      p.problem.mask.right < Mask::kUnlimited);
+    if (!place.any) return;
+    const Sequence sequence = p.problem.sequence(place.b);
+    const int queries = static_cast<int>(sequence.q_len);
+    const Window window(p.problem.mask, sequence);
+    const int last_row = min(place.begin + Tile::kRows, queries) - 1;
+    if (last_row < place.begin) return;
+    keys_begin = window.first(place.begin) / kKeys * kKeys;
+    const int kv_head = place.head / p.group;
+    const uint16_t* q_rows = p.q.at(place.batch, sequence.q_begin + place.begin, place.head);
+    if (threadIdx.x == 0) {
+      block = {{place, sequence, window},
+               window.end(last_row),
+               window.first(last_row),
+               window.end(place.begin),
+               p.k.at(place.batch, sequence.k_begin, kv_head),
+               p.v.at(place.batch, sequence.k_begin, kv_head)};
+    }
+    operand_scale = p.q.scale(place.batch, kv_head) * p.k.scale(place.batch, kv_head);
+#pragma unroll
+    for (int term = 0; term < Tile::kTerms; ++term) {
+      load_tile<kDim, Tile::kRows, Tile::kThreads, Tile::kFeatures>(
+          q_tile + term * Tile::kQueryBytes, p.q, q_rows + term * p.q.low, queries - place.begin);
+    }
+  }
+  const auto load_keys = [&](uint32_t tile, const Operand& x, const uint16_t* rows, int j) {
+#pragma unroll
+    for (int term = 0; term < Tile::kTerms; ++term) {
+      load_tile<kDim, kKeys, Tile::kThreads, Tile::kFeatures>(
+          tile + term * Tile::kKeyBytes, x, rows + j * x.row + term * x.low, block.window.keys - j);
+    }
+    copies_commit();
+  };
+
+  __syncthreads();
+  if (keys_begin < block.keys_end) load_keys(k_tile, p.k, block.k_rows, keys_begin);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const LaneAddress<kDim> q_at(q_tile + warp * kRowTiles * 16 * kDim * 2, Patch::kStacked);
+  const LaneAddress<kDim> k_at(k_tile, Patch::kSide);
+  const LaneAddress<kDim> v_at(v_tile, Patch::kStacked);
+
+  // Scores times this are exponents of 2. With features they are made so one by one.
+  const float exponent = Tile::kFeatures ? 1.f : p.change.scale * kLog2e * operand_scale;
+
+  float out[kRowTiles][kDim / 8][4] = {};
+  float maximum[kRowTiles][2], sum[kRowTiles][2];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+    maximum[m][0] = maximum[m][1] = -INFINITY;
+    sum[m][0] = sum[m][1] = 0.f;
+  }
+  FromRegisters<Tile::kQueriesInRegisters ? kDim : 16, Tile::kTerms, kRowTiles> q_fragments;
+  if constexpr (Tile::kQueriesInRegisters) {
+    copies_wait<0>();
+    __syncthreads();
+    q_fragments.load(q_at, Tile::kQueryBytes);
+  }
+
+#pragma unroll 1
+  for (int j0 = keys_begin; j0 < block.keys_end; j0 += kKeys) {
+    copies_wait<0>();
+    __syncthreads();
+    load_keys(v_tile, p.v, block.v_rows, j0);
+
+    float s[kRowTiles][kKeys / 8][4];
+    if constexpr (Tile::kQueriesInRegisters) {
+      multiply_transposed<T, Tile::kTerms, kDim>(s, q_fragments, k_at.fresh(), Tile::kKeyBytes);
+    } else {
+      multiply_transposed<T, Tile::kTerms, kDim>(
+          s, FromShared<kDim, Tile::kTerms == 1>{q_at.fresh(), Tile::kQueryBytes}, k_at.fresh(),
+          Tile::kKeyBytes);
+    }
+
+    if (Tile::kFeatures || j0 < block.whole_begin || j0 + kKeys > block.whole_end) {
+      const Window window = block.window;
+      const int first_row = block.place.begin + warp * kRowTiles * 16 + lane / 4;
+      const int queries = static_cast<int>(block.sequence.q_len);
+      const HeadScore score(p.change, block.place, operand_scale, window.offset);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = first_row + m * 16 + e / 2 * 8;
+          const int first = window.first(i), end = i < queries ? window.end(i) : 0;
+#pragma unroll
+          for (int n = 0; n < kKeys / 8; ++n) {
+            const int j = j0 + n * 8 + lane % 4 * 2 + e % 2;
+            const bool seen = j >= first && j < end;
+            if constexpr (Tile::kFeatures) {
+              float squeezed;
+              s[m][n][e] = seen ? score(s[m][n][e], i, j, &squeezed) * kLog2e : -INFINITY;
+            } else {
+              s[m][n][e] = seen ? s[m][n][e] : -INFINITY;
+            }
+          }
+        }
+      }
+    }
+
+    copies_wait<0>();
+    __syncthreads();
+    if (j0 + kKeys < block.keys_end) load_keys(k_tile, p.k, block.k_rows, j0 + kKeys);
+
+    float larger[kRowTiles][2];
+    bool grew = false;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float x = maximum[m][r];
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          x = fmaxf(x, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+        }
+        larger[m][r] = quad_max(x);
+        grew = grew || (larger[m][r] - maximum[m][r]) * exponent > kSlack;
+      }
+    }
+    if (__any_sync(0xffffffffu, grew)) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float base = larger[m][r] == -INFINITY ? 0.f : larger[m][r];
+          const float factor = exp2_approx((maximum[m][r] - base) * exponent);
+          maximum[m][r] = larger[m][r];
+          sum[m][r] *= factor;
+#pragma unroll
+          for (int n = 0; n < kDim / 8; ++n) {
+            out[m][n][2 * r] *= factor;
+            out[m][n][2 * r + 1] *= factor;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float base =
+            maximum[m][r] == -INFINITY ? 0.f : kLift<Tile> - maximum[m][r] * exponent;
+        float tile_sum = 0.f;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            s[m][n][e] = exp2_approx(fmaf(s[m][n][e], exponent, base));
+            tile_sum += s[m][n][e];
+          }
+        }
+        sum[m][r] += tile_sum;
+      }
+    }
+    Packed<T, Tile::kTerms, kRowTiles, kKeys> weights;
+    weights.pack(s);
+    multiply_add<kDim>(out, weights, v_at.fresh(), Tile::kKeyBytes);
+  }
+
+  const Place place = block.place;
+  const Sequence sequence = block.sequence;
+  const int first_row = place.begin + warp * kRowTiles * 16 + lane / 4;
+  const int kv_head = place.head / p.group;
+  const float value_scale = p.v.scale(place.batch, kv_head);
+  copies_wait<0>();
+  __syncthreads();
+  // Halves go out through the place of the warp's own queries, 16 bytes a thread.
+  const bool staged = Tile::kTerms == 1 && p.out.vectors;
+  const uint32_t stage = shared_address(shared) + warp * kRowTiles * 16 * kDim * 2;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = first_row + m * 16 + r * 8;
+      const float keys_sum = quad_sum(sum[m][r]);
+      float all = keys_sum;
+      float highest = maximum[m][r] * exponent;
+      float factor = value_scale;
+      if (p.sinks.data != nullptr) {
+        const float sink =
+            load_parameter(p.sinks.data, place.head * p.sinks.head, p.sinks_dtype) * kLog2e;
+        const float top = fmaxf(highest, sink);
+        factor *= exp2_approx(highest - top);
+        all = keys_sum * exp2_approx(highest - top) + exp2_approx(sink - top + kLift<Tile>);
+        highest = top;
+      }
+      // A query whose every score is -inf: 0, with or without a sink.
+      const bool none = keys_sum == 0.f;
+      factor = none ? 0.f : factor / all;
+      if (p.lse.data != nullptr && lane % 4 == 0 && i < sequence.q_len) {
+        static_cast<float*>(
+            p.lse.data)[place.batch * p.lse.batch + (sequence.q_begin + i) * p.lse.row +
+                        place.head * p.lse.head] =
+            none ? -INFINITY : (highest + log2f(all) - kLift<Tile>)*kLn2;
+      }
+      if (staged) {
+        const bool bfloat16 = p.out.dtype == DType::kBFloat16;
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n) {
+          const float x = out[m][n][2 * r] * factor, y = out[m][n][2 * r + 1] * factor;
+          store_shared(piece<kDim>(stage, m * 16 + r * 8 + lane / 4, n) + lane % 4 * 4,
+                       bfloat16 ? pack_pair<__nv_bfloat16>(x, y) : pack_pair<__half>(x, y));
+        }
+      } else if (p.out.data != nullptr && i < sequence.q_len) {
+        const int64_t at = p.out.at(place.batch, sequence.q_begin + i, place.head);
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n) {
+          p.out.store_pair(at, n * 8 + lane % 4 * 2, out[m][n][2 * r] * factor,
+                           out[m][n][2 * r + 1] * factor);
+        }
+      }
+    }
+  }
+  if (!staged) return;
+  __syncwarp();
+  constexpr int kPieces = kDim / 8, kStep = 32 / kPieces;
+  const int column = lane % kPieces;
+  if (column * 8 >= p.out.columns) return;
+  const int first = place.begin + warp * kRowTiles * 16;
+#pragma unroll 4
+  for (int r = lane / kPieces; r < kRowTiles * 16; r += kStep) {
+    if (first + r >= sequence.q_len) break;
+    uint16_t* to = static_cast<uint16_t*>(p.out.data) +
+                   p.out.at(place.batch, sequence.q_begin + first + r, place.head) + column * 8;
+    *reinterpret_cast<uint4*>(to) = load_shared(piece<kDim>(stage, r, column));
+  }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    forward(const __grid_constant__ Forward p) {
+  if constexpr (kCompiled<Tile>) forward_block<Tile>(p);
+}
+
+}  // namespace fk::cuda::attention

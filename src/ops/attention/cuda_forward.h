@@ -1,0 +1,18 @@
+// The forward's kernels by operands' type, each compiled in a file of its own.
+#pragma once
+
+#include "cuda/launch.h"
+#include "ops/attention/cuda_forward.cuh"
+
+namespace fk::cuda::attention {
+
+// `dim` is dim_of(problem); `features` as in ForwardTile. Sets p.tiles.
+Status launch_forward_half(Forward p, int dim, bool features, const DeviceProperties& properties,
+                           cudaStream_t stream);
+Status launch_forward_bfloat16(Forward p, int dim, bool features,
+                               const DeviceProperties& properties, cudaStream_t stream);
+// Operands of two terms.
+Status launch_forward_float(Forward p, int dim, bool features, const DeviceProperties& properties,
+                            cudaStream_t stream);
+
+}  // namespace fk::cuda::attention

@@ -1,0 +1,80 @@
+// The forward's tiles.
+#pragma once
+
+#include "ops/attention/cuda_forward.h"
+#include "ops/attention/cuda_plan.h"
+
+namespace fk::cuda::attention {
+
+template <class Tile>
+Status launch_forward_tile(Forward p, cudaStream_t stream) {
+  p.tiles = static_cast<int>(tile_count(p.problem, p.problem.q_len, Tile::kRows));
+  return launch_tile<Tile>(forward<Tile>, "attention forward",
+                           tile_grid(p.problem, p.tiles, p.problem.heads), p, stream);
+}
+
+// Row tiles a warp, warps, keys, blocks a multiprocessor, queries in registers. Large tiles: two
+// row tiles a warp halve the reads of k and v from shared memory, which else take longer than the
+// products. Small tiles fit 64 KB.
+template <class T, int kTerms, int kDim, bool kFeatures>
+struct ForwardTiles;
+
+template <class T, bool kFeatures>
+struct ForwardTiles<T, 1, 64, kFeatures> {
+  using Large = ForwardTile<T, 1, 64, 2, 4, 64, 2, !kFeatures, kFeatures, Use::kLarge>;
+  using Small = ForwardTile<T, 1, 64, 1, 4, 64, 2, true, kFeatures, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct ForwardTiles<T, 1, 128, kFeatures> {
+  using Large = ForwardTile<T, 1, 128, 2, 4, kFeatures ? 32 : 64, 2, false, kFeatures, Use::kLarge>;
+  using Small = ForwardTile<T, 1, 128, 1, 4, 64, 1, false, kFeatures, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct ForwardTiles<T, 1, 256, kFeatures> {
+  using Large = ForwardTile<T, 1, 256, 1, 4, 64, 2, false, kFeatures, Use::kLarge>;
+  using Small = ForwardTile<T, 1, 256, 1, 2, 32, 1, false, kFeatures, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct ForwardTiles<T, 2, 64, kFeatures> {
+  using Large = ForwardTile<T, 2, 64, 1, 4, 64, kFeatures ? 2 : 3, true, kFeatures, Use::kLarge>;
+  using Small = ForwardTile<T, 2, 64, 1, 4, 32, 1, false, kFeatures, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct ForwardTiles<T, 2, 128, kFeatures> {
+  using Large = ForwardTile<T, 2, 128, 1, 8, 32, 1, false, kFeatures, Use::kLarge>;
+  using Small = ForwardTile<T, 2, 128, 1, 2, 32, 1, false, kFeatures, Use::kTuring>;
+};
+template <class T, bool kFeatures>
+struct ForwardTiles<T, 2, 256, kFeatures> {
+  using Large = ForwardTile<T, 2, 256, 1, 8, 16, 1, false, kFeatures, Use::kLarge>;
+  using Small = ForwardTile<T, 2, 256, 1, 1, 16, 1, false, kFeatures, Use::kSmall>;
+};
+
+template <class T, int kTerms, int kDim, bool kFeatures>
+Status launch_forward_of(const Forward& p, const DeviceProperties& properties,
+                         cudaStream_t stream) {
+  using Tiles = ForwardTiles<T, kTerms, kDim, kFeatures>;
+  if (takes_large<typename Tiles::Large, typename Tiles::Small>(properties)) {
+    return launch_forward_tile<typename Tiles::Large>(p, stream);
+  }
+  return launch_forward_tile<typename Tiles::Small>(p, stream);
+}
+
+template <class T, int kTerms>
+Status launch_forward(const Forward& p, int dim, bool features, const DeviceProperties& properties,
+                      cudaStream_t stream) {
+  const auto with_dim = [&](auto kFeatures) {
+    constexpr bool kWithFeatures = decltype(kFeatures)::value;
+    switch (dim) {
+      case 64:
+        return launch_forward_of<T, kTerms, 64, kWithFeatures>(p, properties, stream);
+      case 128:
+        return launch_forward_of<T, kTerms, 128, kWithFeatures>(p, properties, stream);
+      default:
+        return launch_forward_of<T, kTerms, 256, kWithFeatures>(p, properties, stream);
+    }
+  };
+  return features ? with_dim(std::true_type()) : with_dim(std::false_type());
+}
+
+}  // namespace fk::cuda::attention

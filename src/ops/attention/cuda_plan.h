@@ -1,0 +1,143 @@
+// Host side of attention on mma.sync: the workspace's parts, operands as the kernels take them, and
+// the choice of a tile.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/exec.h"
+#include "cuda/launch.h"
+#include "ops/attention/cuda_rotate.h"
+#include "ops/attention/cuda_scores.cuh"
+
+namespace fk::cuda::attention {
+
+// Hands out parts of the workspace; without one, only counts.
+class Scratch {
+ public:
+  explicit Scratch(void* base = nullptr) : base_(static_cast<uint8_t*>(base)) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    T* part = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += (static_cast<size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    return part;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t* base_;
+  size_t bytes_ = 0;
+};
+
+// What tensor cores are given: decided by the architecture of the code that runs.
+inline Form form_of(DType dtype, int code) {
+  if (dtype == DType::kFloat32) return Form::kTwoTerms;
+  return dtype == DType::kBFloat16 && code < 80 ? Form::kScaled : Form::kSame;
+}
+
+// One operand on its way to the kernels: where it is prepared, if it has to be.
+struct Prepared {
+  const Tensor* tensor;
+  bool queries;
+  Rotation rotation;
+  Form form;
+  uint16_t* to = nullptr;
+  uint32_t* maxima = nullptr;
+
+  Prepared(const Problem& problem, const Tensor& t, bool queries_, const Rotation& rotation_,
+           Form form_, Scratch* scratch)
+      : tensor(&t), queries(queries_), rotation(rotation_), form(form_) {
+    if (!needed()) return;
+    to = scratch->take<uint16_t>(prepared_elements(t) * (form == Form::kTwoTerms ? 2 : 1));
+    if (form != Form::kSame) {
+      maxima = scratch->take<uint32_t>((problem.packed ? 1 : problem.batch) * problem.kv_heads);
+    }
+  }
+
+  bool needed() const { return form != Form::kSame || rotation.pairs > 0; }
+
+  Status run(const Problem& problem, cudaStream_t stream) const {
+    if (!needed()) return {};
+    return prepare(problem, *tensor, queries, rotation, form, maxima, to, stream);
+  }
+
+  Operand operand(const Problem& problem) const {
+    const Tensor& t = *tensor;
+    Operand x;
+    x.columns = static_cast<int>(t.size(-1));
+    x.kv_heads = static_cast<int>(problem.kv_heads);
+    if (needed()) {
+      x.data = to;
+      x.column = 1;
+      x.head = prepared_columns(t);
+      x.row = x.head * t.size(-2);
+      x.batch = problem.packed ? 0 : x.row * t.size(-3);
+      x.low = prepared_elements(t);
+      x.maxima = maxima;
+      x.vectors = true;
+      return x;
+    }
+    const View view = fk::attention::view(t);
+    x.data = static_cast<const uint16_t*>(t.data);
+    x.batch = view.batch;
+    x.row = view.row;
+    x.head = view.head;
+    x.column = view.column;
+    x.vectors = reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && (x.column == 1 || x.columns == 1);
+    for (int i = 0; i + 1 < t.ndim; ++i) {
+      x.vectors = x.vectors && (t.shape[i] == 1 || t.strides[i] % 8 == 0);
+    }
+    return x;
+  }
+};
+
+template <class Args>
+ScoreChange score_change_of(const Args& a, const Problem& problem) {
+  ScoreChange change;
+  change.bias = fk::attention::bias_view(a.bias);
+  change.slopes = fk::attention::slope_view(a.alibi_slopes);
+  if (a.bias) change.bias_dtype = a.bias.dtype;
+  if (a.alibi_slopes) change.slopes_dtype = a.alibi_slopes.dtype;
+  change.scale = static_cast<float>(problem.scale);
+  change.softcap = static_cast<float>(problem.softcap);
+  return change;
+}
+
+// Whether scores are q.k times a positive scale: then their maximum is that of q.k.
+inline bool plain_scores(const ScoreChange& change) {
+  return change.bias.data == nullptr && change.slopes.data == nullptr && change.softcap == 0.f &&
+         change.scale > 0.f && std::isfinite(change.scale);
+}
+
+// Columns that the kernels are compiled for.
+inline int dim_of(const Problem& problem) {
+  const int64_t columns = std::max(problem.head_dim, problem.value_dim);
+  return columns <= 64 ? 64 : columns <= 128 ? 128 : 256;
+}
+
+// Raises the kernel's limit of shared memory where needed, and launches it.
+template <class Tile, class Argument>
+Status launch_tile(void (*kernel)(Argument), const char* name, dim3 grid, const Argument& p,
+                   cudaStream_t stream) {
+  if (Tile::kSharedBytes > 48 * 1024) {
+    FK_RETURN_IF_ERROR(
+        check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes),
+              name));
+  }
+  kernel<<<grid, Tile::kThreads, Tile::kSharedBytes, stream>>>(p);
+  return check_launch(name);
+}
+
+// The large tile where the code is for sm_80 or later and the device has the shared memory, else
+// the small one, which fits Turing's 64 KB.
+template <class Large, class Small>
+bool takes_large(const DeviceProperties& properties) {
+  constexpr int kTuringBytes = 64 * 1024, kAmpereBytes = 99 * 1024;  // the least of sm_8x
+  static_assert(Small::kSharedBytes <= kTuringBytes);
+  static_assert(Large::kSharedBytes <= kAmpereBytes || Small::kUse == Use::kSmall);
+  return properties.code >= 80 && Large::kSharedBytes <= properties.shared_bytes_per_block;
+}
+
+}  // namespace fk::cuda::attention

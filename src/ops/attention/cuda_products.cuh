@@ -1,0 +1,250 @@
+// Products of tiles (cuda_tiles.cuh) by one warp, and what goes into them. With two terms an
+// operand, three products are added up, the small ones apart from the large.
+#pragma once
+
+#include "ops/attention/cuda_tiles.cuh"
+
+namespace fk::cuda::attention {
+
+// Two floats as a register of a fragment.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float x, float y) {
+  const float pair[2] = {x, y};
+  const Vec<T, 2> v = pack<T>(pair);
+  uint32_t word;
+  memcpy(&word, v.data, sizeof(word));
+  return word;
+}
+
+// ... and what it leaves over.
+__device__ __forceinline__ uint32_t pack_rest(float x, float y, uint32_t high) {
+  __half2 pair;
+  memcpy(&pair, &high, sizeof(high));
+  const float2 h = __half22float2(pair);
+  return pack_pair<__half>(x - h.x, y - h.y);
+}
+
+// The left side of a product, in registers or in shared memory: get() gives the fragments of 16
+// columns.
+template <int kDim, int kTerms, int kRowTiles>
+struct FromRegisters {
+  static constexpr int kUnrolled = kDim / 16;
+  uint32_t fragments[kDim / 16][kTerms][kRowTiles][4];
+
+  __device__ __forceinline__ void load(const LaneAddress<kDim>& at, int term_bytes) {
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d) {
+#pragma unroll
+      for (int term = 0; term < kTerms; ++term) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          load_matrices(fragments[d][term][m], at.at(m * 16, d * 16) + term * term_bytes);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void get(uint32_t (&a)[kTerms][kRowTiles][4], int d) const {
+#pragma unroll
+    for (int term = 0; term < kTerms; ++term) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[term][m][e] = fragments[d][term][m][e];
+      }
+    }
+  }
+};
+
+template <int kDim, bool kFully = false>
+struct FromShared {
+  // Of long rows, all takes more registers than some kernels have.
+  static constexpr int kUnrolled = kDim >= 256 && !kFully ? 4 : kDim / 16;
+  LaneAddress<kDim> at;  // stacked
+  int term_bytes;
+
+  template <int kTerms, int kRowTiles>
+  __device__ __forceinline__ void get(uint32_t (&a)[kTerms][kRowTiles][4], int d) const {
+#pragma unroll
+    for (int term = 0; term < kTerms; ++term) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        load_matrices(a[term][m], at.at(m * 16, d * 16) + term * term_bytes);
+      }
+    }
+  }
+};
+
+// s = a b^T of one warp: b's rows lie in shared memory (side), kDim columns are summed over.
+template <class T, int kTerms, int kDim, int kRowTiles, int kColumnTiles, class Left>
+__device__ __forceinline__ void multiply_transposed(float (&s)[kRowTiles][kColumnTiles][4],
+                                                    const Left& left, const LaneAddress<kDim>& b_at,
+                                                    int b_term_bytes) {
+  // The tensor cores truncate sums: the small cross terms have one of their own.
+  constexpr bool kCross = kTerms == 2;
+  float cross[kCross ? kRowTiles : 1][kCross ? kColumnTiles : 1][4] = {};
+  // Long rows are added up outside, 64 columns at a time.
+  constexpr bool kLong = kCross && kDim == 256;
+  float total[kLong ? kRowTiles : 1][kLong ? kColumnTiles : 1][4] = {};
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[m][n][e] = 0.f;
+    }
+  }
+#pragma unroll(Left::kUnrolled)
+  for (int d = 0; d < kDim / 16; ++d) {
+    uint32_t a[kTerms][kRowTiles][4];
+    left.get(a, d);
+#pragma unroll
+    for (int n = 0; n < kColumnTiles / 2; ++n) {
+      uint32_t b[kTerms][4];
+#pragma unroll
+      for (int term = 0; term < kTerms; ++term) {
+        load_matrices(b[term], b_at.at(n * 16, d * 16) + term * b_term_bytes);
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if constexpr (kCross) {
+            mma_16816(cross[m][2 * n + h], a[0][m], b[1][2 * h], b[1][2 * h + 1], T());
+            mma_16816(cross[m][2 * n + h], a[1][m], b[0][2 * h], b[0][2 * h + 1], T());
+          }
+          mma_16816(s[m][2 * n + h], a[0][m], b[0][2 * h], b[0][2 * h + 1], T());
+        }
+      }
+    }
+    if constexpr (kLong) {
+      if (d % 4 == 3) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+          for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              total[m][n][e] += s[m][n][e];
+              s[m][n][e] = 0.f;
+            }
+          }
+        }
+      }
+    }
+  }
+  if constexpr (kCross) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          s[m][n][e] = cross[m][n][e] + (kLong ? total[m][n][e] : s[m][n][e]);
+        }
+      }
+    }
+  }
+}
+
+// A product's result as the left side of the next one.
+template <class T_, int kTerms_, int kRowTiles_, int kColumns>
+struct Packed {
+  using T = T_;
+  static constexpr int kTerms = kTerms_, kRowTiles = kRowTiles_, kSteps = kColumns / 16;
+  uint32_t fragments[kSteps][kTerms][kRowTiles][4];
+
+  __device__ __forceinline__ void pack(const float (&x)[kRowTiles][kColumns / 8][4]) {
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float* pair = &x[m][2 * j + e / 2][e % 2 * 2];
+          fragments[j][0][m][e] = pack_pair<T>(pair[0], pair[1]);
+          if constexpr (kTerms == 2) {
+            fragments[j][1][m][e] = pack_rest(pair[0], pair[1], fragments[j][0][m][e]);
+          }
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void get(uint32_t (&a)[kTerms][kRowTiles][4], int step) const {
+#pragma unroll
+    for (int term = 0; term < kTerms; ++term) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[term][m][e] = fragments[step][term][m][e];
+      }
+    }
+  }
+};
+
+// out += a b of one warp: b's rows, those summed over, lie in shared memory (stacked).
+template <int kDim, class Left, int kRowTiles, int kColumnTiles>
+__device__ __forceinline__ void multiply_add(float (&out)[kRowTiles][kColumnTiles][4],
+                                             const Left& left, const LaneAddress<kDim>& b_at,
+                                             int b_term_bytes) {
+  using T = typename Left::T;
+  constexpr int kSteps = Left::kSteps;
+  if constexpr (Left::kTerms == 1) {
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      uint32_t a[1][kRowTiles][4];
+      left.get(a, j);
+#pragma unroll
+      for (int n = 0; n < kColumnTiles / 2; ++n) {
+        uint32_t b[4];
+        load_matrices_transposed(b, b_at.at(j * 16, n * 16));
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          mma_16816(out[m][2 * n], a[0][m], b[0], b[1], T());
+          mma_16816(out[m][2 * n + 1], a[0][m], b[2], b[3], T());
+        }
+      }
+    }
+  } else {
+    // The tensor cores truncate sums: long ones are added up outside, and within a tile the small
+    // cross terms come first.
+    uint32_t a[kSteps][2][kRowTiles][4];
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) left.get(a[j], j);
+#pragma unroll
+    for (int n = 0; n < kColumnTiles / 2; ++n) {
+      // Keeps the loads of later columns behind: their registers are not free yet.
+      if (kRowTiles == 2 || kDim == 256 || n % kColumnsAhead == 0) __syncwarp();
+      float sum[kRowTiles][2][4] = {};
+      uint32_t b[kSteps][2][4];
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j) {
+        load_matrices_transposed(b[j][0], b_at.at(j * 16, n * 16));
+        load_matrices_transposed(b[j][1], b_at.at(j * 16, n * 16) + b_term_bytes);
+      }
+#pragma unroll
+      for (int product = 0; product < 3; ++product) {
+        const int of_a = product == 1, of_b = product == 0;
+#pragma unroll
+        for (int j = 0; j < kSteps; ++j) {
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              mma_16816(sum[m][h], a[j][of_a][m], b[j][of_b][2 * h], b[j][of_b][2 * h + 1], T());
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) out[m][2 * n + h][e] += sum[m][h][e];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fk::cuda::attention

@@ -1,0 +1,297 @@
+// The passes of cuda_rotate.h. Floor: one read and one write of each element; scaled forms are read
+// once more, for their largest magnitude.
+#include "cuda/launch.h"
+#include "ops/attention/cuda_rotate.h"
+#include "ops/attention/cuda_scores.cuh"
+
+namespace fk::cuda::attention {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Rows {
+  Problem problem;
+  bool queries;
+  Rotation rotation;
+  int64_t batch, rows;  // of the tensor: 1 and all where sequences are packed
+  int heads, columns;
+
+  __device__ __forceinline__ int64_t position(int64_t row) const {
+    int64_t at = row;
+    if (problem.packed) {
+      // The last sequence that begins at or before this row.
+      int64_t low = 0, high = problem.batch;
+      const int32_t* starts = queries ? problem.cu_q : problem.cu_k;
+      const int64_t stride = queries ? problem.cu_q_stride : problem.cu_k_stride;
+      while (low + 1 < high) {
+        const int64_t middle = (low + high) / 2;
+        if (starts[middle * stride] <= row) {
+          low = middle;
+        } else {
+          high = middle;
+        }
+      }
+      const Sequence s = problem.sequence(low);
+      at = queries ? row - s.q_begin + s.k_len - s.q_len : row - s.k_begin;
+    } else if (queries) {
+      at += problem.k_len - problem.q_len;
+    }
+    return at < 0 ? 0 : at >= rotation.positions ? rotation.positions - 1 : at;
+  }
+  // Column c of the rotated row, given its columns by value(c). direction -1: rotated back.
+  template <class Value>
+  __device__ __forceinline__ float rotated(int c, int64_t position, float direction,
+                                           const Value& value) const {
+    if (c >= 2 * rotation.pairs) return value(c);
+    const int pair = rotation.interleaved ? c / 2 : c % rotation.pairs;
+    const bool second = rotation.interleaved ? c % 2 : c >= rotation.pairs;
+    const int other = rotation.interleaved ? c ^ 1 : second ? pair : pair + rotation.pairs;
+    const float cosine = load_parameter(
+        rotation.cos, position * rotation.cos_strides[0] + pair * rotation.cos_strides[1],
+        rotation.cos_dtype);
+    const float sine = load_parameter(
+        rotation.sin, position * rotation.sin_strides[0] + pair * rotation.sin_strides[1],
+        rotation.sin_dtype);
+    return value(c) * cosine + (second ? direction : -direction) * value(other) * sine;
+  }
+};
+
+struct Prepare {
+  Rows rows;
+  View x;
+  uint16_t* to;
+  int64_t low;
+  uint32_t* maxima;
+  bool vectors;
+};
+
+// One thread takes 8 columns.
+template <class T, Form kForm>
+__global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__ Prepare p) {
+  const Rows& rows = p.rows;
+  const int pieces = (rows.columns + 7) / 8;
+  const int64_t index =
+      (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= rows.batch * rows.rows * rows.heads * pieces) return;
+  const int64_t place = index / pieces;
+  const int first = static_cast<int>(index - place * pieces) * 8;
+  const int64_t token = place / rows.heads;
+  const int head = static_cast<int>(place - token * rows.heads);
+  const int64_t b = token / rows.rows, row = token - b * rows.rows;
+  const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head;
+
+  float values[8];
+  if (p.vectors) {
+    constexpr int kWidth = kVecWidth<T>;
+#pragma unroll
+    for (int i = 0; i < 8; i += kWidth) {
+      float part[kWidth];
+      unpack(load<kWidth>(x + first + i), part);
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) values[i + e] = part[e];
+    }
+  } else {
+    const int64_t position = rows.rotation.pairs > 0 ? rows.position(row) : 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      values[e] = first + e < rows.columns
+                      ? rows.rotated(first + e, position, 1.f,
+                                     [&](int c) { return to_float(x[c * p.x.column]); })
+                      : 0.f;
+    }
+  }
+  if constexpr (kForm == Form::kSame) {
+    store(reinterpret_cast<T*>(p.to) + index * 8, pack<T>(values));
+  } else {
+    const int kv_heads = static_cast<int>(rows.problem.kv_heads);
+    const float factor = inverse_scale_of(p.maxima[b * kv_heads + head / (rows.heads / kv_heads)]);
+    // A rounded input's low term would be rounded again: rotate in float32, then split.
+    float rest[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      values[e] *= factor;
+      const float high = to_float(from_float<__half>(values[e]));
+      rest[e] = isfinite(high) ? values[e] - high : 0.f;
+    }
+    __half* to = reinterpret_cast<__half*>(p.to) + index * 8;
+    store(to, pack<__half>(values));
+    if constexpr (kForm == Form::kTwoTerms) store(to + p.low, pack<__half>(rest));
+  }
+}
+
+// The largest finite magnitude of every batch entry and key head.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    find_maxima(const __grid_constant__ Prepare p, int slices) {
+  const Rows& rows = p.rows;
+  const int64_t index = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const int slice = static_cast<int>(index % slices);
+  const int kv_heads = static_cast<int>(rows.problem.kv_heads);
+  const int64_t entry = index / slices;
+  if (entry >= rows.batch * kv_heads) return;
+  const int group = rows.heads / kv_heads;
+  const int64_t b = entry / kv_heads;
+  const int first_head = static_cast<int>(entry - b * kv_heads) * group;
+  const int width = p.vectors ? 8 : 1;
+  const int pieces = group * rows.columns / width;  // of a row
+  float largest = 0.f;
+  const auto see = [&](float x) {
+    x = fabsf(x);
+    if (x > largest && x <= 3.402823466e38f) largest = x;
+  };
+  const int64_t begin = rows.rows * slice / slices, end = rows.rows * (slice + 1) / slices;
+  for (int64_t i = threadIdx.x; i < (end - begin) * pieces; i += kThreads) {
+    const int64_t row = begin + i / pieces;
+    const int rest = static_cast<int>(i % pieces) * width;
+    const int head = first_head + rest / rows.columns, c = rest % rows.columns;
+    const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head +
+                 c * p.x.column;
+    if (p.vectors) {
+      constexpr int kWidth = kVecWidth<T>;
+#pragma unroll
+      for (int j = 0; j < 8; j += kWidth) {
+        float part[kWidth];
+        unpack(load<kWidth>(x + j), part);
+#pragma unroll
+        for (int e = 0; e < kWidth; ++e) see(part[e]);
+      }
+    } else {
+      see(to_float(*x));
+    }
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+  }
+  // Of magnitudes, bits are in the same order as values.
+  if (threadIdx.x % 32 == 0) atomicMax(&p.maxima[entry], __float_as_uint(largest));
+}
+
+struct Finish {
+  Rows rows;
+  const float* sums;
+  int64_t columns;  // of the sums
+  Result gradient;
+};
+
+// One thread takes 8 columns.
+__global__ void __launch_bounds__(kThreads) finish_rows(const __grid_constant__ Finish p) {
+  const Rows& rows = p.rows;
+  const int pieces = (rows.columns + 7) / 8;
+  const int64_t index =
+      (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= rows.batch * rows.rows * rows.heads * pieces) return;
+  const int64_t place = index / pieces;
+  const int first = static_cast<int>(index - place * pieces) * 8;
+  const int64_t token = place / rows.heads;
+  const int head = static_cast<int>(place - token * rows.heads);
+  const int64_t b = token / rows.rows, row = token - b * rows.rows;
+  const float* sums = p.sums + place * p.columns;
+  const int64_t at = p.gradient.at(b, row, head);
+  float values[8];
+  if (rows.rotation.pairs == 0) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      const float4 part = *reinterpret_cast<const float4*>(sums + first + i);
+      values[i] = part.x;
+      values[i + 1] = part.y;
+      values[i + 2] = part.z;
+      values[i + 3] = part.w;
+    }
+  } else {
+    const int64_t position = rows.position(row);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      values[e] = first + e < rows.columns
+                      ? rows.rotated(first + e, position, -1.f, [&](int c) { return sums[c]; })
+                      : 0.f;
+    }
+  }
+  if (p.gradient.vectors && p.gradient.dtype == DType::kFloat16) {
+    store(static_cast<__half*>(p.gradient.data) + at + first, pack<__half>(values));
+  } else if (p.gradient.vectors && p.gradient.dtype == DType::kBFloat16) {
+    store(static_cast<__nv_bfloat16*>(p.gradient.data) + at + first, pack<__nv_bfloat16>(values));
+  } else {
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+      p.gradient.store_pair(at, first + e, values[e], values[e + 1]);
+    }
+  }
+}
+
+Rows rows_of_tensor(const Problem& problem, const Tensor& x, bool queries,
+                    const Rotation& rotation) {
+  Rows rows;
+  rows.problem = problem;
+  rows.queries = queries;
+  rows.rotation = rotation;
+  rows.batch = problem.packed ? 1 : problem.batch;
+  rows.rows = x.size(-3);
+  rows.heads = static_cast<int>(x.size(-2));
+  rows.columns = static_cast<int>(x.size(-1));
+  return rows;
+}
+
+template <class T, Form kForm>
+Status launch_prepare(const Prepare& p, cudaStream_t stream) {
+  const Rows& rows = p.rows;
+  if constexpr (kForm != Form::kSame) {
+    const int64_t entries = rows.batch * rows.problem.kv_heads;
+    // About 64 KB of elements a block.
+    const int64_t elements = rows.rows * rows.heads / rows.problem.kv_heads * rows.columns;
+    const int slices = static_cast<int>(
+        std::min<int64_t>(std::max<int64_t>(1, elements >> 14), std::max<int64_t>(1, rows.rows)));
+    find_maxima<T><<<grid_of(entries * slices), kThreads, 0, stream>>>(p, slices);
+    FK_RETURN_IF_ERROR(check_launch("attention find_maxima"));
+  }
+  const int64_t threads = rows.batch * rows.rows * rows.heads * ceil_div(rows.columns, 8);
+  prepare_rows<T, kForm><<<grid_of(ceil_div(threads, kThreads)), kThreads, 0, stream>>>(p);
+  return check_launch("attention prepare_rows");
+}
+
+}  // namespace
+
+Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rotation& rotation,
+               Form form, uint32_t* maxima, void* to, cudaStream_t stream) {
+  if (maxima != nullptr) {
+    const int64_t entries = (problem.packed ? 1 : problem.batch) * problem.kv_heads;
+    FK_RETURN_IF_ERROR(
+        check(cudaMemsetAsync(maxima, 0, entries * sizeof(uint32_t), stream), "attention maxima"));
+  }
+  if (x.numel() == 0) return {};
+  Prepare p;
+  p.rows = rows_of_tensor(problem, x, queries, rotation);
+  p.x = fk::attention::view(x);
+  p.to = static_cast<uint16_t*>(to);
+  p.low = prepared_elements(x);
+  p.maxima = maxima;
+  p.vectors = rotation.pairs == 0 && x.stride(-1) == 1 && x.size(-1) % 8 == 0 &&
+              reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  for (int i = 0; i + 1 < x.ndim; ++i) {
+    p.vectors = p.vectors && (x.shape[i] == 1 || x.strides[i] * size_of(x.dtype) % 16 == 0);
+  }
+  switch (x.dtype) {
+    case DType::kFloat16:
+      return launch_prepare<__half, Form::kSame>(p, stream);
+    case DType::kBFloat16:
+      return form == Form::kSame ? launch_prepare<__nv_bfloat16, Form::kSame>(p, stream)
+                                 : launch_prepare<__nv_bfloat16, Form::kScaled>(p, stream);
+    default:
+      return launch_prepare<float, Form::kTwoTerms>(p, stream);
+  }
+}
+
+Status finish_gradient(const Problem& problem, const float* sums, int64_t columns, bool queries,
+                       const Rotation& rotation, const Tensor& gradient, cudaStream_t stream) {
+  if (gradient.numel() == 0) return {};
+  Finish p;
+  p.rows = rows_of_tensor(problem, gradient, queries, rotation);
+  p.sums = sums;
+  p.columns = columns;
+  p.gradient = result_of(gradient);
+  const int64_t threads = p.rows.batch * p.rows.rows * p.rows.heads * ceil_div(p.rows.columns, 8);
+  finish_rows<<<grid_of(ceil_div(threads, kThreads)), kThreads, 0, stream>>>(p);
+  return check_launch("attention finish_rows");
+}
+
+}  // namespace fk::cuda::attention

@@ -1,0 +1,62 @@
+// Passes before and after the attention kernels on CUDA: operands rotated by their position, or
+// brought into a form that tensor cores take (cuda_tiles.cuh), and gradients rotated back. Operands
+// go into the workspace, without gaps, as (B, L, heads, columns) or (T, heads, columns), their
+// columns filled up with zeros to a multiple of 8.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/status.h"
+#include "ops/attention/problem.h"
+
+namespace fk::cuda::attention {
+
+using fk::attention::Problem;
+
+// Tables (M, R) of cosines and sines.
+struct Rotation {
+  const void *cos = nullptr, *sin = nullptr;
+  DType cos_dtype = DType::kFloat32, sin_dtype = DType::kFloat32;
+  int64_t cos_strides[2] = {}, sin_strides[2] = {};
+  int64_t positions = 0;
+  int pairs = 0;  // 0: nothing is rotated
+  bool interleaved = false;
+};
+
+template <class Args>
+Rotation rotation_of(const Args& a) {
+  Rotation r;
+  if (!a.rotary_cos || a.rotary_cos.size(0) == 0) return r;
+  r.cos = a.rotary_cos.data;
+  r.sin = a.rotary_sin.data;
+  r.cos_dtype = a.rotary_cos.dtype;
+  r.sin_dtype = a.rotary_sin.dtype;
+  for (int i = 0; i < 2; ++i) {
+    r.cos_strides[i] = a.rotary_cos.stride(i);
+    r.sin_strides[i] = a.rotary_sin.stride(i);
+  }
+  r.positions = a.rotary_cos.size(0);
+  r.pairs = static_cast<int>(a.rotary_cos.size(1));
+  r.interleaved = a.rotary_interleaved;
+  return r;
+}
+
+// How elements are stored: as they are, as one float16 with a common scale per batch entry and key
+// head, or as two such terms, the low ones in a tensor of their own behind the high ones.
+enum class Form { kSame, kScaled, kTwoTerms };
+
+inline int64_t prepared_columns(const Tensor& x) { return (x.size(-1) + 7) / 8 * 8; }
+inline int64_t prepared_elements(const Tensor& x) {
+  return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1) * prepared_columns(x);
+}
+
+// Writes x (q, k, v or dout) to `to`. `queries`: its rows are those of q. `maxima`, for scaled
+// forms: (batch, key heads) words, found here.
+Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rotation& rotation,
+               Form form, uint32_t* maxima, void* to, cudaStream_t stream);
+
+// gradient = `sums` (float32, without gaps, `columns` of them a head), rotated back.
+Status finish_gradient(const Problem& problem, const float* sums, int64_t columns, bool queries,
+                       const Rotation& rotation, const Tensor& gradient, cudaStream_t stream);
+
+}  // namespace fk::cuda::attention

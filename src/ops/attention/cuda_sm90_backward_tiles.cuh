@@ -1,0 +1,200 @@
+// Attention's backward on Hopper: what a block works on, where it lies in shared memory, and the
+// thread that loads it.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/tma.cuh"
+#include "ops/attention/cuda_sm90_backward.h"
+
+namespace fk::cuda_sm90::backward {
+
+// One key block of one key head.
+struct Tile {
+  int number;  // past the last: nothing more to do
+  int batch, kv_head, n;
+  int q_begin, q_len, k_begin, k_len;
+  int m_first, m_end;          // query blocks that see it
+  int plain_first, plain_end;  // those of them whose every query sees every key
+  int steps;                   // query blocks of all heads of the group
+  int slot;                    // of the sequence's first query block in the workspace
+};
+
+// Tiles as the copy engine writes them: columns of 64 elements, rows of 128 bytes, swizzled. Every
+// ring has two places.
+template <int kD, int kM>
+struct alignas(1024) SharedTiles {
+  uint16_t k[2][kN * kD];  // of this tile and the next
+  uint16_t v[kN * kD];     // free once the last dP is there, so one place is enough
+  uint16_t q[2][kM * kD];
+  uint16_t dout[2][kM * kD];
+  uint16_t ds[2][kM * kN];
+  float dq[kConsumerWarps][kM * kD / kConsumerWarps];
+  float stats[2][2 * kM];  // -lse * log2(e), delta
+  uint64_t q_full[2], dout_full[2], stage_empty[2];
+  uint64_t k_full[2], k_empty[2], v_full, v_empty;
+  uint64_t ds_full[2], ds_empty[2];
+  uint64_t tile_full[2], tile_empty[2];
+  Tile tile[2];
+};
+
+template <int kD, int kM>
+constexpr int kSharedBytes = sizeof(SharedTiles<kD, kM>);
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// How often a ring of two places was used: which is next, and the parity of its barrier's phase.
+struct Turn {
+  uint32_t number = 0;
+  __device__ __forceinline__ int index() const { return number % 2; }
+  __device__ __forceinline__ uint32_t phase() const { return number / 2 % 2; }
+};
+
+template <int kD, int kM>
+__device__ __forceinline__ void init_barriers(SharedTiles<kD, kM>& shared) {
+  for (int i = 0; i < 2; ++i) {
+    cuda::barrier_init(&shared.q_full[i], 1);
+    cuda::barrier_init(&shared.dout_full[i], 1);
+    cuda::barrier_init(&shared.stage_empty[i], kConsumerWarps);
+    cuda::barrier_init(&shared.k_full[i], 1);
+    cuda::barrier_init(&shared.k_empty[i], kConsumerWarps);
+    cuda::barrier_init(&shared.ds_full[i], kConsumerWarps);
+    cuda::barrier_init(&shared.ds_empty[i], kConsumerWarps);
+    cuda::barrier_init(&shared.tile_full[i], 1);
+    cuda::barrier_init(&shared.tile_empty[i], kConsumerWarps);
+  }
+  cuda::barrier_init(&shared.v_full, 1);
+  cuda::barrier_init(&shared.v_empty, kConsumerWarps);
+  cuda::fence_barrier_init();
+}
+
+// `tile` is in shared memory: the registers of the one thread that calls this are few.
+template <int kM>
+__device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile& tile) {
+  tile.number = t;
+  if (t >= p.tiles) return;
+  if (p.problem.packed) {
+    // Sequence b has the key block places from k_begin / kN + b on: always enough, and found
+    // without a sum over the sequences before it.
+    const int places = p.tiles / p.kv_heads;
+    const int place = p.descending ? places - 1 - t / p.kv_heads : t / p.kv_heads;
+    tile.kv_head = t % p.kv_heads;
+    int low = 0, high = static_cast<int>(p.problem.batch) - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      const int begin = static_cast<int>(p.problem.sequence(middle).k_begin);
+      if (begin / kN + middle <= place) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    tile.batch = low;
+    const attention::Sequence s = p.problem.sequence(low);
+    tile.q_begin = static_cast<int>(s.q_begin);
+    tile.q_len = static_cast<int>(s.q_len);
+    tile.k_begin = static_cast<int>(s.k_begin);
+    tile.k_len = static_cast<int>(s.k_len);
+    tile.n = place - (tile.k_begin / kN + low);
+    tile.slot = tile.q_begin / kM + low;
+  } else {
+    const int heads = p.kv_heads * static_cast<int>(p.problem.batch);
+    int head;
+    if (t < p.late * heads) {
+      const int first = t / (p.late * p.heads_together) * p.heads_together;
+      const int together = min(p.heads_together, heads - first);
+      const int rest = t - first * p.late;
+      tile.n = rest / together;
+      head = first + rest % together;
+    } else {
+      tile.n = t / heads;
+      head = t % heads;
+    }
+    if (p.descending) tile.n = p.n_blocks - 1 - tile.n;
+    tile.batch = head / p.kv_heads;
+    tile.kv_head = head % p.kv_heads;
+    tile.q_begin = 0;
+    tile.k_begin = 0;
+    tile.q_len = static_cast<int>(p.problem.q_len);
+    tile.k_len = static_cast<int>(p.problem.k_len);
+    tile.slot = tile.batch * p.m_blocks;
+  }
+  const int n0 = tile.n * kN, n1 = min(n0 + kN, tile.k_len);
+  const int offset = tile.k_len - tile.q_len;
+  const int first = max(0, n0 - p.right - offset);
+  const int end = n0 < tile.k_len ? min(tile.q_len, n1 + p.left - offset) : 0;
+  tile.m_first = first / kM;
+  tile.m_end = end > first ? (end + kM - 1) / kM : tile.m_first;
+  tile.steps = (tile.m_end - tile.m_first) * p.group;
+  // Queries that are not there need no mask: their P is 0.
+  tile.plain_first = (max(0, n1 - 1 - p.right - offset) + kM - 1) / kM;
+  const int seen_end = n0 + p.left - offset + 1;  // queries before this one see key n0
+  tile.plain_end = seen_end >= tile.q_len ? kFar : max(0, seen_end) / kM;
+  if (n0 + kN > tile.k_len) tile.plain_end = 0;
+}
+
+// One thread.
+template <int kD, int kM>
+__device__ __forceinline__ void produce(const Params& p, SharedTiles<kD, kM>& shared) {
+  using namespace fk::cuda;  // NOLINT: the instructions
+  constexpr int kPanels = kD / 64;
+  Turn stage, tile_turn, kv_turn;
+  int t = blockIdx.x;
+  while (true) {
+    barrier_wait(&shared.tile_empty[tile_turn.index()], tile_turn.phase() ^ 1);
+    Tile& tile = shared.tile[tile_turn.index()];
+    find_tile<kM>(p, t, tile);
+    barrier_arrive(&shared.tile_full[tile_turn.index()]);
+    ++tile_turn.number;
+    if (t >= p.tiles) return;
+    if (tile.steps > 0) {
+      const int batch = p.problem.packed ? 0 : tile.batch;
+      const int key = tile.k_begin + tile.n * kN;
+      const int kv = kv_turn.index();
+      barrier_wait(&shared.k_empty[kv], kv_turn.phase() ^ 1);
+      barrier_arrive_expect(&shared.k_full[kv], sizeof(shared.k[kv]));
+      for (int c = 0; c < kPanels; ++c) {
+        tensor_load(shared.k[kv] + c * kN * 64, &p.k, &shared.k_full[kv], c * 64, tile.kv_head, key,
+                    batch);
+      }
+      barrier_wait(&shared.v_empty, kv_turn.number % 2 ^ 1);
+      barrier_arrive_expect(&shared.v_full, sizeof(shared.v));
+      for (int c = 0; c < kPanels; ++c) {
+        tensor_load(shared.v + c * kN * 64, &p.v, &shared.v_full, c * 64, tile.kv_head, key, batch);
+      }
+      ++kv_turn.number;
+      int head = tile.kv_head * p.group, m = tile.m_first;
+      const float* stats = p.stats + static_cast<int64_t>(head * p.slots + tile.slot) * (2 * kM);
+      for (int steps = tile.steps; steps > 0; --steps) {
+        const int s = stage.index();
+        barrier_wait(&shared.stage_empty[s], stage.phase() ^ 1);
+        barrier_arrive_expect(&shared.q_full[s], sizeof(shared.q[s]) + sizeof(shared.stats[s]));
+        barrier_arrive_expect(&shared.dout_full[s], sizeof(shared.dout[s]));
+        const int row = tile.q_begin + m * kM;
+        bulk_copy_to_shared(shared.stats[s], stats + m * (2 * kM), sizeof(shared.stats[s]),
+                            &shared.q_full[s]);
+        for (int c = 0; c < kPanels; ++c) {
+          tensor_load(shared.q[s] + c * kM * 64, &p.q, &shared.q_full[s], c * 64, head, row, batch);
+        }
+        for (int c = 0; c < kPanels; ++c) {
+          tensor_load(shared.dout[s] + c * kM * 64, &p.dout, &shared.dout_full[s], c * 64, head,
+                      row, batch);
+        }
+        ++stage.number;
+        if (++m == tile.m_end) {
+          m = tile.m_first;
+          ++head;
+          stats += p.slots * (2 * kM);
+        }
+      }
+    }
+    // Late: a tile taken early would wait here while other blocks have nothing to do.
+    t = static_cast<int>(gridDim.x) + atomicAdd(p.next_tile, 1);
+  }
+}
+
+#endif
+
+}  // namespace fk::cuda_sm90::backward

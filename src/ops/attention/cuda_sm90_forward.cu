@@ -1,0 +1,206 @@
+// Attention forward on Hopper: which calls, with which tiles and in which order. The kernel is in
+// cuda_sm90_forward.cuh.
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/launch.h"
+#include "cuda/tma.h"
+#include "ops/attention/cuda_rotate.h"
+#include "ops/attention/cuda_sm90_forward.cuh"
+
+namespace fk::cuda_sm90 {
+
+namespace {
+
+using attention::Mask;
+using attention::Problem;
+using attention::View;
+
+constexpr int64_t kMaxLength = int64_t{1} << 28;  // positions and their differences are ints
+
+bool copy_engine_takes(const Tensor& t) {
+  if (t.stride(-1) != 1 && t.size(-1) != 1) return false;
+  for (int i = 0; i + 1 < t.ndim; ++i) {
+    if (!cuda::tensor_map_takes(t.shape[i], t.strides[i] * size_of(t.dtype))) return false;
+  }
+  return true;
+}
+
+bool aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
+
+// (D, rows, heads, batch), in boxes of 64 columns and `rows` rows.
+Status make_map(CUtensorMap* map, const Tensor& t, int rows) {
+  const View view = attention::view(t);
+  const int64_t bytes = size_of(t.dtype);
+  cuda::TensorMapShape shape;
+  shape.dims = 4;
+  const int64_t sizes[] = {t.size(-1), t.size(-3), t.size(-2), t.ndim == 4 ? t.size(0) : 1};
+  const int64_t strides[] = {0, view.row * bytes, view.head * bytes, view.batch * bytes};
+  const int box[] = {64, rows, 1, 1};
+  std::copy(sizes, sizes + 4, shape.sizes);
+  std::copy(strides, strides + 4, shape.strides);
+  std::copy(box, box + 4, shape.box);
+  return cuda::make_tensor_map(map, t.data, t.dtype, shape);
+}
+
+int limit(int64_t window) { return static_cast<int>(std::min(window, 2 * kMaxLength)); }
+
+// What the workspace holds: the index of the next tile and, if they are rotated, q and k.
+struct Scratch {
+  size_t q = 256, k = 256, bytes = 256;
+
+  explicit Scratch(const AttentionFwd& a) {
+    if (!a.rotary_cos) return;
+    k = q + round_up(a.q);
+    bytes = k + round_up(a.k);
+  }
+  static size_t round_up(const Tensor& t) {
+    return (static_cast<size_t>(t.numel() * size_of(t.dtype)) + 255) / 256 * 256;
+  }
+};
+
+Tensor without_gaps(const Tensor& like, void* data) {
+  Tensor t = like;
+  t.data = data;
+  int64_t stride = 1;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    t.strides[i] = stride;
+    stride *= t.shape[i];
+  }
+  return t;
+}
+
+// Whether some queries see fewer keys than others.
+bool unequal_tiles(const Problem& p) { return p.packed || !p.mask.unlimited(); }
+
+template <class Tile>
+Status launch(const AttentionFwd& a, const Exec& exec) {
+  const Problem p = attention::problem_of(a);
+  const cuda::DeviceProperties& device = cuda::device_properties(a.q.device_id);
+  const cudaStream_t stream = cuda::stream_of(exec);
+  ForwardArguments f = {};
+  FK_RETURN_IF_ERROR(make_map(&f.q, a.q, 64));
+  FK_RETURN_IF_ERROR(make_map(&f.k, a.k, Tile::kKeys));
+  FK_RETURN_IF_ERROR(make_map(&f.v, a.v, Tile::kKeys));
+  if (a.out) FK_RETURN_IF_ERROR(make_map(&f.out, a.out, 64));
+  f.batch = static_cast<int>(p.batch);
+  f.heads = static_cast<int>(p.heads);
+  f.group = static_cast<int>(p.group());
+  f.q_len = static_cast<int>(p.q_len);
+  f.k_len = static_cast<int>(p.k_len);
+  f.packed = p.packed;
+  f.cu_q = p.cu_q;
+  f.cu_k = p.cu_k;
+  f.cu_q_stride = static_cast<int>(p.cu_q_stride);
+  f.cu_k_stride = static_cast<int>(p.cu_k_stride);
+  f.out_view = attention::view(a.out);
+  f.lse = attention::row_view(a.lse);
+  f.slopes = attention::slope_view(a.alibi_slopes);
+  f.slope_type = a.alibi_slopes.dtype;
+  if (a.sinks) {
+    f.sinks = a.sinks.data;
+    f.sink_stride = a.sinks.stride(0);
+    f.sink_type = a.sinks.dtype;
+  }
+  f.scale = static_cast<float>(p.scale);
+  f.softcap = static_cast<float>(p.softcap);
+  f.value_pieces = static_cast<int>(p.value_dim / 8);
+  f.left = limit(p.mask.left);
+  f.right = limit(p.mask.right);
+  f.query_tiles = (f.q_len + Tile::kQueries - 1) / Tile::kQueries;
+  f.tiles = f.heads * (p.packed ? f.query_tiles + f.batch : f.query_tiles * f.batch);
+  if (unequal_tiles(p)) {
+    // Three tiles for every multiprocessor are enough for all to end at once.
+    const int rows = f.batch * f.heads, end_tiles = 3 * device.multiprocessors;
+    const int last_heads = (end_tiles + f.query_tiles - 1) / f.query_tiles;
+    f.last_first = true;
+    f.last_heads = rows <= 2 * last_heads ? rows : last_heads;
+    f.next_tile = exec.workspace<int>();
+    FK_RETURN_IF_ERROR(
+        cuda::check(cudaMemsetAsync(f.next_tile, 0, sizeof(int), stream), "cudaMemsetAsync"));
+  }
+  const unsigned blocks = static_cast<unsigned>(std::min(device.multiprocessors, f.tiles));
+  return cuda::launch_early(attention_forward<Tile>, "attention_forward",
+                            {blocks, Tile::kThreads, Tile::kSharedBytes}, stream, f);
+}
+
+// Tiles as measured: the more keys at a time the better, as far as registers and shared memory
+// reach; with masks, smaller blocks waste less.
+template <class T, bool kScoreChange>
+Status run_as(const AttentionFwd& a, const Exec& exec) {
+  const Problem p = attention::problem_of(a);
+  const int64_t width = std::max(p.head_dim, p.value_dim);
+  const bool full = p.mask.unlimited() && !p.packed;
+  if (width <= 64) {
+    // Three warpgroups hide more, but have not the registers to change scores.
+    if constexpr (kScoreChange) return launch<ForwardTile<T, 64, 128, 2, true>>(a, exec);
+    return launch<ForwardTile<T, 64, 128, 3, false, 4>>(a, exec);
+  }
+  if constexpr (kScoreChange) {
+    return launch<ForwardTile<T, 128, 128, 2, true>>(a, exec);
+  } else {
+    if (width <= 96) return launch<ForwardTile<T, 96, 128, 2, false>>(a, exec);
+    if (width <= 128) return launch<ForwardTile<T, 128, 128, 2, false>>(a, exec);
+    if (width > 192) return launch<ForwardTile<T, 256, 80, 2, false>>(a, exec);
+    if (full) return launch<ForwardTile<T, 192, 112, 2, false>>(a, exec);
+    return launch<ForwardTile<T, 192, 80, 2, false>>(a, exec);
+  }
+}
+
+bool changes_scores(const AttentionFwd& a) { return a.softcap > 0 || a.alibi_slopes; }
+
+template <class T>
+Status run_type(const AttentionFwd& a, const Exec& exec) {
+  return changes_scores(a) ? run_as<T, true>(a, exec) : run_as<T, false>(a, exec);
+}
+
+}  // namespace
+
+bool accepts(const AttentionFwd& a) {
+  if (a.q.dtype != DType::kFloat16 && a.q.dtype != DType::kBFloat16) return false;
+  if (cuda::device_properties(a.q.device_id).code < 90) return false;
+  if (a.bias) return false;
+  const Problem p = attention::problem_of(a);
+  if (p.head_dim % 8 != 0 || p.value_dim % 8 != 0 || p.head_dim == 0 || p.value_dim == 0) {
+    return false;
+  }
+  if ((p.head_dim - 1) / 64 != (p.value_dim - 1) / 64) return false;
+  if (changes_scores(a) && p.head_dim > 128) return false;
+  if (p.batch == 0 || p.heads == 0 || p.q_len == 0 || p.k_len == 0) return false;
+  // The maximum is taken before the scale is applied.
+  if (!(p.scale > 0)) return false;
+  if (p.q_len > kMaxLength || p.k_len > kMaxLength || p.batch * p.heads > kMaxLength ||
+      p.batch * p.heads * (p.q_len / 128 + 1) > kMaxLength) {
+    return false;
+  }
+  return copy_engine_takes(a.q) && copy_engine_takes(a.k) && copy_engine_takes(a.v) &&
+         (!a.out || copy_engine_takes(a.out));
+}
+
+size_t workspace(const AttentionFwd& a) {
+  // Also what the portable kernel needs, which takes calls with addresses the copy engine cannot.
+  return std::max(Scratch(a).bytes, cuda::workspace(a));
+}
+
+Status run(const AttentionFwd& a, const Exec& exec) {
+  if (!aligned(a.q) || !aligned(a.k) || !aligned(a.v) || (a.out && !aligned(a.out))) {
+    return cuda::run(a, exec);
+  }
+  AttentionFwd rotated = a;
+  if (a.rotary_cos) {
+    const Problem p = attention::problem_of(a);
+    const cuda::attention::Rotation rotation = cuda::attention::rotation_of(a);
+    const Scratch scratch(a);
+    rotated.q = without_gaps(a.q, exec.workspace<char>() + scratch.q);
+    rotated.k = without_gaps(a.k, exec.workspace<char>() + scratch.k);
+    for (const bool queries : {true, false}) {
+      FK_RETURN_IF_ERROR(cuda::attention::prepare(
+          p, queries ? a.q : a.k, queries, rotation, cuda::attention::Form::kSame, nullptr,
+          queries ? rotated.q.data : rotated.k.data, cuda::stream_of(exec)));
+    }
+  }
+  return a.q.dtype == DType::kFloat16 ? run_type<__half>(rotated, exec)
+                                      : run_type<__nv_bfloat16>(rotated, exec);
+}
+
+}  // namespace fk::cuda_sm90

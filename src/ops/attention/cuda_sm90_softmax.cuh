@@ -1,0 +1,94 @@
+// The running softmax of a warpgroup's 64 rows of scores, as one thread sees it: two rows, a
+// quarter of the columns of each (wgmma.cuh says where).
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "cuda/convert.cuh"
+#include "cuda/math.cuh"
+
+namespace fk::cuda_sm90 {
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 - 2 / (1 + e^2x): right at both ends, and exact enough for scores around 0.
+__device__ __forceinline__ float tanh_fast(float x) {
+  return 1.f - 2.f / (1.f + exp2_fast(2.f * cuda::kLog2E * x));
+}
+
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float a, float b) {
+  const float pair[2] = {a, b};
+  const cuda::Vec<T, 2> v = cuda::pack<T>(pair);
+  uint32_t word;
+  memcpy(&word, v.data, sizeof(word));
+  return word;
+}
+
+// Which row of a thread's two score i belongs to.
+constexpr __device__ __forceinline__ int row_of(int i) { return (i / 2) % 2; }
+
+struct Softmax {
+  float max[2] = {-INFINITY, -INFINITY};  // of the scores before they are scaled
+  float sum[2] = {0.f, 0.f};              // over this thread's columns
+
+  // Replaces scores by probabilities: 2^(scale_log2 * (score - max)). What was summed before is to
+  // be multiplied by `correction`.
+  template <int N>
+  __device__ __forceinline__ void step(float (&s)[N], float scale_log2, float (&correction)[2]) {
+    float block_max[2] = {max[0], max[1]};
+#pragma unroll
+    for (int i = 0; i < N; ++i) block_max[row_of(i)] = fmaxf(block_max[row_of(i)], s[i]);
+    float offset[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 1));
+      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 2));
+      // The maximum stays behind until it has grown by a factor of 2^8: until then probabilities
+      // just exceed 1, and nothing summed before needs a correction.
+      const bool grown = (block_max[j] - max[j]) * scale_log2 > 8.f;
+      correction[j] = grown ? exp2_fast((max[j] - block_max[j]) * scale_log2) : 1.f;
+      max[j] = grown ? block_max[j] : max[j];
+      offset[j] = max[j] == -INFINITY ? 0.f : max[j] * scale_log2;
+    }
+    float partial[2] = {0.f, 0.f};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      s[i] = exp2_fast(s[i] * scale_log2 - offset[row_of(i)]);
+      partial[row_of(i)] += s[i];
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) sum[j] = sum[j] * correction[j] + partial[j];
+  }
+};
+
+// -inf for the keys from `end` on, or before `first`, both counted from the thread's first column,
+// for each of its rows.
+template <int N>
+__device__ __forceinline__ void mask_from(float (&s)[N], const int (&end)[2]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (8 * (i / 4) + i % 2 >= end[row_of(i)]) s[i] = -INFINITY;
+  }
+}
+template <int N>
+__device__ __forceinline__ void mask_before(float (&s)[N], const int (&first)[2]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (8 * (i / 4) + i % 2 < first[row_of(i)]) s[i] = -INFINITY;
+  }
+}
+
+// The A operands of the next product.
+template <class T, int N>
+__device__ __forceinline__ void round_pairs(const float (&s)[N], uint32_t (&p)[N / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) p[i / 4][i % 4] = pack_pair<T>(s[2 * i], s[2 * i + 1]);
+}
+
+}  // namespace fk::cuda_sm90

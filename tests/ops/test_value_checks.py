@@ -1,0 +1,75 @@
+"""FK_CHECK=1: values in index tensors on a GPU are checked as on the CPU, with the same messages.
+The library reads the variable once, so each case runs in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from harness import HAVE_CUDA
+
+pytestmark = pytest.mark.skipif(not HAVE_CUDA, reason="needs a GPU")
+
+CROSS_ENTROPY = """
+import torch, flashkernel as fk
+logits = torch.ones(4, 10, device="cuda")
+targets = torch.tensor([0, 9, 0, 9, 3, 9, -100, 9], device="cuda")
+assert fk.cross_entropy(logits, targets[::2]).isfinite()
+targets[4] = 10
+fk.cross_entropy(logits, targets[::2])
+torch.cuda.synchronize()
+"""
+
+ROPE = """
+import torch, flashkernel as fk
+x, table = torch.ones(2, 3, 2, 8, device="cuda"), torch.ones(4, 4, device="cuda")
+positions = torch.tensor([[0, 1, 2], [3, 2, 1]], device="cuda", dtype=torch.int32)
+assert fk.rope(x, table, table, positions=positions).isfinite().all()
+positions[1, 2] = -1
+fk.rope(x, table, table, positions=positions)
+torch.cuda.synchronize()
+"""
+
+# A capture cannot wait for the values: they are not looked at, and the graph is whole.
+CAPTURE = """
+import torch, flashkernel as fk
+logits, targets = torch.ones(4, 10, device="cuda"), torch.full((4,), 10, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    loss = fk.cross_entropy(logits, targets)
+graph.replay()
+assert loss.isnan()
+"""
+
+
+def stderr_of(script, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode != 0) == bool(done.stderr.count("Error")), done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "script, message",
+    [
+        (
+            CROSS_ENTROPY,
+            "cross_entropy: targets: expected values from 0 to 9 or ignore_index=-100, "
+            "got 10 at row 2",
+        ),
+        (ROPE, "rope: positions: expected values from 0 to 3, got -1 at (1, 2)"),
+    ],
+    ids=["cross_entropy", "rope"],
+)
+def test_bad_values_raise(script, message):
+    assert message in stderr_of(script, FK_CHECK="1")
+    assert "Error" not in stderr_of(script, FK_CHECK="0")
+
+
+def test_a_capture_is_not_disturbed():
+    assert "Error" not in stderr_of(CAPTURE, FK_CHECK="1")
