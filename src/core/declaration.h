@@ -99,6 +99,7 @@ struct OpDeclaration {
   std::string doc;
   std::vector<Field> fields;
   std::vector<std::string> symbols;
+  bool multiplies = false;  // kernels may round what they multiply to the activations' dtype
 
   int find(const std::string& field) const;  // -1 if there is none
   // Parses `type` into the field's dtype rule and shapes. Aborts on a malformed declaration.
@@ -180,6 +181,9 @@ class Declaration {
   void group(const char* name, const std::vector<std::string>& members) {
     for (const std::string& member : members) op_.fields[op_.find(member)].group = name;
   }
+  // The op has matrix products, whose factors (probabilities, say) tensor cores take in the
+  // activations' dtype: checks allow for that rounding.
+  void multiplies() { op_.multiplies = true; }
   // Fields declared after this are taken by name in languages with keyword arguments.
   void keyword_only() { keyword_only_ = true; }
 

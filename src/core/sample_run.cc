@@ -294,7 +294,15 @@ Status run_sample(const Sample& sample, const char* implementation, SampleMemory
 
 double sample_error(const Sample& sample, const std::vector<SampleTensor>& expected,
                     const std::vector<SampleTensor>& got, std::string* worst) {
-  constexpr double kFloat32Errors = 256;
+  constexpr double kFloat32Errors = 256, kRoundedFactors = 2;
+  const OpDeclaration& op = sample.op->declaration;
+  double relative_floor = kFloat32Errors * std::ldexp(1.0, -24);
+  for (size_t i = 0; op.multiplies && i < op.fields.size(); ++i) {
+    if (sample.tensors[i].present && op.fields[i].dtype_rule == DTypeRule::kActivation) {
+      relative_floor += kRoundedFactors * step_of(sample.tensors[i].dtype);
+      break;
+    }
+  }
   double largest_error = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     if (!expected[i].present) continue;
@@ -302,7 +310,7 @@ double sample_error(const Sample& sample, const std::vector<SampleTensor>& expec
     for (double value : expected[i].values) {
       if (std::isfinite(value)) scale = std::max(scale, std::fabs(value));
     }
-    const double floor = kFloat32Errors * std::ldexp(scale, -24);
+    const double floor = relative_floor * scale;
     for (size_t k = 0; k < expected[i].values.size(); ++k) {
       const double e = expected[i].values[k], g = got[i].values[k];
       if (e == g || (std::isnan(e) && std::isnan(g))) continue;
@@ -312,8 +320,8 @@ double sample_error(const Sample& sample, const std::vector<SampleTensor>& expec
       }
       if (error <= largest_error) continue;
       largest_error = error;
-      *worst = sample.op->declaration.fields[i].name + "[" + std::to_string(k) + "]: expected " +
-               std::to_string(e) + ", got " + std::to_string(g);
+      *worst = op.fields[i].name + "[" + std::to_string(k) + "]: expected " + std::to_string(e) +
+               ", got " + std::to_string(g);
     }
   }
   return largest_error;

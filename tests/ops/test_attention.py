@@ -126,6 +126,7 @@ def attention_case(
     sinks=False,
     bias=None,  # its shape, with None for the full size
     rotary=None,  # pairs
+    stretch=1.0,  # of the tables: YaRN's do more than turn
     **attributes,
 ):
     lk, g, e = lq if lk is None else lk, h if g is None else g, d if e is None else e
@@ -156,11 +157,13 @@ def attention_case(
         if rotary is not None:
             longest = lk if lengths is None else max(k for _, k in lengths)
             angle = torch.arange(longest + 2)[:, None] * 50.0 ** (-torch.arange(rotary) / rotary)
-            out["rotary_cos"], out["rotary_sin"] = angle.double().cos(), angle.double().sin()
+            angle = angle.double()
+            out["rotary_cos"], out["rotary_sin"] = stretch * angle.cos(), stretch * angle.sin()
         return out
 
     options = {
         "lengths": lengths, "alibi": alibi, "sinks": sinks, "bias": bias, "rotary": rotary,
+        "stretch": None if stretch == 1.0 else stretch,
         **attributes,
     }  # fmt: skip
     label = ",".join(f"{n}={v}" for n, v in options.items() if v not in (None, False))
@@ -214,6 +217,7 @@ FEATURES = [
     attention_case(rotary=4, causal=True, lq=19, lk=40),
     attention_case(rotary=8, rotary_interleaved=True, h=4, g=2),
     attention_case(rotary=3, rotary_interleaved=True, d=16, causal=True),
+    attention_case(rotary=8, stretch=6.0, scale=0.01),
     attention_case(lengths=((5, 5), (40, 40), (1, 1))),
     attention_case(lengths=((5, 9), (40, 17), (0, 3), (3, 0), (0, 0), (64, 130)), causal=True),
     attention_case(lengths=((70, 70), (33, 50)), window=(6, 2), h=4, g=2, return_lse=True),

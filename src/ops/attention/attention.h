@@ -27,6 +27,7 @@ struct AttentionFwd {
   bool causal = false, return_lse = false, deterministic = false, rotary_interleaved = false;
 
   static void declare(Declaration<AttentionFwd>& d) {
+    d.multiplies();
     d.input("q", &AttentionFwd::q, "T[B, Lq, H, D | Tq, H, D]", "queries");
     d.input("k", &AttentionFwd::k, "T[B, Lk, G, D | Tk, G, D]", "keys; H is a multiple of G");
     d.input("v", &AttentionFwd::v, "T[B, Lk, G, E | Tk, G, E]", "values");
@@ -86,6 +87,7 @@ struct AttentionBwd {
   bool causal = false, deterministic = false, rotary_interleaved = false;
 
   static void declare(Declaration<AttentionBwd>& d) {
+    d.multiplies();
     d.input("dout", &AttentionBwd::dout, "T[B, Lq, H, E | Tq, H, E]", "gradient of out");
     d.input("dlse", &AttentionBwd::dlse, "F[B, H, Lq | H, Tq]", "gradient of lse").optional();
     d.input("q", &AttentionBwd::q, "T[B, Lq, H, D | Tq, H, D]", "as in the forward");

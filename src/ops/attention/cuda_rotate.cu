@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
   }
 }
 
-// The largest finite magnitude of every batch entry and key head.
+// The largest finite magnitude of every batch entry and key head, rotated: tables may do more than
+// turn (YaRN's also stretch).
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     find_maxima(const __grid_constant__ Prepare p, int slices) {
@@ -144,19 +145,19 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = begin + i / pieces;
     const int rest = static_cast<int>(i % pieces) * width;
     const int head = first_head + rest / rows.columns, c = rest % rows.columns;
-    const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head +
-                 c * p.x.column;
+    const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head;
     if (p.vectors) {
       constexpr int kWidth = kVecWidth<T>;
 #pragma unroll
       for (int j = 0; j < 8; j += kWidth) {
         float part[kWidth];
-        unpack(load<kWidth>(x + j), part);
+        unpack(load<kWidth>(x + c + j), part);
 #pragma unroll
         for (int e = 0; e < kWidth; ++e) see(part[e]);
       }
     } else {
-      see(to_float(*x));
+      const int64_t position = rows.rotation.pairs > 0 ? rows.position(row) : 0;
+      see(rows.rotated(c, position, 1.f, [&](int k) { return to_float(x[k * p.x.column]); }));
     }
   }
 #pragma unroll

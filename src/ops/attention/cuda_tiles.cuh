@@ -46,7 +46,7 @@ constexpr bool kCompiled =
 #endif
 
 // The power of two that brings values up to the given magnitude (as bits) below 2^15: float16 holds
-// them, a rotation of them, and what their first 11 bits leave over. Values times 1 / scale_of are
+// them and what their first 11 bits leave over. Values times 1 / scale_of are
 // stored; both are finite.
 __host__ __device__ __forceinline__ int scale_exponent(uint32_t magnitude) {
   const int exponent = static_cast<int>(magnitude >> 23) - 14;
