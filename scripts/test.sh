@@ -57,7 +57,12 @@ tsan() {
   quietly 1 build-tsan/fk_pool_tests --gtest_brief=1
 }
 
-wheel() { scripts/wheel.sh "$bin/python" AUTO FK_WERROR=ON; }
+# `build` has compiled the CUDA code; the wheel needs it only where it can run.
+wheel() {
+  local cuda=OFF
+  if [ -e /dev/nvidiactl ] || [ -e /dev/dxg ]; then cuda=AUTO; fi
+  scripts/wheel.sh "$bin/python" "$cuda" FK_WERROR=ON
+}
 
 # Last, so that the run ends with its summary.
 python_tests() { python -m pytest -q -n 2; }

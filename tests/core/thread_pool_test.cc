@@ -327,6 +327,9 @@ TEST(ThreadPool, ChildOfAChild) {
 
 TEST(ThreadPool, ForkWhileAnotherThreadHoldsThePool) {
   SKIP_UNDER_TSAN();
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "a lock of ASan's that another thread held at the fork stays locked in the child";
+#endif
   Threads scope(2);
   std::atomic<bool> stop{false};
   std::thread busy([&] {
