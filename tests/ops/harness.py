@@ -65,6 +65,9 @@ class Case:
     # Absolute errors to allow at least, where terms far larger than the result cancel.
     floor: float = 0.0
     gradient_floor: float = 0.0
+    # Inputs whose gradient adds up many terms made from a rounded output, which torch's own formula
+    # keeps unrounded.
+    sums: tuple = ()
 
     def __str__(self):
         return self.name
@@ -238,7 +241,8 @@ def run_gradients(
         )
         o_dtype = str(tensors[name].dtype).removeprefix("torch.")
         what = f"{case} d{name} ({backend}, {dtype}, {layout})"
-        assert_close(o, e, s, o_dtype, 3.0, what, case.gradient_floor)
+        least = max(case.gradient_floor, 32 * EPSILON[dtype] if name in case.sums else 0.0)
+        assert_close(o, e, s, o_dtype, 3.0, what, least)
 
 
 def _exact(t):

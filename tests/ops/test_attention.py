@@ -175,10 +175,11 @@ def attention_case(
         attributes,
         ("alibi_slopes", "sinks", "bias", "rotary_cos", "rotary_sin"),
         ("q", "k", "v", "sinks", "bias"),
-        # A tile's softmax is rounded once more than a whole row's.
-        floor=2e-6,
-        # A bias that all keys share changes nothing: its gradient is what rounding leaves of 0.
-        gradient_floor=1e-5 if bias is None or bias[-1] is None else 2e-2,
+        # Rounding a score of 10 to float32 moves its weight by 1e-6, and a tile's softmax is
+        # rounded once more than a whole row's.
+        floor=4e-6,
+        gradient_floor=1e-5,
+        sums=("sinks", "bias") if bias and (len(bias) < 4 or 1 in bias) else ("sinks",),
     )
 
 
@@ -382,7 +383,9 @@ def test_large_scores(backend):
     run_forward(case, backend, "float32")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=400, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 @given(data=st.data())
 def test_any_options(data):
     """Options and shapes drawn together, forward and backward."""
