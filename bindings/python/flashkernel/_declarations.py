@@ -274,7 +274,7 @@ class Op:
             parts.append(f.name if required else f"{f.name}={f.python_default!r}")
         return ", ".join(parts + [f"{name}=False" for name in self.extra_keywords])
 
-    def grouped(self, function, array_type: type, stack):
+    def public_call(self, function, array_type: type, stack):
         """A function with the flat signature, as one that takes the public parameters: groups as
         tuples, and arrays that may come in parts as lists too, which `stack` makes one array."""
         lists = [f.name for f in self.inputs if f.stacked]

@@ -239,6 +239,8 @@ def _present(*outputs):
     return kept[0] if len(kept) == 1 else kept
 
 
-globals().update({name: op.grouped(_make(op), np.ndarray, np.stack) for name, op in PUBLIC.items()})
+globals().update(
+    {name: op.public_call(_make(op), np.ndarray, np.stack) for name, op in PUBLIC.items()}
+)
 
 __all__ = [*PUBLIC, "OPS", "call"]

@@ -32,15 +32,15 @@ constexpr int64_t kManyUsers = 4;
 struct ForwardScratch {
   float *queries, *queries_t, *scores, *sums_t, *keys, *values, *bias;
 
-  ForwardScratch(const CpuCall& call, bool shared, Carver& carver) {
+  ForwardScratch(const CpuCall& call, bool shared, WorkspaceParts& parts) {
     const int64_t q_width = call.q_width(), v_width = call.v_width();
-    queries = carver.take(kQueryBlock * std::max(q_width, v_width));
-    queries_t = carver.take(kQueryBlock * q_width);
-    scores = carver.take(kQueryBlock * kForwardKeys);
-    sums_t = carver.take(kQueryBlock * v_width);
-    keys = carver.take(shared ? 0 : kForwardKeys * q_width);
-    values = carver.take(shared ? 0 : kForwardKeys * v_width);
-    bias = carver.take(call.has_bias ? 2 * kQueryBlock * kForwardKeys : 0);
+    queries = parts.take(kQueryBlock * std::max(q_width, v_width));
+    queries_t = parts.take(kQueryBlock * q_width);
+    scores = parts.take(kQueryBlock * kForwardKeys);
+    sums_t = parts.take(kQueryBlock * v_width);
+    keys = parts.take(shared ? 0 : kForwardKeys * q_width);
+    values = parts.take(shared ? 0 : kForwardKeys * v_width);
+    bias = parts.take(call.has_bias ? 2 * kQueryBlock * kForwardKeys : 0);
   }
 };
 
@@ -172,8 +172,8 @@ void finish_group(const ForwardJob& job, const ForwardScratch& scratch, const Qu
 
 void forward_block(const ForwardJob& job, void* memory, int64_t item) {
   const CpuCall& call = job.call;
-  attention::Carver carver(memory);
-  const ForwardScratch scratch(call, job.shared, carver);
+  WorkspaceParts parts(memory);
+  const ForwardScratch scratch(call, job.shared, parts);
   const auto [b, h, first] = job.blocks[item];
   const Sequence s = call.p.sequence(b);
   const QueryGroup group{
@@ -238,7 +238,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace fk::cpu {
 
-using attention::Carver;
 using attention::CpuCall;
 using attention::ForwardJob;
 using attention::ForwardScratch;
@@ -255,17 +254,17 @@ struct ForwardMemory {
   int64_t workers;
   size_t scratch_bytes;
 
-  ForwardMemory(const CpuCall& call, bool shared, Carver& carver) {
+  ForwardMemory(const CpuCall& call, bool shared, WorkspaceParts& parts) {
     const attention::Problem& p = call.p;
-    begins = carver.take<int64_t>(p.packed ? p.batch + 1 : 0);
+    begins = parts.take<int64_t>(p.packed ? p.batch + 1 : 0);
     const int64_t rows = shared ? attention::copied_rows(p) : 0;
-    keys = carver.take(rows * call.q_width());
-    values = carver.take(rows * call.v_width());
+    keys = parts.take(rows * call.q_width());
+    values = parts.take(rows * call.v_width());
     workers = attention::workers_for(p, attention::most_query_blocks(p));
-    Carver one(nullptr);
+    WorkspaceParts one(nullptr);
     ForwardScratch(call, shared, one);
-    scratch_bytes = one.used();
-    scratch = carver.take<char>(workers * static_cast<int64_t>(scratch_bytes));
+    scratch_bytes = one.bytes();
+    scratch = parts.take<char>(workers * static_cast<int64_t>(scratch_bytes));
   }
 };
 
@@ -281,17 +280,17 @@ bool shares_keys(const attention::Problem& p) {
 size_t workspace(const AttentionFwd& a) {
   const CpuCall call = attention::cpu_call_of(a);
   if (call.p.heads == 0) return 0;
-  Carver carver(nullptr);
-  ForwardMemory(call, shares_keys(call.p), carver);
-  return carver.used();
+  WorkspaceParts parts(nullptr);
+  ForwardMemory(call, shares_keys(call.p), parts);
+  return parts.bytes();
 }
 
 Status run(const AttentionFwd& a, const Exec& exec) {
   const CpuCall call = attention::cpu_call_of(a);
   if (call.p.heads == 0) return {};
   const bool shared = shares_keys(call.p);
-  Carver carver(exec.workspace());
-  const ForwardMemory memory(call, shared, carver);
+  WorkspaceParts parts(exec.workspace());
+  const ForwardMemory memory(call, shared, parts);
   const ForwardJob job{call,
                        attention::view(a.out),
                        attention::row_view(a.lse),

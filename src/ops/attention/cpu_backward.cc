@@ -170,8 +170,8 @@ void backward_item(const GradientJob& gradient, void* memory, int64_t worker, in
   const BackwardJob& job = gradient.job;
   const CpuCall& call = job.call;
   const int64_t q_width = call.q_width(), v_width = call.v_width();
-  attention::Carver carver(memory);
-  const BackwardScratch scratch(job, carver);
+  WorkspaceParts parts(memory);
+  const BackwardScratch scratch(job, parts);
   const int64_t pair = item / gradient.splits, split = item - pair * gradient.splits;
   const int64_t b = pair / call.p.kv_heads, g = pair - b * call.p.kv_heads;
   const Sequence s = call.p.sequence(b);
@@ -231,7 +231,6 @@ namespace fk::cpu {
 
 using attention::BackwardJob;
 using attention::BackwardScratch;
-using attention::Carver;
 using attention::GradientJob;
 using attention::Problem;
 
@@ -278,7 +277,7 @@ struct BackwardMemory {
   attention::KeyMemory keys{};
   attention::WorkerMemory scratch;
 
-  BackwardMemory(const BackwardJob& job, Carver& carver) {
+  BackwardMemory(const BackwardJob& job, WorkspaceParts& parts) {
     const attention::CpuCall& call = job.call;
     const Problem& p = call.p;
     splits = splits_of(p);
@@ -289,15 +288,15 @@ struct BackwardMemory {
       const int64_t packed = splits * p.kv_heads * p.k_len;
       const int64_t copied = p.packed ? packed : workers * p.k_len;
       const int64_t summed = p.packed ? packed : splits == 1 ? copied : items * p.k_len;
-      keys.keys = carver.take(copied * call.q_width());
-      keys.values = carver.take(copied * call.v_width());
-      keys.dkeys = carver.take(job.has_dk ? summed * call.q_width() : 0);
-      keys.dvalues = carver.take(job.has_dv ? summed * call.v_width() : 0);
+      keys.keys = parts.take(copied * call.q_width());
+      keys.values = parts.take(copied * call.v_width());
+      keys.dkeys = parts.take(job.has_dk ? summed * call.q_width() : 0);
+      keys.dvalues = parts.take(job.has_dv ? summed * call.v_width() : 0);
     }
-    Carver one(nullptr);
+    WorkspaceParts one(nullptr);
     BackwardScratch(job, one);
-    scratch.bytes = static_cast<int64_t>(one.used());
-    scratch.data = carver.take<char>(workers * scratch.bytes);
+    scratch.bytes = static_cast<int64_t>(one.bytes());
+    scratch.data = parts.take<char>(workers * scratch.bytes);
   }
 };
 
@@ -319,15 +318,15 @@ void add_up_items(const GradientJob& gradient, const Exec& exec) {
 
 size_t workspace(const AttentionBwd& a) {
   const BackwardJob job = job_of(a);
-  Carver carver(nullptr);
-  BackwardMemory(job, carver);
-  return carver.used();
+  WorkspaceParts parts(nullptr);
+  BackwardMemory(job, parts);
+  return parts.bytes();
 }
 
 Status run(const AttentionBwd& a, const Exec& exec) {
   const BackwardJob job = job_of(a);
-  Carver carver(exec.workspace());
-  const BackwardMemory memory(job, carver);
+  WorkspaceParts parts(exec.workspace());
+  const BackwardMemory memory(job, parts);
   if (memory.items > 0) {
     const GradientJob gradient{job, memory.splits, memory.keys};
     const auto kernel = FK_CPU_DISPATCH(backward_item);

@@ -53,8 +53,8 @@ void add_tile(const BackwardJob& job, const BackwardScratch& scratch, const Quer
 void bias_item(const BackwardJob& job, void* memory, int64_t item) {
   const CpuCall& call = job.call;
   const attention::Problem& p = call.p;
-  attention::Carver carver(memory);
-  const BackwardScratch scratch(job, carver);
+  WorkspaceParts parts(memory);
+  const BackwardScratch scratch(job, parts);
   const bool all_b = job.bias_size[0] == 1, all_h = job.bias_size[1] == 1;
   const bool all_q = job.bias_size[2] == 1, all_k = job.bias_size[3] == 1;
   const int64_t q_blocks = attention::blocks_of(p.q_len);
@@ -105,8 +105,8 @@ void bias_item(const BackwardJob& job, void* memory, int64_t item) {
 
 void sink_item(const BackwardJob& job, void* memory, int64_t h) {
   const CpuCall& call = job.call;
-  attention::Carver carver(memory);
-  const BackwardScratch scratch(job, carver);
+  WorkspaceParts parts(memory);
+  const BackwardScratch scratch(job, parts);
   const double sink = read_one(call.sinks.data, call.sinks.dtype, h * call.sinks.stride(0));
   double sum = 0;
   for (int64_t b = 0; b < call.p.batch; ++b) {

@@ -26,25 +26,25 @@ struct BackwardScratch {
   float *keys, *values, *sum;    // for dbias
   float *lse, *delta;
 
-  BackwardScratch(const BackwardJob& job, Carver& carver) {
+  BackwardScratch(const BackwardJob& job, WorkspaceParts& parts) {
     const CpuCall& call = job.call;
     const int64_t q_width = call.q_width(), v_width = call.v_width();
     constexpr int64_t kTile = kBackwardKeys * kQueryBlock;
-    queries = carver.take(kQueryBlock * q_width);
-    queries_t = carver.take(kQueryBlock * q_width);
-    douts = carver.take(kQueryBlock * v_width);
-    douts_t = carver.take(kQueryBlock * v_width);
-    outs = carver.take(kQueryBlock * std::max(q_width, v_width));
-    dqueries_t = carver.take(kQueryBlock * q_width);
-    p = carver.take(kTile);
-    ds = carver.take(kTile);
-    slope = carver.take(call.p.softcap > 0 ? kTile : 0);
-    bias = carver.take(call.has_bias ? 2 * kTile : 0);
-    keys = carver.take(job.has_dbias ? kBackwardKeys * q_width : 0);
-    values = carver.take(job.has_dbias ? kBackwardKeys * v_width : 0);
-    sum = carver.take(job.has_dbias ? kTile : 0);
-    lse = carver.take(kQueryBlock);
-    delta = carver.take(kQueryBlock);
+    queries = parts.take(kQueryBlock * q_width);
+    queries_t = parts.take(kQueryBlock * q_width);
+    douts = parts.take(kQueryBlock * v_width);
+    douts_t = parts.take(kQueryBlock * v_width);
+    outs = parts.take(kQueryBlock * std::max(q_width, v_width));
+    dqueries_t = parts.take(kQueryBlock * q_width);
+    p = parts.take(kTile);
+    ds = parts.take(kTile);
+    slope = parts.take(call.p.softcap > 0 ? kTile : 0);
+    bias = parts.take(call.has_bias ? 2 * kTile : 0);
+    keys = parts.take(job.has_dbias ? kBackwardKeys * q_width : 0);
+    values = parts.take(job.has_dbias ? kBackwardKeys * v_width : 0);
+    sum = parts.take(job.has_dbias ? kTile : 0);
+    lse = parts.take(kQueryBlock);
+    delta = parts.take(kQueryBlock);
   }
 };
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/exec.h"
+#include "core/workspace.h"
 #include "cpu/matrix_view.h"
 #include "ops/attention/problem.h"
 
@@ -165,24 +166,6 @@ inline int64_t most_query_blocks(const Problem& p) {
          (p.packed ? p.q_len / kQueryBlock + std::min(p.batch, p.q_len)
                    : p.batch * blocks_of(p.q_len));
 }
-
-// Hands out consecutive pieces of one allocation, or, from NULL, adds up what they take.
-class Carver {
- public:
-  explicit Carver(void* base) : base_(static_cast<char*>(base)) {}
-
-  template <class T = float>
-  T* take(int64_t count) {
-    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return piece;
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
-};
 
 // Threads that can have scratch memory of their own. Fixed for the life of the process, because a
 // call must find the workspace it was told to bring.

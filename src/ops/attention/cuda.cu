@@ -11,28 +11,28 @@ struct ForwardPlan {
   Problem problem;
   Prepared q, k, v;
 
-  ForwardPlan(const AttentionFwd& a, int code, Scratch* scratch)
+  ForwardPlan(const AttentionFwd& a, int code, WorkspaceParts* parts)
       : problem(fk::attention::problem_of(a)),
-        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), scratch),
-        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), scratch),
-        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), scratch) {}
+        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), parts),
+        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), parts),
+        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), parts) {}
 };
 
 }  // namespace
 }  // namespace attention
 
 size_t workspace(const AttentionFwd& a) {
-  attention::Scratch scratch;
-  attention::ForwardPlan(a, device_properties(a.q.device_id).code, &scratch);
-  return scratch.bytes();
+  WorkspaceParts parts;
+  attention::ForwardPlan(a, device_properties(a.q.device_id).code, &parts);
+  return parts.bytes();
 }
 
 Status run(const AttentionFwd& a, const Exec& exec) {
   using namespace attention;  // NOLINT: this room's own
   const DeviceProperties& properties = device_properties(a.q.device_id);
   const cudaStream_t stream = stream_of(exec);
-  Scratch scratch(exec.workspace());
-  const ForwardPlan plan(a, properties.code, &scratch);
+  WorkspaceParts parts(exec.workspace());
+  const ForwardPlan plan(a, properties.code, &parts);
   const Problem& problem = plan.problem;
   if (problem.batch == 0 || problem.heads == 0 || problem.q_len == 0) return {};
   FK_RETURN_IF_ERROR(plan.q.run(problem, stream));

@@ -84,7 +84,7 @@ struct Sinks {
 
 // A block sums a head.
 __global__ void __launch_bounds__(kRowThreads) sum_sinks(const __grid_constant__ Sinks p) {
-  __shared__ float scratch[kRowThreads / kWarpSize];
+  __shared__ float parts[kRowThreads / kWarpSize];
   const int64_t head = blockIdx.x;
   const float sink = load_parameter(p.sinks, head * p.stride, p.dtype) * kLog2e;
   float sum = 0.f;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kRowThreads) sum_sinks(const __grid_constant__
     }
     sum += part;
   }
-  sum = block_sum<kRowThreads>(sum, scratch);
+  sum = block_sum<kRowThreads>(sum, parts);
   if (threadIdx.x == 0) p.dsinks.store_one(head * p.dsinks.column, sum);
 }
 
@@ -108,22 +108,22 @@ struct BackwardPlan {
   uint32_t* delta_maxima = nullptr;
   float *dq_sums = nullptr, *dk_sums = nullptr;
 
-  BackwardPlan(const AttentionBwd& a, int code, Scratch* scratch)
+  BackwardPlan(const AttentionBwd& a, int code, WorkspaceParts* parts)
       : problem(fk::attention::problem_of(a)),
-        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), scratch),
-        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), scratch),
-        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), scratch),
-        dout(problem, a.dout, true, Rotation(), form_of(a.q.dtype, code), scratch),
+        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), parts),
+        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), parts),
+        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), parts),
+        dout(problem, a.dout, true, Rotation(), form_of(a.q.dtype, code), parts),
         batch(problem.packed ? 1 : problem.batch) {
     const int64_t rows = batch * problem.heads * problem.q_len;
-    exponents = scratch->take<float>(rows);
-    delta = scratch->take<float>(rows);
-    if (q.form != Form::kSame) delta_maxima = scratch->take<uint32_t>(batch * problem.kv_heads);
+    exponents = parts->take<float>(rows);
+    delta = parts->take<float>(rows);
+    if (q.form != Form::kSame) delta_maxima = parts->take<uint32_t>(batch * problem.kv_heads);
     const bool rotated = q.rotation.pairs > 0;
     if (a.dq && (rotated || (!a.deterministic && (a.dk || a.dv)))) {
-      dq_sums = scratch->take<float>(prepared_elements(a.q));
+      dq_sums = parts->take<float>(prepared_elements(a.q));
     }
-    if (a.dk && rotated) dk_sums = scratch->take<float>(prepared_elements(a.k));
+    if (a.dk && rotated) dk_sums = parts->take<float>(prepared_elements(a.k));
   }
 };
 
@@ -213,17 +213,17 @@ void set_bias(const AttentionBwd& a, Backward* p) {
 }  // namespace attention
 
 size_t workspace(const AttentionBwd& a) {
-  attention::Scratch scratch;
-  attention::BackwardPlan(a, device_properties(a.q.device_id).code, &scratch);
-  return scratch.bytes();
+  WorkspaceParts parts;
+  attention::BackwardPlan(a, device_properties(a.q.device_id).code, &parts);
+  return parts.bytes();
 }
 
 Status run(const AttentionBwd& a, const Exec& exec) {
   using namespace attention;  // NOLINT: this room's own
   const DeviceProperties& properties = device_properties(a.q.device_id);
   const cudaStream_t stream = stream_of(exec);
-  Scratch scratch(exec.workspace());
-  const BackwardPlan plan(a, properties.code, &scratch);
+  WorkspaceParts parts(exec.workspace());
+  const BackwardPlan plan(a, properties.code, &parts);
   const Problem& problem = plan.problem;
   for (const Prepared* x : {&plan.q, &plan.k, &plan.v, &plan.dout}) {
     FK_RETURN_IF_ERROR(x->run(problem, stream));

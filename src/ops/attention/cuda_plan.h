@@ -6,29 +6,12 @@
 #include <cstdint>
 
 #include "core/exec.h"
+#include "core/workspace.h"
 #include "cuda/launch.h"
 #include "ops/attention/cuda_rotate.h"
 #include "ops/attention/cuda_scores.cuh"
 
 namespace fk::cuda::attention {
-
-// Hands out parts of the workspace; without one, only counts.
-class Scratch {
- public:
-  explicit Scratch(void* base = nullptr) : base_(static_cast<uint8_t*>(base)) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    T* part = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += (static_cast<size_t>(count) * sizeof(T) + 255) / 256 * 256;
-    return part;
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  uint8_t* base_;
-  size_t bytes_ = 0;
-};
 
 // What tensor cores are given: decided by the architecture of the code that runs.
 inline Form form_of(DType dtype, int code) {
@@ -46,12 +29,12 @@ struct Prepared {
   uint32_t* maxima = nullptr;
 
   Prepared(const Problem& problem, const Tensor& t, bool queries_, const Rotation& rotation_,
-           Form form_, Scratch* scratch)
+           Form form_, WorkspaceParts* parts)
       : tensor(&t), queries(queries_), rotation(rotation_), form(form_) {
     if (!needed()) return;
-    to = scratch->take<uint16_t>(prepared_elements(t) * (form == Form::kTwoTerms ? 2 : 1));
+    to = parts->take<uint16_t>(prepared_elements(t) * (form == Form::kTwoTerms ? 2 : 1));
     if (form != Form::kSame) {
-      maxima = scratch->take<uint32_t>((problem.packed ? 1 : problem.batch) * problem.kv_heads);
+      maxima = parts->take<uint32_t>((problem.packed ? 1 : problem.batch) * problem.kv_heads);
     }
   }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/workspace.h"
 #include "cuda/convert.cuh"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/launch.h"
@@ -197,8 +198,8 @@ struct Plan {
     tiles = (problem.packed ? problem.k_len / kN + problem.batch : problem.batch * n_blocks) *
             problem.kv_heads;
     turns = 256;
-    stats = turns + round_up(blocks * kConsumerWarps * 4, 256);
-    sum = stats + round_up(blocks * m * 2 * 4, 256);
+    stats = turns + WorkspaceParts::rounded(blocks * kConsumerWarps * 4);
+    sum = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
     bytes = sum + (a.dq ? blocks * m * problem.head_dim * 4 : 0);
   }
 };

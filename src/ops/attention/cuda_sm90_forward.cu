@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/workspace.h"
 #include "cuda/launch.h"
 #include "cuda/tma.h"
 #include "ops/attention/cuda_rotate.h"
@@ -51,11 +52,8 @@ struct Scratch {
 
   explicit Scratch(const AttentionFwd& a) {
     if (!a.rotary_cos) return;
-    k = q + round_up(a.q);
-    bytes = k + round_up(a.k);
-  }
-  static size_t round_up(const Tensor& t) {
-    return (static_cast<size_t>(t.numel() * size_of(t.dtype)) + 255) / 256 * 256;
+    k = q + WorkspaceParts::rounded(a.q.numel() * size_of(a.q.dtype));
+    bytes = k + WorkspaceParts::rounded(a.k.numel() * size_of(a.k.dtype));
   }
 };
 

@@ -6,6 +6,7 @@
 // with label smoothing, the sum of the logits; log-softmax is never stored. The row losses then go
 // through one block in a fixed order, so results repeat bit for bit. Backward: given the logsumexp,
 // an elementwise pass, in place if asked.
+#include "core/workspace.h"
 #include "cuda/math.cuh"
 #include "cuda/row_map.cuh"
 #include "cuda/row_reduce.cuh"
@@ -172,13 +173,11 @@ struct LossBwdOp {
   }
 };
 
-size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 template <class T, bool kSmooth>
 Status launch_forward(const CrossEntropyFwd& a, const Exec& exec) {
   const int64_t rows = a.logits.size(0);
   float* row_losses = a.loss ? exec.workspace<float>() : nullptr;
-  char* partial = exec.workspace<char>() + align(rows * sizeof(float));
+  char* partial = exec.workspace<char>() + WorkspaceParts::rounded(rows * sizeof(float));
   if (row_losses != nullptr || a.losses || a.shift || a.log_sum) {
     const LossOp<T, kSmooth> op{{rows_view<const T>(a.logits)},
                                 Targets(a.targets),
@@ -206,7 +205,7 @@ Status launch_forward(const CrossEntropyFwd& a, const Exec& exec) {
 
 size_t workspace(const CrossEntropyFwd& a) {
   const RowLayout layout = layout_of({&a.logits});
-  return align(layout.rows * sizeof(float)) +
+  return WorkspaceParts::rounded(layout.rows * sizeof(float)) +
          partial_bytes<LossOp<float, true>::State>(layout, size_of(a.logits.dtype));
 }
 

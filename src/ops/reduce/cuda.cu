@@ -6,6 +6,7 @@
 //
 // All are the row loops of row_reduce.cuh, row_map.cuh and row_tile.cuh, which also say how they
 // are tiled.
+#include "core/workspace.h"
 #include "cuda/row_map.cuh"
 #include "cuda/row_reduce.cuh"
 #include "cuda/row_tile.cuh"
@@ -240,7 +241,7 @@ size_t forward_workspace(Args a) {
   return partial_bytes<State>(layout_of({&a.x}), size_of(a.x.dtype));
 }
 
-size_t counts_bytes(int64_t rows) { return (rows * sizeof(float) + 255) / 256 * 256; }
+size_t counts_bytes(int64_t rows) { return WorkspaceParts::rounded(rows * sizeof(float)); }
 
 }  // namespace
 

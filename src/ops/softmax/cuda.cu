@@ -6,6 +6,7 @@
 // Rows of up to 32 KB stay in registers between the statistics and the output (row_tile.cuh).
 // Longer rows, and rows across the fastest dimension, are reduced to their statistics in the
 // workspace and read a second time (row_map.cuh).
+#include "core/workspace.h"
 #include "cuda/math.cuh"
 #include "cuda/row_map.cuh"
 #include "cuda/row_reduce.cuh"
@@ -239,8 +240,6 @@ struct LogSumExpBwdOp {
   }
 };
 
-size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 // Workspace where rows do not fit registers: a `State` per row, then the reduction's own. Outputs
 // do not count here (a query may come without), so a layout by rows and one by columns are both
 // provided for.
@@ -250,7 +249,7 @@ size_t two_pass_bytes(RowLayout layout, int64_t element_bytes) {
   size_t partial = partial_bytes<State>(layout, element_bytes);
   layout.inner = 1;
   partial = std::max(partial, partial_bytes<State>(layout, element_bytes));
-  return align(layout.rows * sizeof(State)) + partial;
+  return WorkspaceParts::rounded(layout.rows * sizeof(State)) + partial;
 }
 
 template <class Args>
@@ -268,7 +267,8 @@ Status run_forward(const Args& args, const Exec& exec, bool log) {
                  : map_tiles(SoftmaxTileOp<T, false>{{x}, y}, layout, stream_of(exec));
     }
     auto* stats = exec.workspace<LogSumExp<T>>();
-    char* partial = exec.workspace<char>() + align(layout.rows * sizeof(LogSumExp<T>));
+    char* partial =
+        exec.workspace<char>() + WorkspaceParts::rounded(layout.rows * sizeof(LogSumExp<T>));
     const StatisticsOp<T> reduction{{rows_view<const T>(a.x)}, stats, {}};
     const NormaliseOp<T> op{{rows_view<const T>(a.x)}, rows_view<T>(a.y), stats, log};
     return reduce_then_map(reduction, layout, partial, op, layout, stream_of(exec));
@@ -290,7 +290,7 @@ Status run_backward(const Args& args, const Exec& exec, bool log) {
                  : map_tiles(SoftmaxBwdTileOp<T, false>{{dy, y}, dx}, layout, stream_of(exec));
     }
     float* sums = exec.workspace<float>();
-    char* partial = exec.workspace<char>() + align(layout.rows * sizeof(float));
+    char* partial = exec.workspace<char>() + WorkspaceParts::rounded(layout.rows * sizeof(float));
     const SoftmaxBwdOp<T> op{{dy, y}, rows_view<T>(a.dx), sums, log};
     return reduce_then_map(DotOp<T>{{dy, y}, sums, log}, layout, partial, op, layout,
                            stream_of(exec));

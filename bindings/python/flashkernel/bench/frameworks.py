@@ -113,26 +113,20 @@ class Torch(Numpy):
         return [tensors] + [{k: t.clone() for k, t in tensors.items()} for _ in range(count - 1)]
 
     def functions(self, workload, peers) -> dict:
+        """A peer of the workload by its name, or with `_compile` behind it, compiled; `_eager` may
+        stand where it is not."""
         torch = self.module
-
-        def eager(t):
-            return workload.peers["torch"](torch, t)
-
         functions = {"ours": lambda t: workload.ours(self.fk, t)}
         for name in peers:
-            plain, _, compiled = name.partition("_compile")
-            if plain not in workload.peers or name == "torch_compile":
+            plain = name.removesuffix("_eager").removesuffix("_compile")
+            if plain not in workload.peers:
                 continue
-            function = functools.partial(workload.peers[plain], torch)
-            if compiled or name != plain:
+            functions[name] = functools.partial(workload.peers[plain], torch)
+            if name.endswith("_compile"):
                 torch._dynamo.reset()
-                function = torch.compile(function, dynamic=False, mode="max-autotune-no-cudagraphs")
-            functions[name] = function
-        if "torch_eager" in peers:
-            functions["torch_eager"] = eager
-        if "torch_compile" in peers:
-            torch._dynamo.reset()
-            functions["torch_compile"] = torch.compile(eager, dynamic=False)
+                # Matrix products have tiles to choose from.
+                mode = "max-autotune-no-cudagraphs" if workload.flops else None
+                functions[name] = torch.compile(functions[name], dynamic=False, mode=mode)
         return functions
 
     def calls(self, functions, workload, direction, tensors) -> dict:

@@ -33,20 +33,18 @@ def flash_attn_func(
     return_attn_probs=False,
 ):
     """q (B, Lq, H, D), k and v (B, Lk, Hkv, D) -> out (B, Lq, H, D); lse (B, H, Lq)."""
-    _expect_no_dropout("flash_attn_func", dropout_p)
-    result = attention(
-        q,
-        k,
-        v,
+    return _attend(
+        "flash_attn_func",
+        (q, k, v),
+        dropout_p,
+        return_attn_probs,
         causal=causal,
         window=window_size,
         scale=softmax_scale,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        return_lse=return_attn_probs,
         deterministic=deterministic,
     )
-    return (*result, None) if return_attn_probs else result
 
 
 def flash_attn_kvpacked_func(
@@ -121,16 +119,16 @@ def flash_attn_varlen_func(
 ):
     """Sequences one after another: q (Tq, H, D), k and v (Tk, Hkv, D), cu_seqlens int32 (S + 1) ->
     out (Tq, H, D); lse (H, Tq). The longest lengths are taken as said and not needed."""
-    _expect_no_dropout("flash_attn_varlen_func", dropout_p)
     if block_table is not None:
         raise Error(
             "flash_attn_varlen_func: block_table: expected None, got a page table, which is not "
             "supported here"
         )
-    result = attention(
-        q,
-        k,
-        v,
+    return _attend(
+        "flash_attn_varlen_func",
+        (q, k, v),
+        dropout_p,
+        return_attn_probs,
         causal=causal,
         window=window_size,
         scale=softmax_scale,
@@ -138,10 +136,8 @@ def flash_attn_varlen_func(
         alibi_slopes=alibi_slopes,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
-        return_lse=return_attn_probs,
         deterministic=deterministic,
     )
-    return (*result, None) if return_attn_probs else result
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -210,11 +206,13 @@ def flash_attn_varlen_qkvpacked_func(
     )
 
 
-def _expect_no_dropout(function: str, dropout_p) -> None:
+def _attend(function: str, tensors: tuple, dropout_p, return_attn_probs, **options):
     if dropout_p != 0:
         raise Error(
             f"{function}: dropout_p: expected 0 (there is no dropout here), got {dropout_p}"
         )
+    result = attention(*tensors, return_lse=return_attn_probs, **options)
+    return (*result, None) if return_attn_probs else result
 
 
 def _unpack(function: str, name: str, packed, ndim: int, parts: int):

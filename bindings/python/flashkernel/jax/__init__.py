@@ -98,6 +98,8 @@ def {op.public_name}({op.flat_signature}):
     return function
 
 
-globals().update({name: op.grouped(_make(op), jax.Array, jnp.stack) for name, op in PUBLIC.items()})
+globals().update(
+    {name: op.public_call(_make(op), jax.Array, jnp.stack) for name, op in PUBLIC.items()}
+)
 
 __all__ = [*PUBLIC]

@@ -13,7 +13,7 @@ from ._operators import register as _register
 
 globals().update(
     {
-        name: op.grouped(_make(_register(op)), _torch.Tensor, _torch.stack)
+        name: op.public_call(_make(_register(op)), _torch.Tensor, _torch.stack)
         for name, op in _PUBLIC.items()
     }
 )

@@ -1,0 +1,31 @@
+// Cuts a call's workspace into parts. Without memory it only counts, so that one function says both
+// what a kernel asks for and where it finds it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fk {
+
+class WorkspaceParts {
+ public:
+  explicit WorkspaceParts(void* memory = nullptr) : memory_(static_cast<char*>(memory)) {}
+
+  // Room for `count` elements, aligned as the workspace itself is. NULL without memory.
+  template <class T = float>
+  T* take(int64_t count) {
+    T* part = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
+    bytes_ += rounded(static_cast<size_t>(count) * sizeof(T));
+    return part;
+  }
+  size_t bytes() const { return bytes_; }
+
+  // What a part of so many bytes takes.
+  static constexpr size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+ private:
+  char* memory_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace fk
