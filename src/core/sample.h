@@ -74,7 +74,7 @@ Status run_sample(const Sample& sample, const char* implementation, SampleMemory
 
 // The largest error over all outputs, in units of what is allowed: a step of the output's dtype,
 // plus some float32 rounding errors of the tensor's largest value (and, of an op that multiplies
-// matrices, two of the activations' dtype). Up to 1 is right. `worst` says
+// matrices, four of the activations' dtype). Up to 1 is right. `worst` says
 // where it is.
 double sample_error(const Sample& sample, const std::vector<SampleTensor>& expected,
                     const std::vector<SampleTensor>& got, std::string* worst);
