@@ -1,6 +1,7 @@
 """How each framework holds a workload's tensors and what is timed in it."""
 
 import functools
+import os
 
 import numpy as np
 
@@ -82,6 +83,8 @@ class Torch(Numpy):
     peers = ("torch_eager", "torch_compile")
 
     def __init__(self, device: str):
+        # Torch's profiler, which counts the memory, writes a line of its own at each use.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         import torch
 
         import flashkernel as fk
