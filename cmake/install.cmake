@@ -27,7 +27,7 @@ install(FILES ${PROJECT_BINARY_DIR}/flashkernel-config.cmake
               ${PROJECT_BINARY_DIR}/flashkernel-config-version.cmake
         DESTINATION ${package_directory})
 
-set(FK_PKGCONFIG_PRIVATE "-lstdc++ -lm -lpthread -ldl")
+set(FK_PKGCONFIG_PRIVATE "-lpcre2-8 -lstdc++ -lm -lpthread -ldl")
 if(FK_HAVE_CUDA)
   string(PREPEND FK_PKGCONFIG_PRIVATE "-L${FK_CUDART_DIRECTORY} -lcudart_static -lrt ")
 endif()

@@ -13,14 +13,21 @@ function(fk_add_tests name)
 endfunction()
 
 file(GLOB sources CONFIGURE_DEPENDS tests/core/*_test.cc tests/cpu/*_test.cc tests/cuda/*_test.cc
-                                    tests/ops/*_test.cc tests/api/*_test.cc)
+                                    tests/ops/*_test.cc tests/api/*_test.cc
+                                    tests/model/*_test.cc tests/engine/*_test.cc)
 # The pool's tests stand alone: ThreadSanitizer needs nothing else compiled.
 set(pool_test ${PROJECT_SOURCE_DIR}/tests/core/thread_pool_test.cc)
 list(REMOVE_ITEM sources ${pool_test})
 fk_add_tests(fk_pool_tests SOURCES ${pool_test} src/core/thread_pool.cc)
 if(sources)
-  fk_add_tests(fk_tests LIBRARIES flashkernel_static SOURCES ${sources})
+  set(model_files ${PROJECT_SOURCE_DIR}/tests/model/files.cc)
+  fk_add_tests(fk_tests LIBRARIES flashkernel_static SOURCES ${sources} ${model_files})
   add_dependencies(fk_tests headers)
 endif()
+
+# Every reader of model files on mutated ones: a moment here, hours by hand.
+add_executable(fk_fuzz tests/model/fuzz.cc ${model_files})
+target_link_libraries(fk_fuzz PRIVATE flashkernel_inside flashkernel_static GTest::gtest)
+add_test(NAME fk_fuzz COMMAND fk_fuzz all 2)
 
 add_test(NAME fk_check COMMAND fk check --device cpu)

@@ -3,7 +3,8 @@
 # 24.04). Installs the missing ones where it may; otherwise says what to type.
 set -eu
 
-packages="g++ cmake ninja-build ccache pkg-config libhwy-dev libcli11-dev python3 python3-venv"
+packages="g++ cmake ninja-build ccache pkg-config libhwy-dev libcli11-dev
+libpcre2-dev nlohmann-json3-dev python3 python3-venv"
 # python3-dev: torch.compile compiles against Python's headers.
 [ "$1" = test ] && packages="$packages libgtest-dev python3-dev git"
 

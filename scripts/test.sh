@@ -47,7 +47,7 @@ sanitized() {
 
 # The C++ tests again, with every memory access and every operation watched.
 asan() {
-  sanitized build-asan address,undefined fk_tests fk_pool_tests fk
+  sanitized build-asan address,undefined fk_tests fk_pool_tests fk_fuzz fk
   quietly 3 ctest --test-dir build-asan --output-on-failure
 }
 

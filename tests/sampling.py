@@ -34,6 +34,11 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
     sizes: dict[str, int] = {}
     leading = tuple(int(n) for n in random.choice(SIZES, random.integers(0, 3)))
     form = int(random.integers(1024))  # required inputs take alternatives of one number
+    packed = op.size_unless_given and random.random() < 0.3
+    for symbol, other in op.size_unless_given.items():
+        sizes[other] = 1 if packed else int(random.choice(SIZES))
+        if not packed:
+            sizes[symbol] = sizes[other]
 
     def shape_of(f: Field) -> tuple:
         number = int(random.integers(1024)) if f.optional else form
@@ -62,6 +67,8 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
             continue
         if f.rises_to:  # there if something is packed
             given = f.rises_to in op.inputs[0].shapes[form % len(op.inputs[0].shapes)]
+            if op.size_unless_given:
+                given = packed
         elif f.group and previous.group == f.group:
             given = sample[previous.name] is not None
         else:
@@ -75,7 +82,10 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
             indices.append((f, shape))
             sample[f.name] = None  # when every size is known
         else:
-            sample[f.name] = random.standard_normal(shape).astype(np.float32)
+            values = random.standard_normal(shape)
+            if f.drawn_between:
+                values = random.uniform(*f.drawn_between, shape)
+            sample[f.name] = values.astype(np.float32)
     for f, shape in indices:
         dtype = np.int64 if f.dtype_rule == "I" else np.int32
         limit = sizes.setdefault(f.below, 1) if f.below else 1
@@ -117,10 +127,26 @@ def split(op: Op, sample: dict) -> tuple[list, dict]:
 
 
 def call(op: Op, sample: dict, **extra):
-    """The public call. Arguments that are not in the sample are left to their defaults."""
+    """The public call. Arguments that are not in the sample are left to their defaults; a state
+    that the call updates is a copy of the sample's."""
     full = {f.name: f.python_default for f in op.arguments} | sample
+    if op.state_output:
+        state = full[op.state_output.updates]
+        copy = getattr(state, "clone", None) or getattr(state, "copy", lambda: state)
+        full[op.state_output.updates] = copy()
     positional, keywords = split(op, full)
     return getattr(fk, op.public_name)(*positional, **keywords, **extra)
+
+
+def call_with_state(op: Op, sample: dict) -> tuple:
+    """All outputs of a NumPy call, as JAX returns them: a state that was updated as the last."""
+    full = {f.name: f.python_default for f in op.arguments} | sample
+    if op.state_output:
+        full[op.state_output.updates] = full[op.state_output.updates].copy()
+    positional, keywords = split(op, full)
+    outputs = getattr(fk, op.public_name)(*positional, **keywords)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return (*outputs, full[op.state_output.updates]) if op.state_output else outputs
 
 
 def differentiable(op: Op) -> list[str]:

@@ -64,6 +64,7 @@ std::string comment(const Field& f) {
     if (f.saved) s += ", for the backward";
     if (!f.saved_unless.empty()) s += ", for the backward or if " + f.saved_unless;
     if (!f.may_alias.empty()) s += ", may be " + f.may_alias;
+    if (!f.updates.empty()) s += ", may be " + f.updates;
     s += ": " + f.type + ": ";
   }
   s += f.doc;

@@ -103,6 +103,8 @@ DLDataType dlpack_type(DataType t) {
       return {kDLUInt, 8, 1};
     case DataType::kPred:
       return {kDLBool, 8, 1};
+    case DataType::kF8E4M3FN:
+      return {FLASHKERNEL_DL_FLOAT8_E4M3FN, 8, 1};
   }
   return {kDLOpaqueHandle, 8, 1};
 }

@@ -55,6 +55,7 @@ enum class DataType : int32_t {
   kF32 = 11,
   kF64 = 12,
   kBF16 = 16,
+  kF8E4M3FN = 20,
 };
 
 struct Buffer {

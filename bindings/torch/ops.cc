@@ -314,6 +314,7 @@ constexpr auto kTable = make_table(std::make_integer_sequence<int, kMaxKernels>(
 
 // The first input, always there, that has an output's type.
 int input_like(const OpDeclaration& op, const Field& output) {
+  if (op.float8 && output.dtype_rule == DTypeRule::kActivation) return -1;
   for (size_t i = 0; i < op.fields.size(); ++i) {
     const Field& f = op.fields[i];
     if (f.kind == Kind::kInput && !f.optional && f.along_axis == output.along_axis &&
@@ -375,7 +376,7 @@ FK_API const char* fk_torch_register(const char* name, const fk_op* op, int64_t 
       ++tensors;
       if (static_cast<int>(kernel.outputs.size()) == in_place) {
         kernel.in_place = field;
-        kernel.in_place_input = declaration.find(f.may_alias);
+        kernel.in_place_input = declaration.find(f.updates.empty() ? f.may_alias : f.updates);
       }
       kernel.outputs.push_back({field, fk::torch::input_like(declaration, f)});
     } else if ((absent >> i & 1) != 0) {

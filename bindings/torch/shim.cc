@@ -49,6 +49,7 @@ std::string bind_all(Shim* shim) {
   add(shim->aoti_torch_dtype_int64(), {kDLInt, 64, 1});
   add(shim->aoti_torch_dtype_int8(), {kDLInt, 8, 1});
   add(shim->aoti_torch_dtype_uint8(), {kDLUInt, 8, 1});
+  add(shim->aoti_torch_dtype_float8_e4m3fn(), {FLASHKERNEL_DL_FLOAT8_E4M3FN, 8, 1});
 
   bind("_ZN2at13globalContextEv", &shim->global_context);
   bind("_ZNK2at7Context23deterministicAlgorithmsEv", &shim->deterministic_algorithms);

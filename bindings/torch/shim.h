@@ -47,7 +47,8 @@ constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
   X(int32_t, aoti_torch_dtype_int32, ())                                                           \
   X(int32_t, aoti_torch_dtype_int64, ())                                                           \
   X(int32_t, aoti_torch_dtype_int8, ())                                                            \
-  X(int32_t, aoti_torch_dtype_uint8, ())
+  X(int32_t, aoti_torch_dtype_uint8, ())                                                           \
+  X(int32_t, aoti_torch_dtype_float8_e4m3fn, ())
 
 // May be missing: in a torch without CUDA, in an older torch, in one that renames its internals.
 #define FK_TORCH_OPTIONAL_FUNCTIONS(X)                                                  \

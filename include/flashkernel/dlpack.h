@@ -56,4 +56,7 @@ typedef struct {
 #endif
 #endif  // no system dlpack
 
+// kDLFloat8_e4m3fn, which headers before DLPack 1.1 lack.
+#define FLASHKERNEL_DL_FLOAT8_E4M3FN 10
+
 #endif  // FLASHKERNEL_DLPACK_H_

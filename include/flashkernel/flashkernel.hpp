@@ -30,7 +30,8 @@ class Error : public std::invalid_argument {
   fk_status status_;
 };
 
-// DLPack's dtype of a C++ type. float16 and bfloat16 have no C++ type: give their DLDataType.
+// DLPack's dtype of a C++ type. float16, bfloat16 and float8_e4m3fn have no C++ type: give their
+// DLDataType.
 template <class T>
 struct DTypeOf;
 template <>
@@ -47,6 +48,7 @@ struct DTypeOf<int64_t> {
 };
 constexpr DLDataType kFloat16 = {kDLFloat, 16, 1};
 constexpr DLDataType kBFloat16 = {kDLBfloat, 16, 1};
+constexpr DLDataType kFloat8E4M3 = {FLASHKERNEL_DL_FLOAT8_E4M3FN, 8, 1};
 
 // A borrowed tensor. The memory is the caller's; the shape and strides live in the view.
 class View {

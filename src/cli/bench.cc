@@ -1,4 +1,5 @@
-// Hands over to `python -m flashkernel.bench`: peers and reports live in Python.
+// Hands over to Python: `fk bench` to flashkernel.bench, where peers and reports live, and `fk
+// pull` to flashkernel.pull.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,26 +48,30 @@ bool has_module(const std::string& python) {
   return !WIFEXITED(status) || WEXITSTATUS(status) == 0;
 }
 
-}  // namespace
-
-int bench(char** arguments) {
+// Becomes `python -m module arguments...`; returns only where that fails.
+int become_python(const char* command, const char* module, char** arguments) {
   const std::string python = find_python();
   if (!has_module(python)) {
-    std::fprintf(
-        stderr,
-        "fk bench: %s has no module flashkernel; install it there with `pip install .`, or "
-        "name another Python in FK_PYTHON\n",
-        python.c_str());
+    std::fprintf(stderr,
+                 "fk %s: %s has no module flashkernel; install it there with `pip install .`, or "
+                 "name another Python in FK_PYTHON\n",
+                 command, python.c_str());
     return 1;
   }
-  std::vector<char*> command = {const_cast<char*>(python.c_str()), const_cast<char*>("-m"),
-                                const_cast<char*>("flashkernel.bench")};
-  while (*arguments != nullptr) command.push_back(*arguments++);
-  command.push_back(nullptr);
-  execvp(python.c_str(), command.data());
-  std::fprintf(stderr, "fk bench: cannot start %s: %s; name a Python in FK_PYTHON\n",
+  std::vector<char*> line = {const_cast<char*>(python.c_str()), const_cast<char*>("-m"),
+                             const_cast<char*>(module)};
+  while (*arguments != nullptr) line.push_back(*arguments++);
+  line.push_back(nullptr);
+  execvp(python.c_str(), line.data());
+  std::fprintf(stderr, "fk %s: cannot start %s: %s; name a Python in FK_PYTHON\n", command,
                python.c_str(), std::strerror(errno));
   return 1;
 }
+
+}  // namespace
+
+int bench(char** arguments) { return become_python("bench", "flashkernel.bench", arguments); }
+
+int pull(char** arguments) { return become_python("pull", "flashkernel.pull", arguments); }
 
 }  // namespace fk::cli

@@ -14,7 +14,8 @@
 namespace fk::cli {
 namespace {
 
-constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                             DType::kFloat8E4M3};
 
 #if FK_HAVE_CUDA
 class CudaMemory : public SampleMemory {
@@ -103,7 +104,8 @@ bool check_op(const fk_op& op, const CheckOptions& options, SampleMemory& memory
   std::string cells, failures;
   std::set<std::string> implementations;
   for (DType dtype : kDTypes) {
-    const Outcome outcome = checker.check(op, dtype);
+    const bool taken = dtype != DType::kFloat8E4M3 || op.declaration.float8;
+    const Outcome outcome = taken ? checker.check(op, dtype) : Outcome();
     char cell[64];
     if (outcome.run == 0 && outcome.wrong.empty()) {
       std::snprintf(cell, sizeof cell, "%10s", "-");
@@ -163,9 +165,9 @@ int check(const CheckOptions& options) {
   int wrong = 0;
   for (SampleMemory* memory : memories) {
     const bool is_cuda = memory->device().device_type == kDLCUDA;
-    std::printf("%-20s %-16s%10s%10s%10s  (largest error; 1 is allowed)\n",
+    std::printf("%-20s %-16s%10s%10s%10s%10s  (largest error; 1 is allowed)\n",
                 is_cuda ? "op on cuda" : "op on cpu", "implementation", "float32", "float16",
-                "bfloat16");
+                "bfloat16", "float8");
     for (const fk_op* op : ops) wrong += check_op(*op, options, *memory) ? 0 : 1;
   }
   if (wrong > 0) std::printf("%d of %zu checks WRONG\n", wrong, ops.size() * memories.size());

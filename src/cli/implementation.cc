@@ -6,6 +6,8 @@ namespace {
 DLDataType dlpack_dtype(DType dtype) {
   const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
   switch (dtype) {
+    case DType::kFloat8E4M3:
+      return {FLASHKERNEL_DL_FLOAT8_E4M3FN, bits, 1};
     case DType::kBFloat16:
       return {kDLBfloat, bits, 1};
     case DType::kInt8:

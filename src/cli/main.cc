@@ -1,14 +1,20 @@
-// fk: what this build is, whether it is right, how fast it is.
+// fk: what this build is, whether it is right, how fast it is; and models that write.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
 
 #include "cli/commands.h"
+#include "cli/text_options.h"
 #include "flashkernel/abi.h"
 
 int main(int argc, char** argv) {
-  // `fk bench` has its options, --help too, from the Python module it starts.
-  if (argc > 1 && std::strcmp(argv[1], "bench") == 0) return fk::cli::bench(argv + 2);
+  const auto is = [&](int i, const char* word) {
+    return argc > i && std::strcmp(argv[i], word) == 0;
+  };
+  if (is(1, "bench") && is(2, "decode")) return fk::cli::bench_decode(argc - 2, argv + 2);
+  // These have their options, --help too, from the Python modules they start.
+  if (is(1, "bench")) return fk::cli::bench(argv + 2);
+  if (is(1, "pull")) return fk::cli::pull(argv + 2);
 
   CLI::App app("Fused kernels for sequence models, on any CPU and on NVIDIA GPUs.", "fk");
   app.set_version_flag("--version", std::string("fk ") + fk_version());
@@ -31,17 +37,35 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   check->add_option("--seed", options.seed, "Seed of the random calls")->capture_default_str();
 
+  fk::cli::TextOptions text;
+  CLI::App* generate = app.add_subcommand("generate", "Writes text with a model");
+  fk::cli::add_model_options(generate, &text);
+  fk::cli::add_sampling_options(generate, &text);
+  generate->add_option("-p,--prompt", text.prompt, "The text to continue; - reads it from stdin");
+  generate->add_flag("--echo", text.echo, "Write the prompt, too");
+  CLI::App* chat = app.add_subcommand("chat", "A conversation with a model");
+  fk::cli::add_model_options(chat, &text);
+  fk::cli::add_sampling_options(chat, &text);
+  chat->add_option("-p,--prompt", text.prompt, "One question; then end");
+  chat->add_option("--system", text.system, "What the model is told first");
+
   app.add_subcommand("bench",
-                     "Measures the ops beside the peers that are installed (needs Python)");
+                     "Measures the ops beside the peers that are installed (needs Python); "
+                     "`fk bench decode MODEL` a model");
+  app.add_subcommand("pull", "Fetches a known model into the cache: smollm2 (needs Python)");
 
   if (argc > 1 && argv[1][0] != '-') {
     const auto named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
     if (app.get_subcommands(named).empty()) {
-      std::fprintf(stderr, "fk: expected info, check or bench, got %s; fk --help says more\n",
+      std::fprintf(stderr,
+                   "fk: expected info, check, generate, chat, bench or pull, got %s; fk --help "
+                   "says more\n",
                    argv[1]);
       return 2;
     }
   }
   CLI11_PARSE(app, argc, argv);
+  if (generate->parsed()) return fk::cli::generate(text);
+  if (chat->parsed()) return fk::cli::chat(text);
   return info->parsed() ? fk::cli::info(json) : fk::cli::check(options);
 }

@@ -51,13 +51,43 @@ uint16_t encode_float16(double value) {
   return sign | static_cast<uint16_t>(std::min<int64_t>(bits, kInfinity));
 }
 
-// The element `offset` (in elements) past the start of a float32, float16 or bfloat16 tensor.
+// e4m3fn: sign, 4 bits of exponent, 3 of mantissa. All ones but the sign is NaN; where an infinity
+// would be, there are numbers, up to 448.
+inline double decode_float8(uint8_t bits) {
+  const int exponent = (bits >> 3) & 15, mantissa = bits & 7;
+  double magnitude;
+  if (exponent == 15 && mantissa == 7) {
+    magnitude = std::numeric_limits<double>::quiet_NaN();
+  } else if (exponent == 0) {
+    magnitude = std::ldexp(mantissa, -9);
+  } else {
+    magnitude = std::ldexp(8 + mantissa, exponent - 10);
+  }
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+// To the nearest, ties to even; what is larger than the largest number becomes NaN, as in ml_dtypes
+// and torch.
+inline uint8_t encode_float8(double value) {
+  constexpr uint8_t kNaN = 0x7f;
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  if (!std::isfinite(value)) return sign | kNaN;
+  if (value == 0) return sign;
+  const int exponent = std::max(std::ilogb(value), -6);
+  const double units = std::nearbyint(std::ldexp(std::fabs(value), 3 - exponent));
+  const int64_t bits = (static_cast<int64_t>(exponent + 6) << 3) + static_cast<int64_t>(units);
+  return sign | static_cast<uint8_t>(std::min<int64_t>(bits, kNaN));
+}
+
+// The element `offset` (in elements) past the start of a tensor of any floating dtype.
 inline double load(const Tensor& t, int64_t offset) {
   switch (t.dtype) {
     case DType::kFloat16:
       return decode_float16<10>(t.ptr<const uint16_t>()[offset]);
     case DType::kBFloat16:
       return decode_float16<7>(t.ptr<const uint16_t>()[offset]);
+    case DType::kFloat8E4M3:
+      return decode_float8(t.ptr<const uint8_t>()[offset]);
     default:
       return t.ptr<const float>()[offset];
   }
@@ -70,6 +100,9 @@ inline void store(const Tensor& t, int64_t offset, double value) {
       break;
     case DType::kBFloat16:
       t.ptr<uint16_t>()[offset] = encode_float16<7>(value);
+      break;
+    case DType::kFloat8E4M3:
+      t.ptr<uint8_t>()[offset] = encode_float8(value);
       break;
     default:
       t.ptr<float>()[offset] = static_cast<float>(value);
@@ -84,6 +117,8 @@ inline double round_to(DType dtype, double value) {
       return decode_float16<10>(encode_float16<10>(value));
     case DType::kBFloat16:
       return decode_float16<7>(encode_float16<7>(value));
+    case DType::kFloat8E4M3:
+      return decode_float8(encode_float8(value));
     default:
       return static_cast<float>(value);
   }

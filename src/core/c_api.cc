@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/build_info.h"
+#include "core/last_error.h"
 #include "core/op.h"
 #include "core/thread_pool.h"
 #include "cpu/targets.h"
@@ -16,8 +17,7 @@ std::string& last_error() {
 }
 
 fk_status fail(fk_status code, std::string message) {
-  last_error() = std::move(message);
-  return code;
+  return fk::set_last_error(code, std::move(message));
 }
 
 template <class Function>
@@ -33,6 +33,11 @@ fk_status guarded(const fk_op* op, const Function& function) {
 }
 
 }  // namespace
+
+fk_status fk::set_last_error(fk_status code, std::string message) {
+  last_error() = std::move(message);
+  return code;
+}
 
 extern "C" {
 

@@ -49,6 +49,15 @@ Dim parse_dim(OpDeclaration& op, const std::string& text) {
   if (text.back() == '?') {
     return {symbol_index(op, strip(text.substr(0, text.size() - 1))), 0, /*or_one=*/true};
   }
+  const size_t slash = text.find('/');
+  if (slash != std::string::npos) {
+    Dim dim{symbol_index(op, strip(text.substr(0, slash)))};
+    dim.blocks_of = op.find(strip(text.substr(slash + 1)));
+    if (dim.blocks_of < 0 || op.fields[dim.blocks_of].kind != Kind::kInteger) {
+      malformed(op.name, "no integer before it for the dimension '" + text + "'");
+    }
+    return dim;
+  }
   const size_t sign = text.find_first_of("+-");
   const int symbol = symbol_index(op, strip(text.substr(0, sign)));
   if (sign == std::string::npos) return {symbol, 0};
@@ -57,6 +66,18 @@ Dim parse_dim(OpDeclaration& op, const std::string& text) {
 }
 
 }  // namespace
+
+int64_t block_length(int64_t size, int64_t attribute) {
+  if (attribute >= 0) return attribute;
+  int64_t root = static_cast<int64_t>(std::sqrt(static_cast<double>(size)));
+  while (root * root < size) ++root;
+  return root;
+}
+
+int64_t block_count(int64_t size, int64_t attribute) {
+  const int64_t length = block_length(size, attribute);
+  return length == 0 ? 0 : size / length;
+}
 
 int OpDeclaration::find(const std::string& field) const {
   for (size_t i = 0; i < fields.size(); ++i) {
@@ -162,11 +183,19 @@ void write_field(std::string& out, const Field& f) {
     write_key(out, "saved_unless", f.saved_unless);
     write_key(out, "when", f.when);
     write_key(out, "may_alias", f.may_alias);
+    write_key(out, "updates", f.updates);
     write_key(out, "below", f.below);
     write_key(out, "rises_to", f.rises_to);
     write_key(out, "prefer", f.prefer);
     write_key(out, "also_gradient_of", f.also_gradient_of);
     write_key(out, "repeats", f.repeats);
+    if (f.drawn_from != f.drawn_to) {
+      char text[80];
+      std::snprintf(text, sizeof text, ", \"drawn_between\": [%.17g, %.17g]", f.drawn_from,
+                    f.drawn_to);
+      out += text;
+    }
+    write_flag(out, "with_float8", f.with_float8);
   } else if (f.kind == Kind::kNumber) {
     char text[40];
     std::snprintf(text, sizeof text, std::isinf(f.number_default) ? "1e999" : "%.17g",
@@ -197,6 +226,17 @@ std::string declarations_json(const std::vector<const OpDeclaration*>& ops) {
     out += "{\"name\": ";
     write_string(out, op->name);
     write_key(out, "doc", op->doc);
+    if (!op->size_unless_given.empty()) {
+      out += ", \"size_unless_given\": {";
+      for (size_t i = 0; i < op->size_unless_given.size(); ++i) {
+        if (i > 0) out += ", ";
+        write_string(out, op->size_unless_given[i].first);
+        out += ": ";
+        write_string(out, op->size_unless_given[i].second);
+      }
+      out += "}";
+    }
+    write_flag(out, "float8", op->float8);
     out += ", \"fields\": [";
     for (size_t i = 0; i < op->fields.size(); ++i) {
       if (i > 0) out += ",\n  ";

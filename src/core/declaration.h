@@ -16,16 +16,18 @@
 //   };
 //
 // Tensor types are written DTYPE[dim, dim, ...], with `|` between alternative shapes:
-//   T        the activations' dtype: float32, float16 or bfloat16, the same for all T of a call
-//   P        a parameter: float32 or the activations' dtype
+//   T        the activations' dtype: float32, float16 or bfloat16, the same for all T of a call; of
+//            an op that takes_float8 also float8_e4m3fn, and then outputs T are bfloat16
+//   P        a parameter: float32 or the outputs' T
 //   F        float32
 //   I        int32 or int64
 //   J        int32
 //   @name    the dtype of the tensor `name`; without brackets its shape as well
 // A dim is a number, a symbol (`N`, the same size wherever it stands), a symbol plus or minus a
-// number (`W-1`), a symbol with a question mark (`N?`, that size or 1), or `...` (any number of
-// leading dims, the same wherever it stands). An output has the first of its alternatives whose
-// symbols the inputs give a size.
+// number (`W-1`), a symbol with a question mark (`N?`, that size or 1), a symbol over an integer
+// attribute declared before (`L/checkpoint`, how many whole blocks of that length there are, see
+// block_count), or `...` (any number of leading dims, the same wherever it stands). An output has
+// the first of its alternatives whose symbols the inputs give a size.
 //
 // Gradients are matched by name. An op `<name>_fwd` is differentiable if there is an op
 // `<name>_bwd`; that op's input `d<out>` is the gradient of the forward output <out>, its other
@@ -38,6 +40,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/tensor.h"
@@ -57,7 +60,14 @@ struct Dim {
   int symbol = kNumber;  // index into OpDeclaration::symbols, or one of the above
   int64_t offset = 0;    // the number itself, or what is added to the symbol
   bool or_one = false;   // the size may also be 1
+  int blocks_of = -1;    // index of the integer attribute that is the length of a block
 };
+
+// The length of blocks that `size` is cut into, by the attribute that says so: itself if it is
+// positive; 0, there are none, if it is 0; below 0 the square root of `size`, rounded up.
+int64_t block_length(int64_t size, int64_t attribute);
+// How many whole blocks there are.
+int64_t block_count(int64_t size, int64_t attribute);
 
 struct Field {
   std::string name;
@@ -80,11 +90,14 @@ struct Field {
   std::string saved_unless;              // likewise, unless this flag asks for it
   std::string when;                      // an output that exists only under this condition
   std::string may_alias;                 // an output that may share memory with this input
+  std::string updates;                   // likewise; languages whose arrays can change update it
   std::string below;                     // an index input whose values lie in [0, symbol)
   std::string rises_to;          // an index input whose values rise from 0 to the symbol's size
   std::string prefer;            // a backward's input: this forward output instead, where it exists
   std::string also_gradient_of;  // a backward's output: the gradient of this forward input as well
   std::string repeats;  // an output that is this input, repeated along the axis: it may be a view
+  double drawn_from = 0, drawn_to = 0;  // values that checks draw; both 0: of any sign and size
+  bool with_float8 = false;  // an input that only calls with 8-bit activations have
 
   // Attributes.
   double number_default = 0;
@@ -100,11 +113,19 @@ struct OpDeclaration {
   std::vector<Field> fields;
   std::vector<std::string> symbols;
   bool multiplies = false;  // kernels may round what they multiply to the activations' dtype
+  bool reorders = false;    // kernels may take products and sums in another order
+  std::vector<std::pair<std::string, std::string>> size_unless_given;  // symbol, whose size it has
+  bool float8 = false;      // activations may be 8-bit floats; there is no gradient then
 
   int find(const std::string& field) const;  // -1 if there is none
   // Parses `type` into the field's dtype rule and shapes. Aborts on a malformed declaration.
   void set_type(Field& field, const std::string& type);
 };
+
+// The dtype of results, given that of the activations.
+constexpr DType result_dtype(DType activation) {
+  return activation == DType::kFloat8E4M3 ? DType::kBFloat16 : activation;
+}
 
 // Whether the output `field` exists, given which slots are set.
 bool output_wanted(const OpDeclaration& op, const Field& field, const fk_slot* slots);
@@ -120,6 +141,12 @@ class FieldOptions {
   // Conditions: "input" (it is given), "flag" (it is true), "choice=value", "choice!=value".
   FieldOptions& when(const char* condition) { return field().when = condition, *this; }
   FieldOptions& may_alias(const char* input) { return field().may_alias = input, *this; }
+  // The output is the input's next value: NumPy and torch write it there and do not return it, JAX
+  // returns it.
+  FieldOptions& updates(const char* input) { return field().updates = input, *this; }
+  FieldOptions& drawn_between(double from, double to) {
+    return field().drawn_from = from, field().drawn_to = to, *this;
+  }
   FieldOptions& prefer(const char* output) { return field().prefer = output, *this; }
   FieldOptions& also_gradient_of(const char* input) {
     return field().also_gradient_of = input, *this;
@@ -127,6 +154,7 @@ class FieldOptions {
   FieldOptions& repeats(const char* input) { return field().repeats = input, *this; }
   FieldOptions& below(const char* symbol) { return field().below = symbol, *this; }
   FieldOptions& rises_to(const char* symbol) { return field().rises_to = symbol, *this; }
+  FieldOptions& with_float8() { return field().with_float8 = true, *this; }
 
  private:
   Field& field() { return op_.fields[index_]; }
@@ -184,6 +212,16 @@ class Declaration {
   // The op has matrix products, whose factors (probabilities, say) tensor cores take in the
   // activations' dtype: checks allow for that rounding.
   void multiplies() { op_.multiplies = true; }
+  // The op multiplies or adds what the reference does in another order: where a value is infinite
+  // or NaN, checks do not compare.
+  void reorders() { op_.reorders = true; }
+  // The symbol has the size of `other` where no input tells its own: a batch has as many sequences
+  // as rows, unless offsets say how many are packed.
+  void size_unless_given(const char* symbol, const char* other) {
+    op_.size_unless_given.emplace_back(symbol, other);
+  }
+  // Activations may be float8_e4m3fn as well; outputs T are bfloat16 then. Forward only.
+  void takes_float8() { op_.float8 = true; }
   // Fields declared after this are taken by name in languages with keyword arguments.
   void keyword_only() { keyword_only_ = true; }
 

@@ -91,6 +91,7 @@ class Call {
   }
 
   Status check() {
+    bind_activation();
     for (const Field& f : op_.fields) {
       if (f.kind != Kind::kInput && f.kind != Kind::kOutput) continue;
       const Tensor& t = member<Tensor>(f);
@@ -175,6 +176,14 @@ class Call {
     return {};
   }
 
+  // A parameter may stand before the first activation, whose dtype it is checked against.
+  void bind_activation() {
+    for (const Field& f : op_.fields) {
+      if (f.kind != Kind::kInput || f.dtype_rule != DTypeRule::kActivation) continue;
+      if (member<Tensor>(f) && check_dtype(f, member<Tensor>(f)).ok()) return;
+    }
+  }
+
   Status check_device(const Field& f, const Tensor& t) {
     if (first_ == nullptr) {
       first_ = &t;
@@ -190,19 +199,33 @@ class Call {
     return t.device == Device::kCpu ? "cpu" : "cuda:" + std::to_string(t.device_id);
   }
 
+  // The dtype of outputs T.
+  DType result() const { return result_dtype(bound_.activation); }
+
   Status check_dtype(const Field& f, const Tensor& t) {
+    if (f.with_float8 && bound_.activation != DType::kFloat8E4M3) {
+      return error(f, std::string("expected none, since ") + bound_.activation_from->name + " is " +
+                          name_of(bound_.activation) + " and not float8_e4m3fn, got a tensor");
+    }
     const auto wrong = [&](const std::string& expected) {
       return error(f, "expected " + expected + ", got " + name_of(t.dtype));
     };
     switch (f.dtype_rule) {
       case DTypeRule::kActivation:
         if (bound_.activation_from == nullptr) {
+          const bool float8 = op_.float8 && t.dtype == DType::kFloat8E4M3;
           if (t.dtype != DType::kFloat32 && t.dtype != DType::kFloat16 &&
-              t.dtype != DType::kBFloat16) {
-            return wrong("float32, float16 or bfloat16");
+              t.dtype != DType::kBFloat16 && !float8) {
+            return wrong(op_.float8 ? "float32, float16, bfloat16 or float8_e4m3fn"
+                                    : "float32, float16 or bfloat16");
           }
           bound_.activation_from = &f;
           bound_.activation = t.dtype;
+        } else if (f.kind == Kind::kOutput && t.dtype == result()) {
+          return {};
+        } else if (f.kind == Kind::kOutput && result() != bound_.activation) {
+          return wrong(std::string(name_of(result())) + ", since " + bound_.activation_from->name +
+                       " is " + name_of(bound_.activation));
         } else if (t.dtype != bound_.activation) {
           return wrong(std::string(name_of(bound_.activation)) + ", the dtype of " +
                        bound_.activation_from->name);
@@ -213,9 +236,10 @@ class Call {
         if (bound_.activation_from == nullptr) {
           return wrong("float32");
         }
-        if (t.dtype != bound_.activation) {
-          return wrong(bound_.activation == DType::kFloat32
-                           ? "float32"
+        if (t.dtype != result()) {
+          return wrong(result() == DType::kFloat32 ? "float32"
+                       : result() != bound_.activation
+                           ? std::string("float32 or ") + name_of(result())
                            : std::string("float32 or ") + name_of(bound_.activation) +
                                  ", the dtype of " + bound_.activation_from->name);
         }
@@ -271,6 +295,8 @@ class Call {
       const int64_t size = t.shape[leading + i];
       if (dim.symbol == Dim::kNumber) {
         if (size != dim.offset) return shape_error(f, t);
+      } else if (dim.blocks_of >= 0) {
+        if (bound_.from[dim.symbol] != nullptr && size != blocks(dim)) return shape_error(f, t);
       } else if (dim.or_one && size == 1) {
         continue;
       } else if (bound_.from[dim.symbol] == nullptr) {
@@ -282,6 +308,10 @@ class Call {
       }
     }
     return {};
+  }
+
+  int64_t blocks(const Dim& dim) {
+    return block_count(bound_.size[dim.symbol], member<int64_t>(op_.fields[dim.blocks_of]));
   }
 
   Status check_same_shape(const Field& f, const Tensor& t, const Field& other) {
@@ -321,7 +351,7 @@ class Call {
     return has_leading ? ndim >= named - 1 : ndim == named;
   }
 
-  Status shape_error(const Field& f, const Tensor& t) const {
+  Status shape_error(const Field& f, const Tensor& t) {
     std::string expected;
     const Field* from = nullptr;
     for (const std::vector<Dim>& shape : f.shapes) {
@@ -337,7 +367,7 @@ class Call {
     return error(f, "expected shape " + expected + ", got " + shape_string(t));
   }
 
-  std::string dim_string(const Dim& dim, const Field** from) const {
+  std::string dim_string(const Dim& dim, const Field** from) {
     if (dim.symbol == Dim::kNumber) return std::to_string(dim.offset);
     if (dim.symbol == Dim::kEllipsis) {
       if (bound_.leading_from == nullptr) return "...";
@@ -348,6 +378,10 @@ class Call {
         s += std::to_string(bound_.leading[i]);
       }
       return s.empty() ? "no leading dims" : s;
+    }
+    if (dim.blocks_of >= 0) {
+      if (bound_.from[dim.symbol] != nullptr) return std::to_string(blocks(dim));
+      return op_.symbols[dim.symbol] + "/" + op_.fields[dim.blocks_of].name;
     }
     if (bound_.from[dim.symbol] != nullptr) {
       *from = bound_.from[dim.symbol];

@@ -40,7 +40,20 @@ Status ShapeInference::bind(const OpDeclaration& op, const fk_slot* slots) {
       bind_tensor(op.fields[i], *slots[i].tensor);
     }
   }
+  for (const auto& [symbol, other] : op.size_unless_given) {
+    const int to = symbol_of(symbol), from = symbol_of(other);
+    if (to < 0 || from < 0 || known_[to] || !known_[from]) continue;
+    size_[to] = size_[from];
+    known_[to] = true;
+  }
   return {};
+}
+
+int ShapeInference::symbol_of(const std::string& name) const {
+  for (size_t s = 0; s < op_->symbols.size(); ++s) {
+    if (op_->symbols[s] == name) return static_cast<int>(s);
+  }
+  return -1;
 }
 
 void ShapeInference::bind_tensor(const Field& field, const DLTensor& tensor) {
@@ -67,7 +80,7 @@ void ShapeInference::bind_tensor(const Field& field, const DLTensor& tensor) {
       sizes += leading;
       continue;
     }
-    if (dim.symbol != Dim::kNumber && !dim.or_one && !known_[dim.symbol]) {
+    if (dim.symbol != Dim::kNumber && !dim.or_one && dim.blocks_of < 0 && !known_[dim.symbol]) {
       size_[dim.symbol] = *sizes - dim.offset;
       known_[dim.symbol] = true;
     }
@@ -110,7 +123,8 @@ Status ShapeInference::output(const Field& field, OutputType* out) const {
     }
     if (out->ndim == kMaxDims) return unknown("shape");
     if (dim.symbol != Dim::kNumber && !known_[dim.symbol]) return unknown("shape");
-    const int64_t size = (dim.symbol == Dim::kNumber ? 0 : size_[dim.symbol]) + dim.offset;
+    int64_t size = (dim.symbol == Dim::kNumber ? 0 : size_[dim.symbol]) + dim.offset;
+    if (dim.blocks_of >= 0) size = block_count(size, slots_[dim.blocks_of].integer);
     if (size < 0) return invalid(field.name + ": its size would be " + std::to_string(size));
     out->shape[out->ndim++] = size;
   }
@@ -142,6 +156,7 @@ Status ShapeInference::output(const Field& field, OutputType* out) const {
         if (f.kind != Kind::kInput || f.dtype_rule != DTypeRule::kActivation) continue;
         if (slots_[i].tensor == nullptr) continue;
         out->dtype = slots_[i].tensor->dtype;
+        if (out->dtype.code == FLASHKERNEL_DL_FLOAT8_E4M3FN) out->dtype = {kDLBfloat, 16, 1};
         return {};
       }
       return unknown("dtype");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/declaration.h"
@@ -31,6 +32,7 @@ class ShapeInference {
   static constexpr int kMaxSymbols = 16;
 
   void bind_tensor(const Field& field, const DLTensor& tensor);
+  int symbol_of(const std::string& name) const;  // -1 if there is none
   bool all_known(const std::vector<Dim>& shape) const;
 
   const OpDeclaration* op_ = nullptr;

@@ -44,6 +44,7 @@ class Drawing {
       forward = Registry::get().find(name.substr(0, name.size() - 4) + "_fwd");
     }
     form_ = below(1024);
+    packed_ = !op_.declaration.size_unless_given.empty() && one_in(3);
     draw_sizes(op_.declaration);
     if (forward != nullptr) draw_sizes(forward->declaration);
     if (options_.empty) empty_one();
@@ -73,6 +74,14 @@ class Drawing {
 
   void draw_sizes(const OpDeclaration& op) {
     for (const std::string& symbol : op.symbols) sizes_.symbols.emplace(symbol, pick(kSizes));
+    // Packed sequences stand in a batch of 1; otherwise each row of the batch is one.
+    for (const auto& [symbol, other] : op.size_unless_given) {
+      if (packed_) {
+        sizes_.symbols[other] = 1;
+      } else {
+        sizes_.symbols[symbol] = sizes_.symbols[other];
+      }
+    }
     if (!sizes_.leading.empty() || !has_leading(op)) return;
     sizes_.leading.resize(below(kMaxLeading + 1));
     for (int64_t& size : sizes_.leading) size = pick(kLeadingSizes);
@@ -118,7 +127,9 @@ class Drawing {
       if (!output_wanted(op.declaration, fields[i], slots.data())) continue;
       if (options_.skip_outputs && &op == &op_ && one_in(2)) continue;
       set_type(sample, i);
-      const int alias = op.declaration.find(fields[i].may_alias);
+      const std::string& shared =
+          fields[i].updates.empty() ? fields[i].may_alias : fields[i].updates;
+      const int alias = op.declaration.find(shared);
       if (options_.alias && &op == &op_ && alias >= 0) sample->tensors[i].alias = alias;
     }
     int64_t elements = 0;
@@ -179,13 +190,14 @@ class Drawing {
   int64_t draw_axis(const OpDeclaration& op) {
     for (const Field& f : op.fields) {
       if (!f.along_axis) continue;
-      const auto ndim = static_cast<int64_t>(shape_of(op, f.shapes[0]).size());
+      const auto ndim = static_cast<int64_t>(shape_of(op, f.shapes[0], {}).size());
       return below(2 * ndim) - ndim;
     }
     return 0;
   }
 
-  std::vector<int64_t> shape_of(const OpDeclaration& op, const std::vector<Dim>& dims) {
+  std::vector<int64_t> shape_of(const OpDeclaration& op, const std::vector<Dim>& dims,
+                                const std::vector<fk_slot>& attributes) {
     std::vector<int64_t> shape;
     for (const Dim& dim : dims) {
       if (dim.symbol == Dim::kEllipsis) {
@@ -195,7 +207,9 @@ class Drawing {
       } else if (dim.or_one && one_in(3)) {
         shape.push_back(1);
       } else {
-        shape.push_back(std::max<int64_t>(0, sizes_.symbols[op.symbols[dim.symbol]] + dim.offset));
+        int64_t size = std::max<int64_t>(0, sizes_.symbols[op.symbols[dim.symbol]] + dim.offset);
+        if (dim.blocks_of >= 0) size = block_count(size, attributes[dim.blocks_of].integer);
+        shape.push_back(size);
       }
     }
     return shape;
@@ -234,6 +248,8 @@ class Drawing {
   bool draw_presence(const Sample& sample, size_t i) {
     const std::vector<Field>& fields = sample.op->declaration.fields;
     const Field& f = fields[i];
+    if (!f.rises_to.empty() && !sample.op->declaration.size_unless_given.empty()) return packed_;
+    if (f.with_float8 && options_.dtype != DType::kFloat8E4M3) return false;
     if (!f.rises_to.empty()) {
       for (const Dim& dim : alternative(fields[0])) {
         if (dim.symbol >= 0 && sample.op->declaration.symbols[dim.symbol] == f.rises_to)
@@ -255,10 +271,10 @@ class Drawing {
     t.present = true;
     switch (f.dtype_rule) {
       case DTypeRule::kActivation:
-        t.dtype = options_.dtype;
+        t.dtype = f.kind == Kind::kOutput ? result_dtype(options_.dtype) : options_.dtype;
         break;
       case DTypeRule::kParameter:
-        t.dtype = one_in(2) ? options_.dtype : DType::kFloat32;
+        t.dtype = one_in(2) ? result_dtype(options_.dtype) : DType::kFloat32;
         break;
       case DTypeRule::kFloat32:
         t.dtype = DType::kFloat32;
@@ -273,7 +289,8 @@ class Drawing {
         t.dtype = sample->tensors[f.dtype_of].dtype;
         break;
     }
-    t.shape = f.shape_of >= 0 ? sample->tensors[f.shape_of].shape : shape_of(op, alternative(f));
+    t.shape = f.shape_of >= 0 ? sample->tensors[f.shape_of].shape
+                              : shape_of(op, alternative(f), sample->attributes);
     if (!f.along_axis) return;
     for (size_t k = 0; k < op.fields.size(); ++k) {
       if (op.fields[k].kind != Kind::kAxis) continue;
@@ -296,7 +313,9 @@ class Drawing {
       return;
     }
     const bool strided = options_.strided && sample->op == &op_;
-    const bool is_input = sample->op->declaration.fields[i].kind == Kind::kInput;
+    const Field& field = sample->op->declaration.fields[i];
+    // Offsets rise, so that they cannot repeat.
+    const bool may_repeat = field.kind == Kind::kInput && field.rises_to.empty();
     const auto ndim = static_cast<int>(t.shape.size());
     std::vector<int> order(ndim);
     for (int d = 0; d < ndim; ++d) order[d] = d;
@@ -307,7 +326,7 @@ class Drawing {
     for (int k = ndim - 1; k >= 0; --k) {
       const int d = order[k];
       // A repeated dimension: only where the values are ours to choose.
-      if (strided && is_input && t.values.empty() && one_in(8)) continue;
+      if (strided && may_repeat && t.values.empty() && one_in(8)) continue;
       t.strides[d] = extent;
       extent *= std::max<int64_t>(t.shape[d], 1);
       if (strided && one_in(3)) extent += 1 + below(3);
@@ -324,7 +343,11 @@ class Drawing {
     t->values.resize(t->numel());
     if (t->dtype != DType::kInt32 && t->dtype != DType::kInt64) {
       std::normal_distribution<double> normal;
-      for (double& value : t->values) value = round_to(t->dtype, normal(random_));
+      const bool ranged = f.drawn_from != f.drawn_to;
+      std::uniform_real_distribution<double> uniform(f.drawn_from, ranged ? f.drawn_to : 1);
+      for (double& value : t->values) {
+        value = round_to(t->dtype, ranged ? uniform(random_) : normal(random_));
+      }
       if (!options_.special) return {};
       constexpr double kInfinity = std::numeric_limits<double>::infinity();
       // Of gradients only NaN: a factor too small for float32 is 0 there, and 0 times infinity NaN.
@@ -364,6 +387,7 @@ class Drawing {
   std::mt19937_64 random_;
   Sizes sizes_;
   int64_t form_ = 0;
+  bool packed_ = false;
 };
 
 }  // namespace

@@ -22,6 +22,8 @@ const char* name_of(DType t) {
       return "int8";
     case DType::kUInt8:
       return "uint8";
+    case DType::kFloat8E4M3:
+      return "float8_e4m3fn";
   }
   return "?";
 }
@@ -45,10 +47,15 @@ bool dtype_from_dlpack(DLDataType in, DType* out) {
     DType dtype;
   };
   static constexpr Row kRows[] = {
-      {kDLFloat, 32, DType::kFloat32},   {kDLFloat, 16, DType::kFloat16},
-      {kDLBfloat, 16, DType::kBFloat16}, {kDLFloat, 64, DType::kFloat64},
-      {kDLInt, 32, DType::kInt32},       {kDLInt, 64, DType::kInt64},
-      {kDLInt, 8, DType::kInt8},         {kDLUInt, 8, DType::kUInt8},
+      {kDLFloat, 32, DType::kFloat32},
+      {kDLFloat, 16, DType::kFloat16},
+      {kDLBfloat, 16, DType::kBFloat16},
+      {kDLFloat, 64, DType::kFloat64},
+      {kDLInt, 32, DType::kInt32},
+      {kDLInt, 64, DType::kInt64},
+      {kDLInt, 8, DType::kInt8},
+      {kDLUInt, 8, DType::kUInt8},
+      {FLASHKERNEL_DL_FLOAT8_E4M3FN, 8, DType::kFloat8E4M3},
   };
   for (const Row& row : kRows) {
     if (row.code == in.code && row.bits == in.bits) {

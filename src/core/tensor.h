@@ -19,7 +19,8 @@ enum class DType : uint8_t {
   kInt32,
   kInt64,
   kInt8,
-  kUInt8
+  kUInt8,
+  kFloat8E4M3  // e4m3fn: no infinities, one NaN of each sign
 };
 
 constexpr int64_t size_of(DType t) {
@@ -35,6 +36,7 @@ constexpr int64_t size_of(DType t) {
       return 2;
     case DType::kInt8:
     case DType::kUInt8:
+    case DType::kFloat8E4M3:
       return 1;
   }
   return 0;

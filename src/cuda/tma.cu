@@ -46,6 +46,7 @@ CUtensorMapDataType map_type(DType dtype) {
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
     case DType::kInt8:
     case DType::kUInt8:
+    case DType::kFloat8E4M3:
       return CU_TENSOR_MAP_DATA_TYPE_UINT8;
     case DType::kFloat32:
       break;

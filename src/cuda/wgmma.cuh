@@ -1,16 +1,19 @@
 // Warpgroup matrix multiply: one PTX instruction per function. Four warps multiply a 64 x 16 tile A
 // (shared memory or registers) by a 16 x N tile B (shared memory) and add to 64 x N floats held in
-// registers, beside whatever else the warps do. sm_90a only: a kernel that calls these has its body
-// under `#if defined(__CUDA_ARCH_FEAT_SM90_ALL)`.
+// registers, beside whatever else the warps do. Of 8-bit floats the tiles are 64 x 32 and 32 x N,
+// both with K along their rows. sm_90a only: a kernel that calls these has its body under
+// `#if defined(__CUDA_ARCH_FEAT_SM90_ALL)`.
 //
 // Where the elements are. With w the warp in its group, g = lane / 4 and t = lane % 4, a thread's
 // d[4 * i + 2 * j + e] is row 16 * w + g + 8 * j, column 8 * i + 2 * t + e. A in registers has the
 // same places: a[j + 2 * i] holds columns 8 * i + 2 * t and + 1 of row g + 8 * j, so that the
-// accumulators of one product, rounded in pairs, are the A of the next.
+// accumulators of one product, rounded in pairs, are the A of the next. Of 8-bit floats a[j + 2 *
+// i] holds columns 16 * i + 4 * t to + 3 of row g + 8 * j.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -73,6 +76,15 @@ __device__ __forceinline__ uint64_t outer_major(const void* tile, uint32_t colum
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | (static_cast<uint64_t>(column_bytes >> 4) << 16) |
          ((shared_address(tile) & 0x3ffff) >> 4);
+}
+
+// A tile that is not swizzled: pieces of 8 rows by 16 bytes, each 128 bytes without gaps. Rows run
+// along the outer dimension, bytes along K; the next piece is `k_bytes` further along K and
+// `outer_bytes` along the outer dimension.
+__device__ __forceinline__ uint64_t in_pieces(const void* tile, uint32_t k_bytes,
+                                              uint32_t outer_bytes) {
+  return (static_cast<uint64_t>(outer_bytes >> 4) << 32) |
+         (static_cast<uint64_t>(k_bytes >> 4) << 16) | ((shared_address(tile) & 0x3ffff) >> 4);
 }
 
 // A descriptor of the same kind `bytes` further. Addresses have 18 bits, so nothing carries.
@@ -142,12 +154,33 @@ enum class Major { kK, kOuter };
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                            \
                  "r"(static_cast<int>(accumulate)), "n"(kB == Major::kOuter ? 1 : 0))
 
+// 8-bit floats: always K-major.
+#define FK_MULTIPLY_SHARED_8(N, a0, a1, a2)                                             \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #a2                                 \
+               ", 0;\n"                                                                 \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" FK_TEXT_##N \
+               "}, %" #a0 ", %" #a1 ", p, 1, 1;\n}\n"                                   \
+               : FK_LIST_##N                                                            \
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+
+#define FK_MULTIPLY_REGISTERS_8(N, a0, a1, a2, a3, a4, a5)                              \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #a5                                 \
+               ", 0;\n"                                                                 \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" FK_TEXT_##N \
+               "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #a4 ", p, 1, 1;\n}\n"   \
+               : FK_LIST_##N                                                            \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                    \
+                 "r"(static_cast<int>(accumulate)))
+
 #define FK_MULTIPLY(N, a0, a1, a2, a3, a4, a5, a6)                                              \
   template <class T, Major kA = Major::kK, Major kB = Major::kK>                                \
   __device__ __forceinline__ void multiply(float(&d)[N / 2], uint64_t a, uint64_t b,            \
                                            bool accumulate) {                                   \
     if constexpr (std::is_same_v<T, __half>) {                                                  \
       FK_MULTIPLY_SHARED(N, "f16", a0, a1, a2, a3, a4);                                         \
+    } else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {                                    \
+      static_assert(kA == Major::kK && kB == Major::kK);                                        \
+      FK_MULTIPLY_SHARED_8(N, a0, a1, a2);                                                      \
     } else {                                                                                    \
       static_assert(std::is_same_v<T, __nv_bfloat16>);                                          \
       FK_MULTIPLY_SHARED(N, "bf16", a0, a1, a2, a3, a4);                                        \
@@ -158,6 +191,9 @@ enum class Major { kK, kOuter };
                                            bool accumulate) {                                   \
     if constexpr (std::is_same_v<T, __half>) {                                                  \
       FK_MULTIPLY_REGISTERS(N, "f16", a0, a1, a2, a3, a4, a5, a6);                              \
+    } else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {                                    \
+      static_assert(kB == Major::kK);                                                           \
+      FK_MULTIPLY_REGISTERS_8(N, a0, a1, a2, a3, a4, a5);                                       \
     } else {                                                                                    \
       static_assert(std::is_same_v<T, __nv_bfloat16>);                                          \
       FK_MULTIPLY_REGISTERS(N, "bf16", a0, a1, a2, a3, a4, a5, a6);                             \
@@ -184,6 +220,8 @@ FK_MULTIPLY(256, 128, 129, 130, 131, 132, 133, 134)
 #undef FK_MULTIPLY
 #undef FK_MULTIPLY_SHARED
 #undef FK_MULTIPLY_REGISTERS
+#undef FK_MULTIPLY_SHARED_8
+#undef FK_MULTIPLY_REGISTERS_8
 #undef FK_TEXT
 #undef FK_LIST
 #undef FK_TEXT_16

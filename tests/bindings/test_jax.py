@@ -57,7 +57,7 @@ class Case:
 
 
 def fk_numpy(case: Case, inputs: dict) -> tuple:
-    return as_tuple(sampling.call(case.op, inputs | case.settled))
+    return sampling.call_with_state(case.op, inputs | case.settled)
 
 
 def fk_jax(case: Case):
@@ -94,6 +94,11 @@ def cases() -> list[Case]:
                 named = dict(zip(values, setting, strict=True))
                 if len(flags) > 3 and sum(named[n] for n in flags) > 1:
                     continue
+                # Of one with many choices, those by default meet all flags, the others none.
+                many = [n for n in values if len(op.by_name[n].choices) > 3]
+                rare = any(named[n] != op.by_name[n].python_default for n in many)
+                if rare and (optionals or any(named[n] for n in flags)):
+                    continue
                 found.append(Case(op, optionals, named))
     return found
 
@@ -108,9 +113,8 @@ def differentiable_inputs(case: Case, inputs: dict) -> list[int]:
 
 
 def assert_close(actual, expected, dtype, what=""):
-    """What is expected comes from the CPU; a GPU may add up in another order."""
     assert actual.shape == expected.shape and actual.dtype == expected.dtype, what
-    tolerance = 32 * EPSILON[dtype]
+    tolerance = 8 * EPSILON[dtype]
     np.testing.assert_allclose(
         np.asarray(actual, np.float64),
         np.asarray(expected, np.float64),
@@ -220,7 +224,7 @@ def test_gradient_by_finite_differences(case, device):
         [arrays[i] for i in positions],
         order=1,
         modes=["rev"],
-        eps=1e-2,
+        eps=4e-3,
         atol=2e-2,
         rtol=2e-2,
     )

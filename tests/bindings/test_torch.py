@@ -31,7 +31,11 @@ CASES = [
     for attributes in sampling.conditions(op)
 ]
 EVERY_OP = pytest.mark.parametrize("op", OPS)
+DIFFERENTIABLE = pytest.mark.parametrize("op", [p for p in OPS if p.values[0].backward])
 EVERY_CASE = pytest.mark.parametrize(("op", "optionals", "attributes"), CASES)
+DIFFERENTIABLE_CASE = pytest.mark.parametrize(
+    ("op", "optionals", "attributes"), [p for p in CASES if p.values[0].backward]
+)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -41,7 +45,7 @@ def to_torch(sample: dict, dtype=torch.float32, requires_grad=(), float32=()) ->
     result = {}
     for name, value in sample.items():
         if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
+            value = torch.from_numpy(value.copy())
             if value.is_floating_point() and name not in float32:
                 value = value.to(dtype)
             value.requires_grad_(name in requires_grad)
@@ -124,7 +128,7 @@ def _from_numpy(a):
     return torch.from_numpy(a.copy())
 
 
-@EVERY_CASE
+@DIFFERENTIABLE_CASE
 def test_gradients_follow_finite_differences(op, optionals, attributes):
     for seed in range(3):
         sample = sampling.draw(op, seed, optionals=optionals, attributes=attributes)
@@ -153,7 +157,7 @@ def test_gradients_follow_finite_differences(op, optionals, attributes):
             assert got == pytest.approx(expected, abs=0.02 * scale + 0.02), name
 
 
-@EVERY_CASE
+@DIFFERENTIABLE_CASE
 def test_strided_and_repeated_gradients(op, optionals, attributes):
     sample = sampling.draw(op, 5, optionals=optionals, attributes=attributes)
     names = with_gradient(op, sample)
@@ -171,7 +175,7 @@ def test_strided_and_repeated_gradients(op, optionals, attributes):
         torch.testing.assert_close(a, b)
 
 
-@EVERY_CASE
+@DIFFERENTIABLE_CASE
 def test_only_the_gradients_asked_for(op, optionals, attributes):
     sample = sampling.draw(op, 6, optionals=optionals, attributes=attributes)
     names = with_gradient(op, sample)
@@ -184,7 +188,7 @@ def test_only_the_gradients_asked_for(op, optionals, attributes):
         assert all(alone[n].grad is None for n in names if n != name)
 
 
-@EVERY_CASE
+@DIFFERENTIABLE_CASE
 def test_an_output_nobody_uses_has_no_gradient(op, optionals, attributes):
     sample = sampling.draw(op, 7, optionals=optionals, attributes=attributes)
     names = with_gradient(op, sample)
@@ -202,7 +206,7 @@ def test_an_output_nobody_uses_has_no_gradient(op, optionals, attributes):
             torch.testing.assert_close(a, b)
 
 
-@EVERY_OP
+@DIFFERENTIABLE
 def test_gradient_of_a_gradient_is_refused(op):
     sample = sampling.draw(op, 8, optionals=False)
     names = with_gradient(op, sample)
@@ -247,12 +251,14 @@ def test_opcheck(op):
         torch.library.opcheck(variant.forward, chosen)
         if variant.in_place:
             torch.library.opcheck(variant.in_place, chosen)
+        if not op.backward:
+            continue
         arguments = to_torch(sample, requires_grad=with_gradient(op, sample))
         extra = [False for s in op.extra_keywords if s == "inplace_backward"]
         torch.library.opcheck(variant.differentiable, [*arguments.values(), *extra])
 
 
-@EVERY_OP
+@DIFFERENTIABLE
 def test_opcheck_of_the_backward(op, monkeypatch):
     calls = []
     backward = getattr(torch.ops.flashkernel, f"{op.public_name}_bwd").default
@@ -307,12 +313,16 @@ def test_compile_whole_graph(op, optionals, attributes):
     function, names = tensor_function(op, sample)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
-        arguments = to_torch(sample)
-        tensors = [arguments[n] for n in names]
-        for ours, plain in zip(
-            outputs_of(compiled(*tensors)), outputs_of(function(*tensors)), strict=True
-        ):
+        results = []
+        for f in (compiled, function):
+            arguments = to_torch(sample)
+            outputs = outputs_of(f(*(arguments[n] for n in names)))
+            updated = [arguments[op.state_output.updates]] if op.state_output else []
+            results.append([*outputs, *updated])
+        for ours, plain in zip(*results, strict=True):
             same_values(ours, plain)
+    if not op.backward:
+        return
     grads = []
     for f in (compiled, function):
         arguments = to_torch(sample, requires_grad=with_gradient(op, sample))
@@ -339,10 +349,11 @@ def test_compile_once_for_all_sizes(op):
 def _check_gradients(op, compiled, function, names, samples) -> None:
     for sample in samples:
         arguments = to_torch(sample, requires_grad=with_gradient(op, sample))
-        tensors = [arguments[n] for n in names]
-        expected = function(*tensors)
-        result = compiled(*tensors)
+        expected = function(*(arguments[n].clone() for n in names))
+        result = compiled(*(arguments[n].clone() for n in names))
         torch.testing.assert_close(result, expected)
+        if not op.backward:
+            continue
         targets = [arguments[n] for n in with_gradient(op, sample)]
         torch.testing.assert_close(
             torch.autograd.grad(loss_of(result), targets),
@@ -559,8 +570,9 @@ def test_wrong_dtypes_and_types_name_the_argument(op):
         pattern = f"^{op.public_name}: {f.name}: .*"
         for requires_grad in (False, True):
             base = dict(arguments)
-            first = sampling.differentiable(op)[0]
-            base[first] = base[first].clone().requires_grad_(requires_grad)
+            if op.backward:
+                first = sampling.differentiable(op)[0]
+                base[first] = base[first].clone().requires_grad_(requires_grad)
             for dtype in (torch.float64, torch.bool, torch.complex64):
                 wrong = {**base, f.name: base[f.name].to(dtype)}
                 with pytest.raises(fk.Error, match=pattern + str(dtype).removeprefix("torch.")):

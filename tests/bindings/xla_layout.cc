@@ -108,6 +108,7 @@ SAME_VALUE(DataType::kS8, XLA_FFI_DataType_S8);
 SAME_VALUE(DataType::kS32, XLA_FFI_DataType_S32);
 SAME_VALUE(DataType::kS64, XLA_FFI_DataType_S64);
 SAME_VALUE(DataType::kU8, XLA_FFI_DataType_U8);
+SAME_VALUE(DataType::kF8E4M3FN, XLA_FFI_DataType_F8E4M3FN);
 SAME_VALUE(DataType::kF16, XLA_FFI_DataType_F16);
 SAME_VALUE(DataType::kF32, XLA_FFI_DataType_F32);
 SAME_VALUE(DataType::kF64, XLA_FFI_DataType_F64);

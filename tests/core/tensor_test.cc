@@ -94,7 +94,8 @@ TEST_F(FromDlpack, DTypes) {
   for (const Row& row : {Row{kDLFloat, 32, DType::kFloat32}, Row{kDLFloat, 16, DType::kFloat16},
                          Row{kDLBfloat, 16, DType::kBFloat16}, Row{kDLFloat, 64, DType::kFloat64},
                          Row{kDLInt, 32, DType::kInt32}, Row{kDLInt, 64, DType::kInt64},
-                         Row{kDLInt, 8, DType::kInt8}, Row{kDLUInt, 8, DType::kUInt8}}) {
+                         Row{kDLInt, 8, DType::kInt8}, Row{kDLUInt, 8, DType::kUInt8},
+                         Row{FLASHKERNEL_DL_FLOAT8_E4M3FN, 8, DType::kFloat8E4M3}}) {
     in_.dtype = {row.code, row.bits, 1};
     ASSERT_EQ(error(), "") << name_of(row.expected);
     EXPECT_EQ(out_.dtype, row.expected);

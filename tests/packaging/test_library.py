@@ -66,6 +66,8 @@ def test_headers(prefix):
         "flashkernel.hpp",
         "abi.h",
         "dlpack.h",
+        "engine.h",
+        "model.h",
         "ops.h",
         "ops.hpp",
     } == installed

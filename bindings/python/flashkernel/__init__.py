@@ -20,6 +20,26 @@ def build_info() -> dict:
     return _json.loads(_library.build_info().decode())
 
 
+def load(
+    path_or_name="",
+    *,
+    tokenizer: str | None = None,
+    context: int = 0,
+    cache: str | None = None,
+    quantize: str | None = None,
+):
+    """A model from a Hugging Face folder, a .safetensors, .gguf or llama2.c .bin file, or by name
+    ("smollm2", after `fk pull smollm2`; nothing: the built-in one). Returns a model with
+    `generate`, `logits`, `tokenizer` and `config`.
+
+    tokenizer: a tokenizer file, where the model has none beside it. context: tokens to hold (0:
+    the model's own). cache: keys and values as "f16" or "f32". quantize: what float weights become
+    ("q8_0", "q4_0", ...)."""
+    from ._engine import load
+
+    return load(path_or_name, tokenizer, context, cache, quantize)
+
+
 # The function that serves each type of array, for each op; filled as types are first seen, so that
 # neither torch nor JAX is imported before it is used.
 _CALLS: dict[str, dict[type, object]] = {name: {} for name in _PUBLIC}
@@ -108,6 +128,7 @@ __all__ = [
     "Error",
     "build_info",
     "force_implementation",
+    "load",
     "num_threads",
     "set_cpu_target",
     "set_num_threads",

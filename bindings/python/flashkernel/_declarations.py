@@ -23,6 +23,14 @@ def move_back(shape, axis):
     return (*shape[:axis], shape[-1], *shape[axis:-1])
 
 
+def block_count(size, length):
+    """How many whole blocks of a length there are: none of length 0, and by the square root of the
+    size, rounded up, where the length is negative (src/core/declaration.h)."""
+    if length < 0:
+        length = math.isqrt(size - 1) + 1 if size > 0 else 0
+    return size // length if length else 0
+
+
 @dataclass(frozen=True)
 class Field:
     name: str
@@ -38,11 +46,14 @@ class Field:
     saved_unless: str = ""
     when: str = ""
     may_alias: str = ""
+    updates: str = ""
     below: str = ""
     rises_to: str = ""
     prefer: str = ""
     also_gradient_of: str = ""
     repeats: str = ""
+    drawn_between: tuple = ()
+    with_float8: bool = False
     default: float | int | None = None
     nullable: bool = False
     choices: tuple = ()
@@ -85,6 +96,8 @@ class Op:
     doc: str
     fields: list[Field]
     handle: int
+    size_unless_given: dict[str, str] = field(default_factory=dict)
+    float8: bool = False  # activations may be 8-bit floats; then outputs T are bfloat16
     backward: "Op | None" = field(default=None, repr=False)
 
     def __post_init__(self):
@@ -109,7 +122,13 @@ class Op:
         results = [self._shape_expression(f, lines) for f in self.outputs]
         body = "\n".join(f"    {line}" for line in lines)
         source = f"def output_shapes({names}):\n{body}\n    return ({', '.join(results)},)"
-        return _compile(source, "output_shapes", move_last=move_last, move_back=move_back)
+        return _compile(
+            source,
+            "output_shapes",
+            move_last=move_last,
+            move_back=move_back,
+            block_count=block_count,
+        )
 
     def _shape_expression(self, output: Field, lines: list[str]) -> str:
         """Python for the shape of an output; appends the lines it needs to `lines`."""
@@ -142,7 +161,10 @@ class Op:
             expression, from_field = source
             if from_field is not None and from_field.optional:
                 needed_optionals.add(from_field.name)
-            parts.append(f"*{expression}" if symbol == "..." else f"{expression}{sign}{number}")
+            if sign == "/":
+                parts.append(f"block_count({expression}, {number})")
+            else:
+                parts.append(f"*{expression}" if symbol == "..." else f"{expression}{sign}{number}")
         shape = "(" + "".join(f"{p}, " for p in parts) + ")"
         if output.along_axis:
             shape = f"move_back({shape}, {self.axis.name})"
@@ -156,6 +178,8 @@ class Op:
         or, in its alternative of this number, the symbol."""
         if symbol in self.by_name and not self.by_name[symbol].is_tensor:
             return symbol, None
+        if symbol in self.size_unless_given:
+            return self._size_unless_given(symbol, lines), None
         for f in sorted(self.inputs, key=lambda f: f.optional):
             alternatives = f.shapes if len(f.shapes) == 1 else f.shapes[alternative:][:1]
             if not alternatives or symbol not in alternatives[0] or (f.optional and f.shapes[1:]):
@@ -177,6 +201,18 @@ class Op:
                 position -= len(dims)
             return f"{shape}[{position}]", f
         return None
+
+    def _size_unless_given(self, symbol: str, lines: list[str]) -> str:
+        """Python for the size of a symbol that has another's unless an optional input tells it."""
+        expression, _ = self._source_of(self.size_unless_given[symbol], lines)
+        for f in self.inputs:
+            for position, dim in enumerate(f.shapes[0] if len(f.shapes) == 1 else ()):
+                name, sign, number = _split_dim(dim)
+                if name == symbol and sign != "/":
+                    offset = {"": "", "+": f" - {number}", "-": f" + {number}"}[sign]
+                    size = f"{f.name}.shape[{position}]{offset}"
+                    expression = f"({expression} if {f.name} is None else {size})"
+        return expression
 
     @functools.cached_property
     def outputs_wanted(self):
@@ -208,7 +244,8 @@ class Op:
         return self.wanted_expression(output)
 
     def dtype_source(self, output: Field) -> str:
-        """Where an output's dtype comes from: "float32", or the name of an input."""
+        """Where an output's dtype comes from: "float32", or the name of an input (bfloat16 where
+        that is an 8-bit float)."""
         if output.dtype_rule == "T":
             return next(f.name for f in self.inputs if f.dtype_rule == "T")
         if output.dtype_rule.startswith("@"):
@@ -222,6 +259,11 @@ class Op:
         """The output that may overwrite an input: the public call then takes `inplace`."""
         return next((f for f in self.outputs if f.may_alias), None)
 
+    @functools.cached_property
+    def state_output(self) -> "Field | None":
+        """The output that is an input's next value: written there where arrays can change."""
+        return next((f for f in self.outputs if f.updates), None)
+
     @property
     def extra_keywords(self) -> list[str]:
         """Switches that follow from the declarations of the op and its backward."""
@@ -230,6 +272,9 @@ class Op:
         if overwritten and overwritten.may_alias in self.by_name:
             extra.append("inplace_backward")
         return extra
+
+    def no_float8_gradient(self) -> "_library.Error":
+        return _library.Error(f"{self.public_name}: float8 inputs have no gradient")
 
     @functools.cached_property
     def groups(self) -> dict[str, list[Field]]:
@@ -346,6 +391,7 @@ class Op:
             if not f.saved:
                 condition = f.when or f.saved_unless
                 when = f" (when {condition})" if condition else ""
+                when += f" (JAX; otherwise {f.updates} is updated in place)" if f.updates else ""
                 lines.append(f"  {f.name}: {f.type}{when}: {f.doc}")
         return "\n".join(lines)
 
@@ -395,7 +441,7 @@ def _split_dim(dim: str):
     if dim.isdigit():
         return None, "", dim
     dim = dim.removesuffix("?")
-    for sign in "+-":
+    for sign in "+-/":
         if sign in dim:
             symbol, _, number = dim.partition(sign)
             return symbol.strip(), sign, number.strip()
@@ -411,11 +457,13 @@ def _load() -> dict[str, Op]:
     ops = {}
     for entry in json.loads(_library.declarations().decode()):
         fields = [
-            Field(**{k: tuple(v) if k == "choices" else v for k, v in f.items()})
+            Field(**{k: tuple(v) if isinstance(v, list) else v for k, v in f.items()})
             for f in entry["fields"]
         ]
         name = entry["name"]
-        ops[name] = Op(name, entry["doc"], fields, _library.find_op(name.encode()))
+        handle = _library.find_op(name.encode())
+        sizes = entry.get("size_unless_given", {})
+        ops[name] = Op(name, entry["doc"], fields, handle, sizes, entry.get("float8", False))
     for op in ops.values():
         if op.name.endswith("_fwd"):
             op.backward = ops.get(op.public_name + "_bwd")

@@ -13,8 +13,9 @@ try:
     import ml_dtypes
 
     _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+    _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 except ImportError:
-    _BFLOAT16 = None
+    _BFLOAT16 = _FLOAT8 = None
 
 # DLPack's (code, bits) of each dtype the library knows.
 _DLPACK = {
@@ -28,6 +29,12 @@ _DLPACK = {
 }
 if _BFLOAT16 is not None:
     _DLPACK[_BFLOAT16] = (4, 16)
+    _DLPACK[_FLOAT8] = (10, 8)
+
+
+def result_dtype(activation: np.dtype) -> np.dtype:
+    """The dtype of results, given that of the activations."""
+    return _BFLOAT16 if activation == _FLOAT8 and _FLOAT8 is not None else activation
 
 
 class _DLTensor(ctypes.Structure):
@@ -134,7 +141,7 @@ def _explain(op: Op, values: tuple) -> None:
 def _make(op: Op):
     """The function of one op on NumPy arrays, its arguments all positional."""
     arguments = [f.name for f in op.arguments] + op.extra_keywords
-    visible = [f for f in op.outputs if not f.saved]
+    visible = [f for f in op.outputs if not f.saved and not f.updates]
     prepare, cells, formats = [], [], []
     for f in op.attributes:
         if f.kind == "choice":
@@ -146,6 +153,10 @@ def _make(op: Op):
         prepare.append(f"if {op.axis.name} is None:")
         prepare.append(f"    {source}, {op.axis.name} = {source}.reshape(-1), 0")
     named = ", ".join(f.name for f in op.arguments)
+    if op.state_output:
+        prepare.append(
+            f"check_writeable(op, {op.state_output.updates!r}, {op.state_output.updates})"
+        )
     # The commonest case, an output of an input's own shape, needs no shape function.
     like = {f.name: _same_shape(op, f) for f in visible}
     if not all(like.values()):
@@ -153,6 +164,8 @@ def _make(op: Op):
     for f in visible:
         source = op.dtype_source(f)
         dtype = f"{source}.dtype" if source in op.by_name else source
+        if op.float8 and f.dtype_rule == "T":
+            dtype = f"result_dtype({dtype})"
         shape = f"{like[f.name]}.shape" if like[f.name] else f"shapes[{op.outputs.index(f)}]"
         value = f"empty({shape}, {dtype})"
         if f.may_alias:
@@ -163,7 +176,7 @@ def _make(op: Op):
     for f in op.fields:
         if f.kind == "output":
             formats.append("Q")
-            cells.append("0" if f.saved else f"id({f.name}_out)")
+            cells.append("0" if f.saved else f"id({f.updates or f'{f.name}_out'})")
         elif f.kind == "input":
             formats.append("Q")
             cells.append(f"id({f.name})")
@@ -183,7 +196,7 @@ def _make(op: Op):
         result = f"return present({outs})"
     body = "\n        ".join(prepare + [f"slots = pack({', '.join(cells)})"])
     slots_in_order = ", ".join(
-        ("None" if f.saved else f"{f.name}_out") if f.kind == "output" else f.name
+        ("None" if f.saved else f.updates or f"{f.name}_out") if f.kind == "output" else f.name
         for f in op.fields
     )
     source = f"""
@@ -218,12 +231,23 @@ def {op.public_name}({", ".join(arguments)}):
         check=_library.check,
         explain=_explain,
         present=_present,
+        check_writeable=_check_writeable,
+        result_dtype=result_dtype,
         **{
             f"choices_{f.name}": {c or None: i for i, c in enumerate(f.choices)}
             for f in op.attributes
             if f.kind == "choice"
         },
     )
+
+
+def _check_writeable(op: Op, name: str, array) -> None:
+    aligned = array.flags.aligned and not any(s % array.itemsize for s in array.strides)
+    if not (array.flags.writeable and aligned):
+        raise _library.Error(
+            f"{op.public_name}: {name}: expected an array that can be written, got "
+            + ("one out of alignment" if array.flags.writeable else "a read-only one")
+        )
 
 
 def _same_shape(op: Op, output) -> str | None:

@@ -50,6 +50,14 @@ Status check_rotary(const Args& a) {
   return {};
 }
 
+// What has a value for each head may have a row for each sequence.
+template <class Args>
+Status check_rows(const char* name, const Tensor& t, const Args& a) {
+  if (!t || t.ndim != 2 || a.q.ndim != 3 || t.size(0) == a.cu_seqlens_q.size(0) - 1) return {};
+  return invalid(std::string(name) + ": expected " + std::to_string(a.cu_seqlens_q.size(0) - 1) +
+                 " rows, one per sequence, got " + std::to_string(t.size(0)));
+}
+
 // What the forward and the backward check alike.
 template <class Args>
 Status check(const Args& a) {
@@ -86,11 +94,7 @@ Status check(const Args& a) {
     }
   }
   if (packed && a.bias) return invalid("bias: expected none for packed sequences, got a tensor");
-  if (packed && a.alibi_slopes && a.alibi_slopes.ndim == 2 &&
-      a.alibi_slopes.size(0) != a.cu_seqlens_q.size(0) - 1) {
-    return invalid("alibi_slopes: expected " + std::to_string(a.cu_seqlens_q.size(0) - 1) +
-                   " rows, one per sequence, got " + std::to_string(a.alibi_slopes.size(0)));
-  }
+  FK_RETURN_IF_ERROR(check_rows("alibi_slopes", a.alibi_slopes, a));
   if (a.window_left < -1) {
     return invalid("window: expected a left part of at least -1, got " +
                    std::to_string(a.window_left));
@@ -108,7 +112,12 @@ Status check(const Args& a) {
 
 }  // namespace
 
-Status AttentionFwd::validate(const AttentionFwd& a) { return check(a); }
+Status AttentionFwd::validate(const AttentionFwd& a) {
+  FK_RETURN_IF_ERROR(check(a));
+  FK_RETURN_IF_ERROR(check_rows("q_scale", a.q_scale, a));
+  FK_RETURN_IF_ERROR(check_rows("k_scale", a.k_scale, a));
+  return check_rows("v_scale", a.v_scale, a);
+}
 
 Status AttentionBwd::validate(const AttentionBwd& a) { return check(a); }
 
@@ -120,6 +129,12 @@ void register_attention(Registry& registry) {
         {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
         {"cuda_sm90",          kTuned,       cuda_sm90::accepts, cuda_sm90::run,
          cuda_sm90::workspace, Device::kCuda},
+        {"cuda_sm90_fp8",
+         kTuned,
+         cuda_sm90::accepts_float8,
+         cuda_sm90::run_float8,
+         cuda_sm90::float8_workspace,
+         Device::kCuda},
 #endif
   });
   registry.add<AttentionBwd>({

@@ -7,6 +7,8 @@
 // p - left <= j <= p + right (causal: right = 0 at most). The softmax runs over the keys it sees
 // and, if there are sinks, one more logit whose value is nothing. lse is the logarithm of its
 // denominator. A query that sees no key gives 0, with lse = -inf.
+//
+// 8-bit q, k and v stand for q_scale * q, k_scale * k and v_scale * v, with a scale for each head.
 #pragma once
 
 #include "core/op.h"
@@ -21,6 +23,7 @@ struct AttentionFwd {
       "(T, heads, D). Every H / G query heads share a key head. Causal and window are aligned to "
       "the bottom right: query i sits at key i + Lk - Lq.";
   Tensor q, k, v, alibi_slopes, sinks, bias, cu_seqlens_q, cu_seqlens_k, rotary_cos, rotary_sin;
+  Tensor q_scale, k_scale, v_scale;
   Tensor out, lse;
   int64_t window_left = -1, window_right = -1;
   double scale = 0, softcap = 0;
@@ -28,6 +31,7 @@ struct AttentionFwd {
 
   static void declare(Declaration<AttentionFwd>& d) {
     d.multiplies();
+    d.takes_float8();
     d.input("q", &AttentionFwd::q, "T[B, Lq, H, D | Tq, H, D]", "queries");
     d.input("k", &AttentionFwd::k, "T[B, Lk, G, D | Tk, G, D]", "keys; H is a multiple of G");
     d.input("v", &AttentionFwd::v, "T[B, Lk, G, E | Tk, G, E]", "values");
@@ -68,6 +72,16 @@ struct AttentionFwd {
     d.group("rotary", {"rotary_cos", "rotary_sin"});
     d.attribute("rotary_interleaved", &AttentionFwd::rotary_interleaved, false,
                 "rotated pairs are neighbours, not halves");
+    d.input("q_scale", &AttentionFwd::q_scale, "F[H | B, H]",
+            "what 8-bit queries are multiplied by; None: 1")
+        .optional()
+        .with_float8();
+    d.input("k_scale", &AttentionFwd::k_scale, "F[G | B, G]", "the same for keys")
+        .optional()
+        .with_float8();
+    d.input("v_scale", &AttentionFwd::v_scale, "F[G | B, G]", "the same for values")
+        .optional()
+        .with_float8();
     d.output("out", &AttentionFwd::out, "T[B, Lq, H, E | Tq, H, E]", "the weighted values");
     d.output("lse", &AttentionFwd::lse, "F[B, H, Lq | H, Tq]", "log of the softmax's denominator")
         .saved_unless("return_lse");
@@ -147,7 +161,7 @@ size_t workspace(const AttentionFwd& a);
 size_t workspace(const AttentionBwd& a);
 }  // namespace cuda
 
-// Hopper's own instructions.
+// Hopper's own instructions; 8-bit floats have kernels of their own.
 namespace cuda_sm90 {
 bool accepts(const AttentionFwd& a);
 bool accepts(const AttentionBwd& a);
@@ -155,6 +169,9 @@ Status run(const AttentionFwd& a, const Exec& exec);
 Status run(const AttentionBwd& a, const Exec& exec);
 size_t workspace(const AttentionFwd& a);
 size_t workspace(const AttentionBwd& a);
+bool accepts_float8(const AttentionFwd& a);
+Status run_float8(const AttentionFwd& a, const Exec& exec);
+size_t float8_workspace(const AttentionFwd& a);
 }  // namespace cuda_sm90
 
 }  // namespace fk

@@ -159,7 +159,7 @@ void finish_group(const ForwardJob& job, const ForwardScratch& scratch, const Qu
               sum = sum * inverse + std::exp(sink - larger);
               max = larger;
             }
-            inverse /= sum;
+            inverse *= call.scales.values(group.b, h, call.p.group()) / sum;
             result = max + std::log(sum);
           }
           if (job.lse.data != nullptr) static_cast<float*>(lse.data)[i * lse.row] = result;
@@ -236,6 +236,8 @@ void copy_keys_and_values(const ForwardJob& job, int64_t begin, int64_t end) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include "ops/attention/cpu_float8.h"
+
 namespace fk::cpu {
 
 using attention::CpuCall;
@@ -278,18 +280,24 @@ bool shares_keys(const attention::Problem& p) {
 }  // namespace
 
 size_t workspace(const AttentionFwd& a) {
-  const CpuCall call = attention::cpu_call_of(a);
-  if (call.p.heads == 0) return 0;
   WorkspaceParts parts(nullptr);
+  const CpuCall call = attention::cpu_call_of(attention::widened(a, parts));
+  if (call.p.heads == 0) return 0;
   ForwardMemory(call, shares_keys(call.p), parts);
   return parts.bytes();
 }
 
 Status run(const AttentionFwd& a, const Exec& exec) {
-  const CpuCall call = attention::cpu_call_of(a);
-  if (call.p.heads == 0) return {};
-  const bool shared = shares_keys(call.p);
   WorkspaceParts parts(exec.workspace());
+  const AttentionFwd wide = attention::widened(a, parts);
+  const CpuCall call = attention::cpu_call_of(wide);
+  if (call.p.heads == 0) return {};
+  if (a.q.dtype == DType::kFloat8E4M3) {
+    attention::widen(a.q, wide.q, exec);
+    attention::widen(a.k, wide.k, exec);
+    attention::widen(a.v, wide.v, exec);
+  }
+  const bool shared = shares_keys(call.p);
   const ForwardMemory memory(call, shared, parts);
   const ForwardJob job{call,
                        attention::view(a.out),

@@ -26,13 +26,14 @@ constexpr double kInlineProducts = 1 << 18;
 
 constexpr int64_t blocks_of(int64_t queries) { return (queries + kQueryBlock - 1) / kQueryBlock; }
 
-// Either op's inputs.
+// Either op's inputs; 8-bit ones have become bfloat16.
 struct CpuCall {
   Problem p;
   View q, k, v, bias, slopes;
   DType bias_dtype, slopes_dtype;
   Tensor sinks, rotary_cos, rotary_sin;
   bool rotary_interleaved, has_bias;
+  Scales scales;
 
   int64_t q_width() const { return padded_columns(p.head_dim); }
   int64_t v_width() const { return padded_columns(p.value_dim); }
@@ -61,7 +62,8 @@ CpuCall cpu_call_of(const Args& a) {
           a.rotary_cos,
           a.rotary_sin,
           a.rotary_interleaved,
-          static_cast<bool>(a.bias)};
+          static_cast<bool>(a.bias),
+          scales_of(a)};
 }
 
 // Where the rows of keys of a sequence's head begin in a copy of k or v that has each head's keys

@@ -160,10 +160,11 @@ HWY_INLINE void pack_queries(const CpuCall& call, const QueryGroup& group, int64
     if (call.rotary_cos) {
       rotate_rows(call, mine, width, n, group.first + s.k_len - s.q_len, 1.0f);
     }
-  }
-  const auto scale = hn::Set(d, static_cast<float>(call.p.scale));
-  for (int64_t i = 0; i < group.lanes() * width; i += hn::Lanes(d)) {
-    hn::StoreU(hn::Mul(hn::LoadU(d, out + i), scale), d, out + i);
+    const float own = call.scales.scores(group.b, group.h + head, call.p.group());
+    const auto scale = hn::Set(d, static_cast<float>(call.p.scale) * own);
+    for (int64_t i = 0; i < n * width; i += hn::Lanes(d)) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, mine + i), scale), d, mine + i);
+    }
   }
   std::fill(out + group.lanes() * width, out + rows * width, 0.0f);
 }

@@ -13,9 +13,12 @@ struct ForwardPlan {
 
   ForwardPlan(const AttentionFwd& a, int code, WorkspaceParts* parts)
       : problem(fk::attention::problem_of(a)),
-        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), parts),
-        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), parts),
-        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), parts) {}
+        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), parts,
+          fk::attention::slope_view(a.q_scale)),
+        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), parts,
+          fk::attention::slope_view(a.k_scale)),
+        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), parts,
+          fk::attention::slope_view(a.v_scale)) {}
 };
 
 }  // namespace

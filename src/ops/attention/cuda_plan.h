@@ -16,6 +16,7 @@ namespace fk::cuda::attention {
 // What tensor cores are given: decided by the architecture of the code that runs.
 inline Form form_of(DType dtype, int code) {
   if (dtype == DType::kFloat32) return Form::kTwoTerms;
+  if (dtype == DType::kFloat8E4M3) return Form::kScaled;
   return dtype == DType::kBFloat16 && code < 80 ? Form::kScaled : Form::kSame;
 }
 
@@ -25,12 +26,13 @@ struct Prepared {
   bool queries;
   Rotation rotation;
   Form form;
+  View scales;  // of 8-bit elements
   uint16_t* to = nullptr;
   uint32_t* maxima = nullptr;
 
   Prepared(const Problem& problem, const Tensor& t, bool queries_, const Rotation& rotation_,
-           Form form_, WorkspaceParts* parts)
-      : tensor(&t), queries(queries_), rotation(rotation_), form(form_) {
+           Form form_, WorkspaceParts* parts, const View& scales_ = {})
+      : tensor(&t), queries(queries_), rotation(rotation_), form(form_), scales(scales_) {
     if (!needed()) return;
     to = parts->take<uint16_t>(prepared_elements(t) * (form == Form::kTwoTerms ? 2 : 1));
     if (form != Form::kSame) {
@@ -42,7 +44,7 @@ struct Prepared {
 
   Status run(const Problem& problem, cudaStream_t stream) const {
     if (!needed()) return {};
-    return prepare(problem, *tensor, queries, rotation, form, maxima, to, stream);
+    return prepare(problem, *tensor, queries, rotation, form, maxima, to, stream, scales);
   }
 
   Operand operand(const Problem& problem) const {

@@ -1,8 +1,24 @@
 // The passes of cuda_rotate.h. Floor: one read and one write of each element; scaled forms are read
 // once more, for their largest magnitude.
+#include <cuda_fp8.h>
+
 #include "cuda/launch.h"
 #include "ops/attention/cuda_rotate.h"
 #include "ops/attention/cuda_scores.cuh"
+
+namespace fk::cuda {
+
+// Exact, and without the conversions that only later GPUs have: e4m3 moved into the place of a
+// float16's exponent and mantissa is 2^-8 times its value.
+template <>
+__device__ __forceinline__ float to_float<__nv_fp8_e4m3>(__nv_fp8_e4m3 x) {
+  const uint32_t bits = x.__x, magnitude = bits & 0x7f;
+  const float value = 256.f * __half2float(__ushort_as_half(static_cast<unsigned short>(
+                                  (bits & 0x80) << 8 | magnitude << 7)));
+  return magnitude == 0x7f ? __uint_as_float(0x7fffffff) : value;
+}
+
+}  // namespace fk::cuda
 
 namespace fk::cuda::attention {
 namespace {
@@ -16,22 +32,25 @@ struct Rows {
   int64_t batch, rows;  // of the tensor: 1 and all where sequences are packed
   int heads, columns;
 
+  // Packed sequences: the last that begins at or before this row.
+  __device__ __forceinline__ int64_t sequence(int64_t row) const {
+    int64_t low = 0, high = problem.batch;
+    const int32_t* starts = queries ? problem.cu_q : problem.cu_k;
+    const int64_t stride = queries ? problem.cu_q_stride : problem.cu_k_stride;
+    while (low + 1 < high) {
+      const int64_t middle = (low + high) / 2;
+      if (starts[middle * stride] <= row) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
   __device__ __forceinline__ int64_t position(int64_t row) const {
     int64_t at = row;
     if (problem.packed) {
-      // The last sequence that begins at or before this row.
-      int64_t low = 0, high = problem.batch;
-      const int32_t* starts = queries ? problem.cu_q : problem.cu_k;
-      const int64_t stride = queries ? problem.cu_q_stride : problem.cu_k_stride;
-      while (low + 1 < high) {
-        const int64_t middle = (low + high) / 2;
-        if (starts[middle * stride] <= row) {
-          low = middle;
-        } else {
-          high = middle;
-        }
-      }
-      const Sequence s = problem.sequence(low);
+      const Sequence s = problem.sequence(sequence(row));
       at = queries ? row - s.q_begin + s.k_len - s.q_len : row - s.k_begin;
     } else if (queries) {
       at += problem.k_len - problem.q_len;
@@ -63,6 +82,14 @@ struct Prepare {
   int64_t low;
   uint32_t* maxima;
   bool vectors;
+  View scales;
+
+  // Of a row of 8-bit elements.
+  __device__ __forceinline__ float scale(int64_t b, int64_t row, int head) const {
+    if (scales.data == nullptr) return 1.f;
+    const bool search = rows.problem.packed && scales.batch != 0;
+    return fk::attention::Scales::at(scales, search ? rows.sequence(row) : b, head);
+  }
 };
 
 // One thread takes 8 columns.
@@ -82,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
 
   float values[8];
   if (p.vectors) {
-    constexpr int kWidth = kVecWidth<T>;
+    constexpr int kWidth = kVecWidth<T> < 8 ? kVecWidth<T> : 8;
 #pragma unroll
     for (int i = 0; i < 8; i += kWidth) {
       float part[kWidth];
@@ -104,7 +131,8 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
     store(reinterpret_cast<T*>(p.to) + index * 8, pack<T>(values));
   } else {
     const int kv_heads = static_cast<int>(rows.problem.kv_heads);
-    const float factor = inverse_scale_of(p.maxima[b * kv_heads + head / (rows.heads / kv_heads)]);
+    float factor = inverse_scale_of(p.maxima[b * kv_heads + head / (rows.heads / kv_heads)]);
+    if constexpr (sizeof(T) == 1) factor *= p.scale(b, row, head);
     // A rounded input's low term would be rounded again: rotate in float32, then split.
     float rest[8];
 #pragma unroll
@@ -135,9 +163,9 @@ __global__ void __launch_bounds__(kThreads)
   const int first_head = static_cast<int>(entry - b * kv_heads) * group;
   const int width = p.vectors ? 8 : 1;
   const int pieces = group * rows.columns / width;  // of a row
-  float largest = 0.f;
+  float largest = 0.f, scale = 1.f;
   const auto see = [&](float x) {
-    x = fabsf(x);
+    x = fabsf(x * scale);
     if (x > largest && x <= 3.402823466e38f) largest = x;
   };
   const int64_t begin = rows.rows * slice / slices, end = rows.rows * (slice + 1) / slices;
@@ -146,8 +174,9 @@ __global__ void __launch_bounds__(kThreads)
     const int rest = static_cast<int>(i % pieces) * width;
     const int head = first_head + rest / rows.columns, c = rest % rows.columns;
     const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head;
+    if constexpr (sizeof(T) == 1) scale = p.scale(b, row, head);
     if (p.vectors) {
-      constexpr int kWidth = kVecWidth<T>;
+      constexpr int kWidth = kVecWidth<T> < 8 ? kVecWidth<T> : 8;
 #pragma unroll
       for (int j = 0; j < 8; j += kWidth) {
         float part[kWidth];
@@ -253,7 +282,7 @@ Status launch_prepare(const Prepare& p, cudaStream_t stream) {
 }  // namespace
 
 Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rotation& rotation,
-               Form form, uint32_t* maxima, void* to, cudaStream_t stream) {
+               Form form, uint32_t* maxima, void* to, cudaStream_t stream, const View& scales) {
   if (maxima != nullptr) {
     const int64_t entries = (problem.packed ? 1 : problem.batch) * problem.kv_heads;
     FK_RETURN_IF_ERROR(
@@ -266,6 +295,7 @@ Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rota
   p.to = static_cast<uint16_t*>(to);
   p.low = prepared_elements(x);
   p.maxima = maxima;
+  p.scales = scales;
   p.vectors = rotation.pairs == 0 && x.stride(-1) == 1 && x.size(-1) % 8 == 0 &&
               reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
   for (int i = 0; i + 1 < x.ndim; ++i) {
@@ -277,6 +307,8 @@ Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rota
     case DType::kBFloat16:
       return form == Form::kSame ? launch_prepare<__nv_bfloat16, Form::kSame>(p, stream)
                                  : launch_prepare<__nv_bfloat16, Form::kScaled>(p, stream);
+    case DType::kFloat8E4M3:
+      return launch_prepare<__nv_fp8_e4m3, Form::kScaled>(p, stream);
     default:
       return launch_prepare<float, Form::kTwoTerms>(p, stream);
   }

@@ -51,9 +51,11 @@ inline int64_t prepared_elements(const Tensor& x) {
 }
 
 // Writes x (q, k, v or dout) to `to`. `queries`: its rows are those of q. `maxima`, for scaled
-// forms: (batch, key heads) words, found here.
+// forms: (batch, key heads) words, found here. `scales`: what 8-bit elements are multiplied by, by
+// sequence and head.
 Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rotation& rotation,
-               Form form, uint32_t* maxima, void* to, cudaStream_t stream);
+               Form form, uint32_t* maxima, void* to, cudaStream_t stream,
+               const fk::attention::View& scales = {});
 
 // gradient = `sums` (float32, without gaps, `columns` of them a head), rotated back.
 Status finish_gradient(const Problem& problem, const float* sums, int64_t columns, bool queries,

@@ -102,17 +102,16 @@ Status launch(const AttentionFwd& a, const Exec& exec) {
   }
   f.scale = static_cast<float>(p.scale);
   f.softcap = static_cast<float>(p.softcap);
+  f.slack = Tile::kScoreChange ? 8.f : 8.f / (f.scale * cuda::kLog2E);
   f.value_pieces = static_cast<int>(p.value_dim / 8);
   f.left = limit(p.mask.left);
   f.right = limit(p.mask.right);
   f.query_tiles = (f.q_len + Tile::kQueries - 1) / Tile::kQueries;
   f.tiles = f.heads * (p.packed ? f.query_tiles + f.batch : f.query_tiles * f.batch);
-  if (unequal_tiles(p)) {
-    // Three tiles for every multiprocessor are enough for all to end at once.
-    const int rows = f.batch * f.heads, end_tiles = 3 * device.multiprocessors;
-    const int last_heads = (end_tiles + f.query_tiles - 1) / f.query_tiles;
-    f.last_first = true;
-    f.last_heads = rows <= 2 * last_heads ? rows : last_heads;
+  f.last_first = unequal_tiles(p);
+  // Where lengths differ, three tiles for every multiprocessor are enough for all to end at once.
+  f.end_tiles = p.mask.unlimited() ? 0 : 3 * device.multiprocessors;
+  if (f.last_first && f.tiles > device.multiprocessors) {
     f.next_tile = exec.workspace<int>();
     FK_RETURN_IF_ERROR(
         cuda::check(cudaMemsetAsync(f.next_tile, 0, sizeof(int), stream), "cudaMemsetAsync"));
@@ -132,13 +131,13 @@ Status run_as(const AttentionFwd& a, const Exec& exec) {
   if (width <= 64) {
     // Three warpgroups hide more, but have not the registers to change scores.
     if constexpr (kScoreChange) return launch<ForwardTile<T, 64, 128, 2, true>>(a, exec);
-    return launch<ForwardTile<T, 64, 128, 3, false, 4>>(a, exec);
+    return launch<ForwardTile<T, 64, 128, 3, false, 4, 4>>(a, exec);
   }
   if constexpr (kScoreChange) {
-    return launch<ForwardTile<T, 128, 128, 2, true>>(a, exec);
+    return launch<ForwardTile<T, 128, 128, 2, true, 2, 3>>(a, exec);
   } else {
-    if (width <= 96) return launch<ForwardTile<T, 96, 128, 2, false>>(a, exec);
-    if (width <= 128) return launch<ForwardTile<T, 128, 128, 2, false>>(a, exec);
+    if (width <= 96) return launch<ForwardTile<T, 96, 128, 2, false, 2, 3>>(a, exec);
+    if (width <= 128) return launch<ForwardTile<T, 128, 128, 2, false, 2, 3>>(a, exec);
     if (width > 192) return launch<ForwardTile<T, 256, 80, 2, false>>(a, exec);
     if (full) return launch<ForwardTile<T, 192, 112, 2, false>>(a, exec);
     return launch<ForwardTile<T, 192, 80, 2, false>>(a, exec);

@@ -19,20 +19,30 @@ struct ForwardArguments {
   int64_t sink_stride;
   DType slope_type, sink_type;
   float scale, softcap;
+  float slack;       // what a score may exceed the maximum by before that follows
   int value_pieces;  // of 16 bytes in a row of out
   int left, right;   // the mask, limited to what lengths can reach
   int tiles;         // in all; of packed sequences at most
   int query_tiles;   // of one sequence, where they are not packed
   bool last_first;   // the order of tiles: see tile_at
-  int last_heads;
-  int* next_tile;  // 0 at the start; null: every gridDim.x-th tile
+  int end_tiles;     // how many at the end are sorted by length
+  int* next_tile;    // 0 at the start; null: every gridDim.x-th tile
+};
+
+// The blocks of keys that a warpgroup needs: from `first` on, and how many half blocks there are
+// before the end; those outside [inner_first, inner_end) with a mask.
+struct BlocksOfKeys {
+  int first, end_halves, inner_first, inner_end;
 };
 
 // Where a tile of queries is and which blocks of keys it needs.
 struct TileOfQueries {
-  int batch, head, query;  // the first query, counted within its sequence
-  int q_begin, q_len, k_begin, k_len;
-  int first_block, end_block;
+  BlocksOfKeys blocks[3];      // of each warpgroup
+  int first_block, end_block;  // of all together
+  int batch, head;             // batch: -1 behind the last tile; 0 in the maps if packed
+  int query, q_begin, q_len;   // the first query, counted within its sequence
+  int k_begin, k_len;
+  float* lse;  // of the first query; null if not wanted
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
@@ -43,13 +53,26 @@ struct PackedCursor {
   int batch = 0, tiles_before = 0;
 };
 
-// The tile of the given index; false past the last. For a whole warp.
+// Which head (of `heads`) and which of its tiles comes at `index`: the last queries first, which
+// see the most keys if the mask is causal; head by head, for blocks that run side by side to share
+// keys and values, but the `last` heads together, the longest tiles of all first, for all blocks to
+// finish at once.
+__device__ __forceinline__ void order_tiles(int index, int heads, int query_tiles, int last,
+                                            int* head, int* tile) {
+  const int single = 2 * last >= heads ? 0 : heads - last;
+  const int first = min(index / query_tiles, single);
+  const int count = first < single ? 1 : heads - single;
+  const int rest = index - first * query_tiles;
+  *head = first + rest % count;
+  *tile = query_tiles - 1 - rest / count;
+}
+
+// The place of the tile of the given index; false past the last. For a whole warp.
 template <class Tile>
-__device__ __forceinline__ bool tile_at(const ForwardArguments& a, int index, PackedCursor& cursor,
-                                        TileOfQueries* tile) {
-  const int heads = a.heads;
+__device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
+                                           PackedCursor& cursor, TileOfQueries* tile) {
   if (index >= a.tiles) return false;
-  int block;
+  int place;
   if (a.packed) {
     // Sequence by sequence. Whatever the offsets say, rows stay inside the tensors.
     const int lane = threadIdx.x % 32;
@@ -63,7 +86,7 @@ __device__ __forceinline__ bool tile_at(const ForwardArguments& a, int index, Pa
         length = max(min(a.cu_q[(b + 1) * a.cu_q_stride], a.q_len) - begin, 0);
       }
       const int own = (length + Tile::kQueries - 1) / Tile::kQueries;
-      int end = own * heads;  // summed over the lanes up to this one
+      int end = own * a.heads;  // summed over the lanes up to this one
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const int before = __shfl_up_sync(0xffffffff, end, d);
@@ -76,7 +99,7 @@ __device__ __forceinline__ bool tile_at(const ForwardArguments& a, int index, Pa
         tile->batch = cursor.batch + source;
         tile->q_begin = __shfl_sync(0xffffffff, begin, source);
         tile->q_len = __shfl_sync(0xffffffff, length, source);
-        index -= cursor.tiles_before + __shfl_sync(0xffffffff, end, source) - query_tiles * heads;
+        index -= cursor.tiles_before + __shfl_sync(0xffffffff, end, source) - query_tiles * a.heads;
         break;
       }
       cursor.batch += 32;
@@ -85,39 +108,64 @@ __device__ __forceinline__ bool tile_at(const ForwardArguments& a, int index, Pa
     tile->k_begin = min(max(a.cu_k[tile->batch * a.cu_k_stride], 0), a.k_len);
     const int end = min(a.cu_k[(tile->batch + 1) * a.cu_k_stride], a.k_len);
     tile->k_len = max(end - tile->k_begin, 0);
-    tile->head = index / query_tiles;
-    block = query_tiles - 1 - index % query_tiles;
+    const int behind = (a.q_len - tile->q_begin - tile->q_len) / Tile::kQueries * a.heads;
+    const int last = max((a.end_tiles - behind + query_tiles - 1) / query_tiles, 0);
+    order_tiles(index, a.heads, query_tiles, last, &tile->head, &place);
   } else {
     tile->q_begin = tile->k_begin = 0;
     tile->q_len = a.q_len;
     tile->k_len = a.k_len;
-    int row;
-    if (!a.last_first) {
-      row = index / a.query_tiles;
-      block = index % a.query_tiles;
+    int row = index / a.query_tiles;
+    if (a.last_first) {
+      const int last = (a.end_tiles + a.query_tiles - 1) / a.query_tiles;
+      order_tiles(index, a.batch * a.heads, a.query_tiles, last, &row, &place);
     } else {
-      // The last queries first, which see the most keys if the mask is causal: head by head, for
-      // blocks that run side by side to share keys and values, but at the end several heads
-      // together, the longest tiles of all first, for all blocks to finish at once.
-      const int rows = a.batch * heads, single = rows - a.last_heads;
-      const int first = min(index / a.query_tiles, single);
-      const int count = first < single ? 1 : a.last_heads;
-      const int rest = index - first * a.query_tiles;
-      row = first + rest % count;
-      block = a.query_tiles - 1 - rest / count;
+      place = index % a.query_tiles;
     }
-    tile->batch = row / heads;
-    tile->head = row % heads;
+    tile->batch = row / a.heads;
+    tile->head = row % a.heads;
   }
-  tile->query = block * Tile::kQueries;
-  const int shift = tile->k_len - tile->q_len;
-  const int last_query = min(tile->query + Tile::kQueries, tile->q_len) - 1;
-  const int end_key = min(tile->k_len, last_query + shift + a.right + 1);
-  const int first_key = max(0, tile->query + shift - a.left);
-  tile->first_block = first_key / Tile::kKeys;
-  tile->end_block =
-      end_key > first_key ? (end_key + Tile::kKeys - 1) / Tile::kKeys : tile->first_block;
+  tile->query = place * Tile::kQueries;
   return true;
+}
+
+// The tile of the given index, with a negative batch past the last one. For a whole warp.
+template <class Tile>
+__device__ __forceinline__ void find_tile(const ForwardArguments& a, int index,
+                                          PackedCursor& cursor, TileOfQueries* tile) {
+  if (!place_tile<Tile>(a, index, cursor, tile)) {
+    tile->batch = -1;
+    return;
+  }
+  __syncwarp();  // which lets go of the registers
+  const int q_len = tile->q_len, k_len = tile->k_len, query = tile->query, shift = k_len - q_len;
+  {
+    const int last_query = min(query + Tile::kQueries, q_len) - 1;
+    const int end_key = min(k_len, last_query + shift + a.right + 1);
+    const int first_key = max(0, query + shift - a.left);
+    tile->first_block = first_key / Tile::kKeys;
+    tile->end_block =
+        end_key > first_key ? (end_key + Tile::kKeys - 1) / Tile::kKeys : tile->first_block;
+  }
+  const int warpgroup = threadIdx.x % 32;
+  if (warpgroup < Tile::kWarpgroups) {
+    const int first = query + 64 * warpgroup + shift, last = first + 63;
+    const int end = min(k_len, last + a.right + 1);
+    BlocksOfKeys b;
+    b.inner_end = min(k_len, first + a.right + 1) / Tile::kKeys;
+    b.inner_first = (last - a.left + Tile::kKeys - 1) / Tile::kKeys;
+    const int end_block =
+        max(tile->first_block, min(tile->end_block, (end + Tile::kKeys - 1) / Tile::kKeys));
+    b.first = min(end_block, max(tile->first_block, (first - a.left) / Tile::kKeys));
+    b.end_halves = 2 * end_block - (2 * end <= (2 * end_block - 1) * Tile::kKeys ? 1 : 0);
+    if (query + 64 * warpgroup >= q_len) b.end_halves = 2 * b.first;  // no queries here
+    tile->blocks[warpgroup] = b;
+  }
+  __syncwarp();
+  tile->lse = a.lse.data == nullptr
+                  ? nullptr
+                  : static_cast<float*>(a.lse.data) + tile->batch * a.lse.batch +
+                        tile->head * a.lse.head + (tile->q_begin + tile->query) * a.lse.row;
 }
 
 #endif

@@ -16,6 +16,18 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+__device__ __forceinline__ float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // 1 - 2 / (1 + e^2x): right at both ends, and exact enough for scores around 0.
 __device__ __forceinline__ float tanh_fast(float x) {
   return 1.f - 2.f / (1.f + exp2_fast(2.f * cuda::kLog2E * x));
@@ -33,37 +45,71 @@ __device__ __forceinline__ uint32_t pack_pair(float a, float b) {
 // Which row of a thread's two score i belongs to.
 constexpr __device__ __forceinline__ int row_of(int i) { return (i / 2) % 2; }
 
+// The largest of a row's scores, as an integer with a float's bits; 0 if all are negative.
+template <int kRow, int N>
+__device__ __forceinline__ int largest_bits(const float (&s)[N]) {
+  int largest = 0;
+#pragma unroll
+  for (int i = 2 * kRow; i < N; i += 4) {
+    largest = __vimax3_s32(largest, __float_as_int(s[i]), __float_as_int(s[i + 1]));
+  }
+  return largest;
+}
+
 struct Softmax {
   float max[2] = {-INFINITY, -INFINITY};  // of the scores before they are scaled
   float sum[2] = {0.f, 0.f};              // over this thread's columns
+  bool grown = false;                     // in the last step, some row's maximum of this warp
+  float correction[2];                    // if so, what was summed before is to be multiplied by
 
-  // Replaces scores by probabilities: 2^(scale_log2 * (score - max)). What was summed before is to
-  // be multiplied by `correction`.
+  // Replaces the first scores by probabilities: 2^(scale_log2 * (score - max)).
   template <int N>
-  __device__ __forceinline__ void step(float (&s)[N], float scale_log2, float (&correction)[2]) {
-    float block_max[2] = {max[0], max[1]};
+  __device__ __forceinline__ void begin(float (&s)[N], float scale_log2) {
+    follow(s, scale_log2);
+    exponentiate(s, scale_log2);
+  }
+
+  // The same for further scores. The maximum stays behind until a score exceeds it by `slack`, a
+  // factor of 2^8: until then probabilities just exceed 1, and nothing summed before needs a
+  // correction. Whether one does is looked up with integers, three at a time: right unless the
+  // maximum plus `slack` is negative, when it always seems so.
+  template <int N>
+  __device__ __forceinline__ void step(float (&s)[N], float scale_log2, float slack) {
+    const bool over = (largest_bits<0>(s) > __float_as_int(max[0] + slack)) |
+                      (largest_bits<1>(s) > __float_as_int(max[1] + slack));
+    grown = __any_sync(0xffffffff, over);
+    if (grown) follow(s, scale_log2);
+    exponentiate(s, scale_log2);
+  }
+
+ private:
+  template <int N>
+  __device__ __forceinline__ void follow(const float (&s)[N], float scale_log2) {
+    float largest[2] = {max[0], max[1]};
 #pragma unroll
-    for (int i = 0; i < N; ++i) block_max[row_of(i)] = fmaxf(block_max[row_of(i)], s[i]);
-    float offset[2];
+    for (int i = 0; i < N; ++i) largest[row_of(i)] = fmaxf(largest[row_of(i)], s[i]);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 1));
-      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 2));
-      // The maximum stays behind until it has grown by a factor of 2^8: until then probabilities
-      // just exceed 1, and nothing summed before needs a correction.
-      const bool grown = (block_max[j] - max[j]) * scale_log2 > 8.f;
-      correction[j] = grown ? exp2_fast((max[j] - block_max[j]) * scale_log2) : 1.f;
-      max[j] = grown ? block_max[j] : max[j];
-      offset[j] = max[j] == -INFINITY ? 0.f : max[j] * scale_log2;
+      largest[j] = fmaxf(largest[j], __shfl_xor_sync(0xffffffff, largest[j], 1));
+      largest[j] = fmaxf(largest[j], __shfl_xor_sync(0xffffffff, largest[j], 2));
+      const bool follows = (largest[j] - max[j]) * scale_log2 > 8.f;
+      correction[j] = follows ? exp2_fast((max[j] - largest[j]) * scale_log2) : 1.f;
+      max[j] = follows ? largest[j] : max[j];
+      sum[j] *= correction[j];
     }
-    float partial[2] = {0.f, 0.f};
+  }
+  template <int N>
+  __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2) {
+    float offset[2], partial[2] = {0.f, 0.f};
+#pragma unroll
+    for (int j = 0; j < 2; ++j) offset[j] = max[j] == -INFINITY ? 0.f : max[j] * scale_log2;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       s[i] = exp2_fast(s[i] * scale_log2 - offset[row_of(i)]);
       partial[row_of(i)] += s[i];
     }
 #pragma unroll
-    for (int j = 0; j < 2; ++j) sum[j] = sum[j] * correction[j] + partial[j];
+    for (int j = 0; j < 2; ++j) sum[j] += partial[j];
   }
 };
 

@@ -106,12 +106,35 @@ inline View bias_view(const Tensor& t) {
   return {t.data, strides[0], strides[2], strides[1], strides[3]};
 }
 
-// Slopes (H) or (B, H).
+// Slopes or scales, (H) or (B, H).
 inline View slope_view(const Tensor& t) {
   if (!t) return {};
   if (t.ndim == 1) return {t.data, 0, 0, t.strides[0], 0};
   return {t.data, t.strides[0], 0, t.strides[1], 0};
 }
+
+// What 8-bit q, k and v are multiplied by.
+struct Scales {
+  View q, k, v;  // float32, by sequence and head; data NULL: 1
+
+  // Of the scores of query head h.
+  FK_HOST_DEVICE float scores(int64_t b, int64_t h, int64_t group) const {
+    return at(q, b, h) * at(k, b, h / group);
+  }
+  // Of the values that query head h sees.
+  FK_HOST_DEVICE float values(int64_t b, int64_t h, int64_t group) const {
+    return at(v, b, h / group);
+  }
+  static FK_HOST_DEVICE float at(const View& view, int64_t b, int64_t head) {
+    if (view.data == nullptr) return 1.f;
+    return static_cast<const float*>(view.data)[b * view.batch + head * view.head];
+  }
+};
+
+inline Scales scales_of(const AttentionFwd& a) {
+  return {slope_view(a.q_scale), slope_view(a.k_scale), slope_view(a.v_scale)};
+}
+inline Scales scales_of(const AttentionBwd&) { return {}; }
 
 template <class Args>
 Problem problem_of(const Args& a) {

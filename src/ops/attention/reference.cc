@@ -26,6 +26,7 @@ struct Scores {
   const Args& a;
   Problem p;
   View q, k, v, bias, slopes;
+  attention::Scales scales;
 
   explicit Scores(const Args& args)
       : a(args),
@@ -34,7 +35,8 @@ struct Scores {
         k(attention::view(args.k)),
         v(attention::view(args.v)),
         bias(attention::bias_view(args.bias)),
-        slopes(attention::slope_view(args.alibi_slopes)) {}
+        slopes(attention::slope_view(args.alibi_slopes)),
+        scales(attention::scales_of(args)) {}
 
   static Row read(const Tensor& t, const View& view, int64_t b, int64_t row, int64_t head) {
     Row out(t.size(-1));
@@ -71,7 +73,9 @@ struct Scores {
     return out;
   }
   Row value(const Sequence& s, int64_t b, int64_t j, int64_t h) const {
-    return read(a.v, v, b, s.k_begin + j, h / p.group());
+    Row out = read(a.v, v, b, s.k_begin + j, h / p.group());
+    for (double& x : out) x *= scales.values(b, h, p.group());
+    return out;
   }
 
   // The score of a query and a key. `slope`: its derivative by scale * q.k.
@@ -79,7 +83,8 @@ struct Scores {
                const Row& key, double* slope = nullptr) const {
     double x = 0;
     for (size_t d = 0; d < query.size(); ++d) x += query[d] * key[d];
-    x *= p.scale;
+    x *= p.scale * attention::Scales::at(scales.q, b, h) *
+         attention::Scales::at(scales.k, b, h / p.group());
     double derivative = 1;
     if (p.softcap > 0) {
       const double t = std::tanh(x / p.softcap);

@@ -9,9 +9,12 @@ import flashkernel as fk
 
 from . import report
 from .frameworks import FRAMEWORKS, ITEMSIZE, bytes_moved, installed
+from .mamba import WORKLOADS as MAMBA
 from .suites import SUITES
 from .timing import time_cpu, time_cuda
-from .workloads import WORKLOADS
+from .workloads import WORKLOADS as GENERAL
+
+WORKLOADS = GENERAL | {w.op: w for w in MAMBA}
 
 
 def parse(arguments):

@@ -229,8 +229,9 @@ class Jax(Numpy):
 
     def functions(self, workload, peers) -> dict:
         functions = {"ours": lambda t: workload.ours(self.fk, t)}
-        if "jax" in peers:
-            functions["jax"] = lambda t: workload.peers["jax"](self.module, t)
+        for name in peers:
+            if name in workload.peers:
+                functions[name] = functools.partial(workload.peers[name], self.module)
         return functions
 
     def calls(self, functions, workload, direction, tensors) -> dict:

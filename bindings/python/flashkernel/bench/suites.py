@@ -126,7 +126,36 @@ def attention_cpu():
                     yield _attention(direction, dtype, ("torch",), b, length, heads, 64, causal)
 
 
+def _scan(direction, dtype, peers, b, length, d, n, **params):
+    sizes = {"B": b, "L": length, "D": d, "N": n, **params}
+    return Case("selective_scan", direction, dtype, tuple(sizes.items()), peers)
+
+
+def mamba_cpu():
+    """The selective scan beside JAX's scans (by --framework jax, whose backward is timed with
+    its forward)."""
+    for b, length, d in ((32, 60, 512), (1, 2048, 1536)):
+        for direction in ("fwd", "bwd"):
+            peers = ("jax_lax_scan", "jax_associative_scan")
+            yield _scan(direction, "float32", peers, b, length, d, 16)
+
+
+def mamba_algorithms():
+    """The selective scan by each of its algorithms."""
+    for b, length, d in ((32, 60, 512), (1, 2048, 1536), (1, 16384, 16)):
+        for name in ("sequential", "blelloch", "hillis_steele", "chunked", "cumsum"):
+            yield _scan("fwd", "float32", ("none",), b, length, d, 16, algorithm=name)
+
+
+def conv1d():
+    """Mamba's convolution with its SiLU."""
+    for direction in ("fwd", "bwd"):
+        for b, length, d in ((32, 60, 512), (1, 2048, 1536)):
+            yield _case("causal_conv1d", direction, "float32", B=b, L=length, D=d, W=4)
+
+
 _ALL = (
     demo, rows, bandwidth, overhead, attention, attention_more, attention_grid, attention_cpu,
+    mamba_cpu, mamba_algorithms, conv1d,
 )  # fmt: skip
 SUITES = {f.__name__: f for f in _ALL}

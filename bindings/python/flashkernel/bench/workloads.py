@@ -309,7 +309,7 @@ WORKLOADS = {
 }
 
 #: Inputs that stay float32 when the activations are half precision.
-PARAMETERS = ("cos", "sin")
+PARAMETERS = ("cos", "sin", "A", "D", "delta_bias")
 
 
 def bytes_moved(workload: Workload, direction: str, params: dict, inputs: dict, itemsize: int):

@@ -11,7 +11,7 @@ from jax.custom_batching import custom_vmap
 
 from .. import _library
 from .._declarations import OPS, Field, Op
-from .._numpy import _DLPACK, _DLTensor
+from .._numpy import _DLPACK, _DLTensor, result_dtype
 
 _TARGET = "flashkernel"
 _CPU, _CUDA = 1, 2  # DLPack's device types
@@ -90,7 +90,8 @@ def _dtype(op: Op, output: Field, inputs: dict):
         return np.dtype(source)
     if source not in inputs:  # an optional activation; any other has the same dtype
         source = next(f.name for f in op.inputs if f.dtype_rule == "T" and f.name in inputs)
-    return inputs[source].dtype
+    dtype = np.dtype(inputs[source].dtype)
+    return result_dtype(dtype) if output.dtype_rule == "T" else dtype
 
 
 def same_axes(arrays) -> list:
@@ -133,6 +134,8 @@ def call(
         for f in op.attributes
     }
     aliases = {}
+    if op.state_output and op.state_output.name in wanted:
+        aliases = {given.index(op.state_output.updates): wanted.index(op.state_output.name)}
     if in_place and op.in_place_output.name in wanted:
         overwritten = given.index(op.in_place_output.may_alias)
         aliases = {overwritten: wanted.index(op.in_place_output.name)}

@@ -97,6 +97,8 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
                     f"one under differentiation; pass jax.lax.stop_gradient({n})"
                 )
         inputs = {n: p.value for n, p in zip(given, primals, strict=True)}
+        if perturbed and any(v.dtype == jnp.float8_e4m3fn for v in inputs.values()):
+            raise op.no_float8_gradient()
         outputs = dict(zip(kept, forward(*inputs.values()), strict=True))
         values = inputs | outputs
         residuals = _Residuals(

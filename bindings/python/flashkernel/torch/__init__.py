@@ -21,4 +21,6 @@ globals().update(
 # Known from here on, so that a first call inside torch.compile need not find out.
 _serve(_sys.modules[__name__], _torch.Tensor, _torch.nn.Parameter)
 
-__all__ = [*_PUBLIC]
+from .mamba import Mamba, MambaStack  # noqa: E402
+
+__all__ = [*_PUBLIC, "Mamba", "MambaStack"]

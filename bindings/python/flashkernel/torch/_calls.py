@@ -10,7 +10,7 @@ from .._declarations import Op, _compile
 from ._operators import Operators
 
 _EXPECTED = {
-    "T": "float32, float16 or bfloat16",
+    "T": "float32, float16 or bfloat16",  # a float8 that an op does not take, the library refuses
     "P": "float32 or the activations' dtype",
     "F": "float32",
     "I": "int32 or int64",
@@ -25,6 +25,7 @@ _KNOWN = {
     torch.int64,
     torch.int8,
     torch.uint8,
+    torch.float8_e4m3fn,
 }
 
 
@@ -37,6 +38,8 @@ def make(operators: Operators):
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_compiling,
         "dynamo": torch.compiler.is_dynamo_compiling,
+        "needs_gradient": _needs_gradient,
+        "refuse": _refuse,
     }
     for i, v in enumerate(operators.variants):
         namespace[f"forward_{i}"] = v.forward
@@ -67,7 +70,16 @@ def make(operators: Operators):
             if f.dtype_rule not in ("I", "J")
         )
         body.append(f"if grad_enabled() and ({needs}):")
+        if op.float8:
+            activation = next(f.name for f in op.inputs if f.dtype_rule == "T")
+            namespace["float8"] = torch.float8_e4m3fn
+            body.append(f"    if {activation}.dtype == float8:")
+            body.append("        raise op.no_float8_gradient()")
         body += _indent(_by_variant(operators, _differentiable))
+    else:
+        tensors = "".join(f"{f.name}, " for f in op.inputs)
+        body.append(f"if grad_enabled() and needs_gradient(({tensors})):")
+        body.append(f"    refuse(op, ({tensors}))")
     if op.in_place_output:
         body.append("if inplace:")
         body += _indent(_by_variant(operators, _in_place))
@@ -84,6 +96,21 @@ def {op.public_name}({op.flat_signature}):
     function = _compile(source, op.public_name, **namespace)
     function.__doc__ = op.docstring
     return function
+
+
+def _needs_gradient(tensors: tuple) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _refuse(op: Op, tensors: tuple) -> None:
+    """An op without gradients would cut a graph in silence."""
+    name = next(
+        f.name for f, t in zip(op.inputs, tensors, strict=True) if t is not None and t.requires_grad
+    )
+    raise _library.Error(
+        f"{op.public_name}: {name}: expected a tensor that requires no gradient (this op defines "
+        "none; call it under torch.no_grad()), got one that does"
+    )
 
 
 def _value(f) -> str:

@@ -71,7 +71,12 @@ def register(op: Op) -> Operators:
     for v in result.variants:
         inputs = {"absent": v.absent, "present": v.present}
         name = f"{op.public_name}_fwd"
-        v.forward = _operator(op, name, v.name, v.visible, **inputs)
+        if op.state_output:
+            updated = op.outputs.index(op.state_output)
+            outputs = (*v.visible, updated)
+            v.forward = _operator(op, name, v.name, outputs, in_place=updated, **inputs)
+        else:
+            v.forward = _operator(op, name, v.name, v.visible, **inputs)
         if op.in_place_output:
             written = op.outputs.index(op.in_place_output)
             v.in_place = _operator(op, f"{name}_", v.name, v.visible, in_place=written, **inputs)
@@ -146,6 +151,8 @@ def _variants(op: Op) -> list[Variant]:
 
 
 def is_visible(output: Field, values: dict) -> bool:
+    if output.updates:
+        return False
     return not output.saved and (not output.saved_unless or bool(values[output.saved_unless]))
 
 
@@ -173,7 +180,9 @@ def _operator(
 ):
     """Defines one operator: schema, CPU and CUDA kernels, fake kernel."""
     qualified = f"{name}.{overload_name}" if overload_name else name
-    written = op.outputs[in_place].may_alias if in_place is not None else None
+    written = None
+    if in_place is not None:
+        written = op.outputs[in_place].updates or op.outputs[in_place].may_alias
     returned = [i for i in outputs if i != in_place]
     boxed = {f.name for f in op.inputs if f.optional} - absent - present
     arguments = [
@@ -245,6 +254,8 @@ def _fake(op: Op, returned: list[int], chosen_by_call: bool, absent: set[str]):
                 continue
             source = sources[i]
             dtype = _DTYPES.get(source) or arguments[names.index(source)].dtype
+            if dtype == torch.float8_e4m3fn and op.outputs[i].dtype_rule == "T":
+                dtype = torch.bfloat16
             results.append(like.new_empty(shapes[i], dtype=dtype))
         if len(results) == 1:
             return results[0]

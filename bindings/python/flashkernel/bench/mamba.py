@@ -1,0 +1,134 @@
+"""The workloads of Mamba: the selective scan beside JAX's scans, and its convolution."""
+
+import numpy as np
+
+from .workloads import Workload
+
+
+def _inputs(params, rng):
+    b, length, d, n = (params[k] for k in "BLDN")
+    normal = rng.standard_normal
+    return {
+        "u": normal((b, length, d), np.float32),
+        "delta": normal((b, length, d), np.float32),
+        "A": -np.exp(normal((d, n), np.float32)),
+        "B": normal((b, length, n), np.float32),
+        "C": normal((b, length, n), np.float32),
+        "D": normal(d, np.float32),
+        "z": normal((b, length, d), np.float32),
+        "delta_bias": normal(d, np.float32),
+    }
+
+
+def _ours(params):
+    algorithm = params.get("algorithm", "auto")
+
+    def call(fk, t):
+        return fk.selective_scan(**t, delta_softplus=True, algorithm=algorithm)
+
+    return call
+
+
+def _torch(params):
+    """The recurrence, a step at a time."""
+
+    def call(m, t):
+        dt = m.nn.functional.softplus(t["delta"] + t["delta_bias"])
+        state, outputs = 0.0, []
+        for i in range(t["u"].shape[1]):
+            step, u = dt[:, i, :, None], t["u"][:, i, :, None]
+            state = m.exp(step * t["A"]) * state + step * u * t["B"][:, i, None]
+            outputs.append((state * t["C"][:, i, None]).sum(-1))
+        y = m.stack(outputs, 1) + t["u"] * t["D"]
+        return y * m.nn.functional.silu(t["z"])
+
+    return call
+
+
+def _jax_coefficients(jax, t):
+    dt = jax.nn.softplus(t["delta"] + t["delta_bias"])
+    decay = jax.numpy.exp(dt[..., None] * t["A"])
+    return decay, (dt * t["u"])[..., None] * t["B"][:, :, None]
+
+
+def _jax_finish(jax, t, y):
+    return (y + t["u"] * t["D"]) * jax.nn.silu(t["z"])
+
+
+def _associative(params):
+    """jax.lax.associative_scan over (decay, input) pairs."""
+
+    def call(m, t):
+        import jax
+
+        def combine(x, y):
+            return x[0] * y[0], y[0] * x[1] + y[1]
+
+        _, states = jax.lax.associative_scan(combine, _jax_coefficients(jax, t), axis=1)
+        return _jax_finish(jax, t, (states * t["C"][:, :, None]).sum(-1))
+
+    return call
+
+
+def _lax_scan(params):
+    """jax.lax.scan over time; what is multiplied by a step is made inside, so that no tensor of
+    B L D N is ever in memory."""
+
+    def call(m, t):
+        import jax
+
+        dt = jax.nn.softplus(t["delta"] + t["delta_bias"])
+
+        def step(state, x):
+            dt, u, b, c = x
+            decay = m.exp(dt[..., None] * t["A"])
+            state = decay * state + (dt * u)[..., None] * b[:, None]
+            return state, (state * c[:, None]).sum(-1)
+
+        by_time = [x.swapaxes(0, 1) for x in (dt, t["u"], t["B"], t["C"])]
+        first = m.zeros((t["u"].shape[0], *t["A"].shape), m.float32)
+        _, y = jax.lax.scan(step, first, tuple(by_time))
+        return _jax_finish(jax, t, y.swapaxes(0, 1))
+
+    return call
+
+
+def _conv_inputs(params, rng):
+    b, length, d, w = (params[k] for k in "BLDW")
+    x = rng.standard_normal((b, length, d), np.float32)
+    if params.get("time_contiguous"):
+        x = np.ascontiguousarray(x.transpose(0, 2, 1)).transpose(0, 2, 1)
+    return {
+        "x": x,
+        "weight": rng.standard_normal((d, w), np.float32),
+        "bias": rng.standard_normal(d, np.float32),
+    }
+
+
+def _conv_torch(m, t):
+    x = t["x"].transpose(1, 2)
+    channels, width = t["weight"].shape
+    conv = m.nn.functional.conv1d
+    y = conv(x, t["weight"][:, None], t["bias"], padding=width - 1, groups=channels)
+    return m.nn.functional.silu(y[..., : x.shape[-1]]).transpose(1, 2)
+
+
+WORKLOADS = [
+    Workload(
+        "selective_scan",
+        _inputs,
+        _ours,
+        {"torch": _torch, "jax_associative_scan": _associative, "jax_lax_scan": _lax_scan},
+        {"fwd": 4, "bwd": 7},
+        ("u", "delta", "A", "B", "C", "D", "z", "delta_bias"),
+        options=True,
+    ),
+    Workload(
+        "causal_conv1d",
+        _conv_inputs,
+        lambda fk, t: fk.causal_conv1d(t["x"], t["weight"], t["bias"], activation="silu"),
+        {"torch": _conv_torch},
+        {"fwd": 2, "bwd": 3},
+        ("x", "weight", "bias"),
+    ),
+]

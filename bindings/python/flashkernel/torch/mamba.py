@@ -1,0 +1,139 @@
+"""Mamba as torch modules: a block whose state_dict is that of mamba-ssm's `Mamba`, and a stack of
+them. The projections are torch's; convolution, scan and gate are FlashKernel's."""
+
+import math
+
+import torch
+from torch import nn
+
+import flashkernel as fk
+
+__all__ = ["Mamba", "MambaStack"]
+
+
+class Mamba(nn.Module):
+    """x (B, L, d_model) -> (B, L, d_model). For token after token, `step` takes and updates what
+    `allocate_state` gives."""
+
+    def __init__(
+        self,
+        d_model,
+        d_state=16,
+        d_conv=4,
+        expand=2,
+        dt_rank="auto",
+        dt_min=0.001,
+        dt_max=0.1,
+        dt_scale=1.0,
+        dt_init_floor=1e-4,
+        conv_bias=True,
+        bias=False,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        made = {"device": device, "dtype": dtype}
+        self.d_model, self.d_state, self.d_conv = d_model, d_state, d_conv
+        self.d_inner = int(expand * d_model)
+        self.dt_rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias, **made)
+        self.conv1d = nn.Conv1d(
+            self.d_inner, self.d_inner, d_conv, groups=self.d_inner, bias=conv_bias, **made
+        )
+        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False, **made)
+        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner, **made)
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **made)
+        steps = torch.arange(1, d_state + 1, dtype=torch.float32, device=device)
+        self.A_log = nn.Parameter(steps.log().repeat(self.d_inner, 1))
+        self.D = nn.Parameter(torch.ones(self.d_inner, device=device))
+        self._initialise_steps(dt_min, dt_max, dt_scale, dt_init_floor)
+
+    @torch.no_grad()
+    def _initialise_steps(self, dt_min, dt_max, dt_scale, floor) -> None:
+        """softplus(bias) is log-uniform between dt_min and dt_max."""
+        spread = self.dt_rank**-0.5 * dt_scale
+        nn.init.uniform_(self.dt_proj.weight, -spread, spread)
+        uniform = torch.rand(self.d_inner, device=self.dt_proj.bias.device)
+        dt = torch.exp(uniform * math.log(dt_max / dt_min) + math.log(dt_min)).clamp(min=floor)
+        self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+
+    def forward(self, x):
+        x, z = self.in_proj(x).chunk(2, -1)
+        x = fk.causal_conv1d(x, self.conv1d.weight[:, 0], self.conv1d.bias, activation="silu")
+        dt, B, C = self._selected(x)
+        y = fk.selective_scan(
+            x, dt, self._decay(), B, C, self.D, z=z, delta_bias=self.dt_proj.bias,
+            delta_softplus=True,
+        )  # fmt: skip
+        return self.out_proj(y)
+
+    def allocate_state(self, batch_size, device=None, dtype=None) -> tuple:
+        """(convolution's, scan's), both zero: before a sequence's first token."""
+        weight = self.conv1d.weight
+        device = weight.device if device is None else device
+        dtype = weight.dtype if dtype is None else dtype
+        conv = torch.zeros(batch_size, self.d_conv - 1, self.d_inner, device=device, dtype=dtype)
+        scan = torch.zeros(batch_size, self.d_inner, self.d_state, device=device)
+        return conv, scan
+
+    @torch.no_grad()
+    def step(self, x, state):
+        """x (B, d_model) -> (B, d_model); the state moves on in place."""
+        conv, scan = state
+        x, z = self.in_proj(x).chunk(2, -1)
+        x = fk.causal_conv1d_update(
+            x, conv, self.conv1d.weight[:, 0], self.conv1d.bias, activation="silu"
+        )
+        dt, B, C = self._selected(x)
+        y = fk.selective_state_update(
+            scan, x, dt, self._decay(), B, C, self.D, z=z, dt_bias=self.dt_proj.bias,
+            dt_softplus=True,
+        )  # fmt: skip
+        return self.out_proj(y)
+
+    def _decay(self):
+        return -torch.exp(self.A_log.float())
+
+    def _selected(self, x):
+        dt, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], -1)
+        return nn.functional.linear(dt, self.dt_proj.weight), B, C
+
+
+class _Layer(nn.Module):
+    def __init__(self, d_model, eps, made, options):
+        super().__init__()
+        self.norm = nn.RMSNorm(d_model, eps, **made)
+        self.mixer = Mamba(d_model, **options, **made)
+
+    def forward(self, x):
+        return x + self.mixer(fk.rms_norm(x, self.norm.weight, eps=self.norm.eps))
+
+    def step(self, x, state):
+        return x + self.mixer.step(fk.rms_norm(x, self.norm.weight, eps=self.norm.eps), state)
+
+
+class MambaStack(nn.Module):
+    """Residual layers of norm and Mamba, and a last norm: x (B, L, d_model) -> (B, L, d_model). The
+    state_dict has the names of mamba-ssm's MixerModel, without its embedding. `options` go to each
+    `Mamba`."""
+
+    def __init__(self, d_model, layers, *, eps=1e-5, device=None, dtype=None, **options):
+        super().__init__()
+        made = {"device": device, "dtype": dtype}
+        self.layers = nn.ModuleList(_Layer(d_model, eps, made, options) for _ in range(layers))
+        self.norm_f = nn.RMSNorm(d_model, eps, **made)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return fk.rms_norm(x, self.norm_f.weight, eps=self.norm_f.eps)
+
+    def allocate_state(self, batch_size, device=None, dtype=None) -> list:
+        return [layer.mixer.allocate_state(batch_size, device, dtype) for layer in self.layers]
+
+    @torch.no_grad()
+    def step(self, x, state):
+        """x (B, d_model) -> (B, d_model); the state moves on in place."""
+        for layer, own in zip(self.layers, state, strict=True):
+            x = layer.step(x, own)
+        return fk.rms_norm(x, self.norm_f.weight, eps=self.norm_f.eps)

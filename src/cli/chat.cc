@@ -1,0 +1,110 @@
+// fk chat: a conversation, with the model's own template. Ctrl-C stops an answer; at the prompt it
+// (or Ctrl-D) ends the program.
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/line_editor.h"
+#include "cli/text_options.h"
+#include "engine/known_models.h"
+
+namespace fk::cli {
+namespace {
+
+class Conversation {
+ public:
+  Conversation(engine::TextModel& model, const TextOptions& options)
+      : model_(model), options_(options) {
+    if (reads_memory(model.engine()) && !options.quiet) bandwidth_ = engine::read_bandwidth();
+    reset();
+  }
+
+  void reset() {
+    messages_.clear();
+    if (!options_.system.empty()) messages_.push_back({"system", options_.system});
+  }
+
+  // Asks, writes the answer, and keeps both. False: that failed, and nothing is kept.
+  bool ask(const std::string& question) {
+    messages_.push_back({"user", question});
+    std::vector<int32_t> prompt;
+    engine::Generated result;
+    Status status = model::encode_chat(*model_.tokenizer(), messages_, true, &prompt);
+    if (status.ok()) {
+      const CatchInterrupt catching;
+      const auto piece = [&](std::string_view text) {
+        if (!options_.json) {
+          std::fwrite(text.data(), 1, text.size(), stdout);
+          std::fflush(stdout);
+        }
+        return !interrupted();
+      };
+      status = model_.generate(prompt, options_.generate, piece, &result);
+    }
+    if (!status.ok()) {
+      std::fprintf(stderr, "fk chat: %s\n", status.message().c_str());
+      messages_.pop_back();
+      return false;
+    }
+    messages_.push_back({"assistant", result.text});
+    if (options_.json) {
+      const nlohmann::json j = {{"answer", result.text},
+                                {"end", engine::name_of(result.end)},
+                                {"prompt_tokens", result.prompt_tokens},
+                                {"prompt_seconds", result.prompt_seconds},
+                                {"tokens", result.tokens.size()},
+                                {"seconds", result.seconds}};
+      std::printf("%s\n", j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+      std::fflush(stdout);
+      return true;
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+    if (!options_.quiet) std::fprintf(stderr, "[%s]\n", figures(result, bandwidth_).c_str());
+    return true;
+  }
+
+ private:
+  engine::TextModel& model_;
+  const TextOptions& options_;
+  std::vector<model::ChatMessage> messages_;
+  double bandwidth_ = 0;
+};
+
+}  // namespace
+
+int chat(TextOptions& options) {
+  const std::unique_ptr<engine::TextModel> model = open_model("chat", &options);
+  if (model == nullptr) return 1;
+  if (model->tokenizer()->chat_format == model::ChatFormat::kNone) {
+    std::fprintf(stderr,
+                 "fk chat: %s has no chat template that we know; `fk generate` continues a text "
+                 "with it\n",
+                 model->path().c_str());
+    return 1;
+  }
+  Conversation conversation(*model, options);
+  if (!options.prompt.empty()) return conversation.ask(options.prompt) ? 0 : 1;
+
+  const bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+  if (terminal) {
+    std::fprintf(stderr, "%s (%s). /reset begins again, /exit or Ctrl-D ends.\n",
+                 model->path().c_str(), model->engine().description().c_str());
+  }
+  LineEditor editor(engine::cache_folder() + "/chat_history");
+  std::string line;
+  for (;;) {
+    const LineEditor::Outcome outcome = editor.read("> ", &line);
+    if (outcome != LineEditor::Outcome::kLine || line == "/exit") return 0;
+    if (line == "/reset") {
+      conversation.reset();
+      continue;
+    }
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    if (!conversation.ask(line) && !terminal) return 1;
+  }
+}
+
+}  // namespace fk::cli

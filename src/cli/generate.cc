@@ -1,0 +1,78 @@
+// fk generate: text from a prompt, streamed.
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "cli/text_options.h"
+
+namespace fk::cli {
+namespace {
+
+void write_out(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void print_json(const TextOptions& options, engine::TextModel& model,
+                const engine::Generated& result, double bandwidth) {
+  const auto steps = static_cast<double>(result.tokens.size()) - 1;
+  const bool timed = steps >= 1 && result.seconds > 0;
+  nlohmann::json j = {{"model", model.path()},
+                      {"weights", model.engine().description()},
+                      {"prompt", options.prompt},
+                      {"text", result.text},
+                      {"tokens", result.tokens},
+                      {"end", engine::name_of(result.end)},
+                      {"seed", options.generate.sampling.seed},
+                      {"prompt_tokens", result.prompt_tokens},
+                      {"prompt_seconds", result.prompt_seconds},
+                      {"seconds", result.seconds},
+                      {"tokens_per_second", timed ? steps / result.seconds : 0.0},
+                      {"bytes_per_second", timed ? result.bytes_read / result.seconds : 0.0}};
+  if (bandwidth > 0) {
+    j["read_bandwidth"] = bandwidth;
+    if (timed) j["share_of_bandwidth"] = result.bytes_read / result.seconds / bandwidth;
+  }
+  std::printf("%s\n", j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
+}  // namespace
+
+int generate(TextOptions& options) {
+  if (options.prompt == "-") {
+    options.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  const std::unique_ptr<engine::TextModel> model = open_model("generate", &options);
+  if (model == nullptr) return 1;
+  std::vector<int32_t> prompt;
+  engine::Generated result;
+  Status status = model->encode_prompt(options.prompt, &prompt);
+  if (status.ok()) {
+    const CatchInterrupt catching;
+    if (options.echo && !options.json) write_out(options.prompt);
+    const auto piece = [&](std::string_view text) {
+      if (!options.json) write_out(text);
+      return !interrupted();
+    };
+    status = model->generate(prompt, options.generate, piece, &result);
+  }
+  if (!status.ok()) {
+    std::fprintf(stderr, "fk generate: %s\n", status.message().c_str());
+    return 1;
+  }
+  if (!options.json && isatty(STDOUT_FILENO)) write_out("\n");
+  const bool wanted = options.json || !options.quiet;
+  const double bandwidth = wanted && reads_memory(model->engine()) ? engine::read_bandwidth() : 0;
+  if (options.json) {
+    print_json(options, *model, result, bandwidth);
+  } else if (!options.quiet) {
+    std::fprintf(stderr, "\n%s; seed %llu\n", figures(result, bandwidth).c_str(),
+                 static_cast<unsigned long long>(options.generate.sampling.seed));
+  }
+  return 0;
+}
+
+}  // namespace fk::cli

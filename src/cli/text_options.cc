@@ -1,0 +1,121 @@
+#include "cli/text_options.h"
+
+#include <signal.h>
+
+#include <atomic>
+#include <cstdio>
+#include <random>
+
+#include "core/thread_pool.h"
+
+namespace fk::cli {
+namespace {
+
+std::atomic<bool> interrupt_seen{false};
+struct sigaction action_before;
+
+void note_interrupt(int) { interrupt_seen.store(true); }
+
+}  // namespace
+
+void add_model_options(CLI::App* command, TextOptions* options) {
+  command->add_option("MODEL", options->open.model,
+                      "A Hugging Face folder, a .safetensors, .gguf or llama2.c .bin file, or a "
+                      "name (default: the built-in model)");
+  command->add_option("--tokenizer", options->open.tokenizer,
+                      "tokenizer.json, tokenizer.bin or .gguf, where the model has none beside it");
+  command->add_option("--device", options->open.device, "Where to run")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--mode", options->mode, "How to run; auto chooses")
+      ->check(CLI::IsMember({"auto"}))
+      ->capture_default_str();
+  command->add_option("--quantize", options->open.quantize,
+                      "Float weights as f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0");
+  command->add_option("--context", options->open.context, "Tokens to remember (0: the model's own)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--cache", options->open.cache, "Keys and values: auto, f16 or f32")
+      ->check(CLI::IsMember({"auto", "f16", "f32"}))
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "Threads (0: one per core)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--json", options->json, "One JSON object instead of text");
+  command->add_flag("-q,--quiet", options->quiet, "No figures on stderr");
+}
+
+void add_sampling_options(CLI::App* command, TextOptions* options) {
+  engine::SamplingOptions& s = options->generate.sampling;
+  command->add_option("-n,--max-tokens", options->generate.max_tokens, "Tokens to write at most")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--temp,--temperature", s.temperature, "0: always the likeliest token")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--top-k", s.top_k, "Choose among so many of the likeliest (0: all)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--top-p", s.top_p, "Choose among the likeliest that hold this probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--min-p", s.min_p, "Least probability, as a share of the likeliest's")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--repetition-penalty", s.repetition_penalty, "1: none")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--seed", s.seed, "The same seed gives the same text (default: a new one)")
+      ->each([options](const std::string&) { options->seeded = true; });
+  command->add_option("--stop", options->generate.stop, "End before this text; may be repeated")
+      ->allow_extra_args(false);
+}
+
+std::unique_ptr<engine::TextModel> open_model(const char* command, TextOptions* options) {
+  if (options->threads > 0) set_num_threads(options->threads);
+  if (!options->seeded) {
+    std::random_device device;
+    options->generate.sampling.seed = device();
+  }
+  std::unique_ptr<engine::TextModel> model;
+  const Status status = engine::TextModel::open(options->open, &model);
+  if (!status.ok()) std::fprintf(stderr, "fk %s: %s\n", command, status.message().c_str());
+  return model;
+}
+
+CatchInterrupt::CatchInterrupt() {
+  interrupt_seen.store(false);
+  struct sigaction action {};
+  action.sa_handler = note_interrupt;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, &action_before);
+}
+
+CatchInterrupt::~CatchInterrupt() { sigaction(SIGINT, &action_before, nullptr); }
+
+bool interrupted() { return interrupt_seen.load(); }
+
+bool reads_memory(engine::Engine& engine) {
+  constexpr int64_t kCaches = int64_t{64} << 20;
+  return engine.weight_bytes() > kCaches;
+}
+
+std::string figures(const engine::Generated& result, double bandwidth) {
+  char text[256];
+  int n = std::snprintf(text, sizeof text, "prompt %lld tokens in %.2f s",
+                        static_cast<long long>(result.prompt_tokens), result.prompt_seconds);
+  // The first token comes with the prompt.
+  const auto steps = static_cast<double>(result.tokens.size()) - 1;
+  std::string line(text, static_cast<size_t>(n));
+  if (steps < 1 || result.seconds <= 0) return line;
+  n = std::snprintf(text, sizeof text, "; %zu tokens, %.1f tokens/s", result.tokens.size(),
+                    steps / result.seconds);
+  line.append(text, static_cast<size_t>(n));
+  if (bandwidth > 0) {
+    const double rate = result.bytes_read / result.seconds;
+    n = std::snprintf(text, sizeof text, ", %.1f GB/s (%.0f%% of the %.1f this machine reads)",
+                      rate * 1e-9, 100 * rate / bandwidth, bandwidth * 1e-9);
+    line.append(text, static_cast<size_t>(n));
+  }
+  return line;
+}
+
+}  // namespace fk::cli

@@ -1,0 +1,52 @@
+// What `fk generate`, `fk chat` and `fk bench decode` share: options, Ctrl-C, the line of figures.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "engine/text_model.h"
+
+namespace fk::cli {
+
+struct TextOptions {
+  engine::OpenOptions open;
+  engine::GenerateOptions generate;
+  std::string prompt;
+  std::string system;  // chat: what the model is told first
+  std::string mode = "auto";
+  int threads = 0;  // 0: as many as the machine has
+  bool seeded = false;
+  bool json = false;
+  bool echo = false;
+  bool quiet = false;
+};
+
+void add_model_options(CLI::App* command, TextOptions* options);
+void add_sampling_options(CLI::App* command, TextOptions* options);
+
+// Sets the threads and the seed, and opens the model; says on stderr what went wrong.
+std::unique_ptr<engine::TextModel> open_model(const char* command, TextOptions* options);
+
+// Ctrl-C while one of these lives sets interrupted() and does nothing else.
+class CatchInterrupt {
+ public:
+  CatchInterrupt();
+  ~CatchInterrupt();
+};
+bool interrupted();
+
+// "prompt 12 tokens in 0.01 s; 64 tokens, 281.9 tokens/s, 31.0 GB/s (91% of 34.0)". `bandwidth` is
+// what the machine reads; 0: not known.
+std::string figures(const engine::Generated& result, double bandwidth);
+// Weights that fit the caches say nothing about memory.
+bool reads_memory(engine::Engine& engine);
+
+int generate(TextOptions& options);
+int chat(TextOptions& options);
+// `arguments` are those after "bench decode", ended by NULL.
+int bench_decode(int count, char** arguments);
+// Those after "pull".
+int pull(char** arguments);
+
+}  // namespace fk::cli

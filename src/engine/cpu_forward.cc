@@ -1,0 +1,322 @@
+// A forward pass, stage by stage; between two stages all threads meet once.
+//
+// One token reads every weight once: its floor is the packed weights' bytes (and the cache's) at
+// memory bandwidth. What needs a whole row (norms, int8 blocks of a norm's output) is done by the
+// calling thread between stages for one token, and token by token on all threads for many.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "engine/cpu_engine.h"
+#include "engine/parallel.h"
+
+namespace fk::engine {
+namespace {
+
+int64_t padded(int64_t n) { return (n + kGroupRows - 1) / kGroupRows * kGroupRows; }
+
+constexpr int64_t kLogitRows = 8;
+// The least bytes of weights that are worth a claim.
+constexpr int64_t kClaimBytes = 8192;
+// Weights of the next stage that are fetched while the caches are idle.
+constexpr int64_t kFetchBytes = int64_t{192} << 10;
+
+int64_t grain_of(const PackedMatrix& w, int64_t tokens) {
+  if (tokens > 1) return 1;
+  return std::max<int64_t>(1, kClaimBytes / group_bytes(w.packing, w.columns));
+}
+
+void rotate(float* head, const float* turn, int64_t pairs, bool interleaved, float scale) {
+  const float* cosine = turn;
+  const float* sine = turn + pairs;
+  for (int64_t i = 0; i < pairs; ++i) {
+    const int64_t a = interleaved ? 2 * i : i;
+    const int64_t b = interleaved ? 2 * i + 1 : i + pairs;
+    const float x = head[a], y = head[b];
+    head[a] = (x * cosine[i] - y * sine[i]) * scale;
+    head[b] = (x * sine[i] + y * cosine[i]) * scale;
+  }
+}
+
+}  // namespace
+
+Status CpuEngine::forward(const int32_t* tokens, int64_t count, Logits which, float* logits) {
+  if (count > context_ - position_) {
+    return invalid("the context holds " + std::to_string(context_) + " tokens; " +
+                   std::to_string(position_) + " are there and " + std::to_string(count) +
+                   " more came");
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (tokens[i] < 0 || tokens[i] >= config_.vocab) {
+      return invalid("token " + std::to_string(i) + ": expected an id below " +
+                     std::to_string(config_.vocab) + ", got " + std::to_string(tokens[i]));
+    }
+  }
+  for (int64_t begin = 0; begin < count; begin += kBatch) {
+    const int64_t n = std::min(kBatch, count - begin);
+    embed(tokens + begin, n);
+    for (int64_t l = 0; l < config_.layers; ++l) run_layer(l, n, l == 0 ? nullptr : projected_);
+    position_ += n;
+    if (which == Logits::kAll) {
+      head(0, n, logits + begin * config_.vocab);
+    } else if (which == Logits::kLast && begin + n == count) {
+      head(n - 1, 1, logits);
+    }
+  }
+  return {};
+}
+
+void CpuEngine::embed(const int32_t* tokens, int64_t n) {
+  const int64_t pairs = config_.rotary_dim / 2;
+  parallel(n, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* x = x_ + t * padded(config_.dim);
+      model::read_row(decoder_.token_embedding, tokens[t], x);
+      const int64_t position = position_ + t;
+      if (config_.learned_positions) {
+        float* place = projected_ + t * padded(config_.dim);
+        model::read_row(decoder_.position_embedding, position, place);
+        for (int64_t i = 0; i < config_.dim; ++i) x[i] += place[i];
+      }
+      float* turn = turn_ + t * config_.rotary_dim;
+      for (int64_t i = 0; i < pairs; ++i) {
+        const float angle =
+            static_cast<float>(position) * config_.rope_frequencies[static_cast<size_t>(i)];
+        turn[i] = std::cos(angle) * config_.rope_magnitude;
+        turn[pairs + i] = std::sin(angle) * config_.rope_magnitude;
+      }
+    }
+  });
+}
+
+void CpuEngine::norm(const float* weight, const float* bias, const float* pending, int64_t n,
+                     bool quantized) {
+  const int64_t stride = padded(config_.dim);
+  parallel(n, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      add_and_norm(x_ + t * stride, pending == nullptr ? nullptr : pending + t * stride, weight,
+                   bias, config_.norm_eps, config_.norm == model::Norm::kRms, config_.dim,
+                   normed_.x + t * config_.dim);
+      if (quantized) quantize(normed_, t, 0, config_.dim / 32);
+    }
+  });
+}
+
+void CpuEngine::run_layer(int64_t l, int64_t n, const float* pending) {
+  const PackedLayer& layer = layers_[static_cast<size_t>(l)];
+  const auto integer = [](const PackedMatrix& m) { return m && !is_float(m.packing); };
+  norm(layer.attention_norm, layer.attention_norm_bias, pending, n,
+       integer(layer.q) || integer(layer.k) || integer(layer.v));
+  project_qkv(layer, n);
+  rotate_and_append(l, n);
+  attention(l, n);
+  project(layer.o, attended_, n);
+  norm(layer.ffn_norm, layer.ffn_norm_bias, projected_, n,
+       integer(layer.gate) || integer(layer.up));
+  feed_forward(layer, n);
+  project(layer.down, hidden_, n);
+}
+
+void CpuEngine::project_qkv(const PackedLayer& layer, int64_t n) {
+  const PackedMatrix* parts[] = {&layer.q, &layer.k, &layer.v};
+  const int64_t count = layer.q.groups() + layer.k.groups() + layer.v.groups();
+  parallel(count, grain_of(layer.q, n), [&](int64_t begin, int64_t end) {
+    int64_t first = 0;  // group number of this part's first
+    for (const PackedMatrix* w : parts) {
+      const int64_t from = std::max(begin - first, int64_t{0});
+      const int64_t to = std::min(end - first, w->groups());
+      if (from < to) multiply(*w, from, to, normed_, n, qkv_ + first * kGroupRows, qkv_stride_);
+      first += w->groups();
+    }
+  });
+}
+
+void CpuEngine::rotate_and_append(int64_t l, int64_t n) {
+  const PackedLayer& layer = layers_[static_cast<size_t>(l)];
+  const int64_t dim = config_.head_dim;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const int64_t k_at = padded(config_.heads * dim);
+  const int64_t v_at = k_at + padded(config_.kv_heads * dim);
+  const bool rms = true;
+  parallel(n, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* qkv = qkv_ + t * qkv_stride_;
+      const float* turn = turn_ + t * config_.rotary_dim;
+      for (int64_t h = 0; h < config_.heads + config_.kv_heads; ++h) {
+        const bool is_query = h < config_.heads;
+        float* head = is_query ? qkv + h * dim : qkv + k_at + (h - config_.heads) * dim;
+        const float* weight = is_query ? layer.q_norm : layer.k_norm;
+        if (weight != nullptr) {
+          add_and_norm(head, nullptr, weight, nullptr, config_.norm_eps, rms, dim, head);
+        }
+        const float factor = is_query ? scale : 1.0f;
+        rotate(head, turn, config_.rotary_dim / 2, config_.rope_interleaved, factor);
+        if (is_query) {
+          for (int64_t i = config_.rotary_dim; i < dim; ++i) head[i] *= scale;
+        } else {
+          append(cache_, l, h - config_.heads, position_ + t, head,
+                 qkv + v_at + (h - config_.heads) * dim);
+        }
+      }
+    }
+  });
+}
+
+void CpuEngine::attention(int64_t l, int64_t n) {
+  if (n == 1) return attend_one(l);
+  constexpr int64_t kQueryBlock = 16;
+  const PackedLayer& layer = layers_[static_cast<size_t>(l)];
+  const int64_t group = config_.heads / config_.kv_heads;
+  const int64_t blocks = (n + kQueryBlock - 1) / kQueryBlock;
+  const bool quantized = !is_float(layer.o.packing);
+  for (int64_t h = 0; h < config_.kv_heads; ++h) {
+    for (int64_t t = 0; t < n; ++t) {
+      const int64_t last = position_ + t;
+      for (int64_t j = 0; j < group; ++j) {
+        const auto row = static_cast<size_t>((h * n + t) * group + j);
+        row_q_[row] = qkv_ + t * qkv_stride_ + (h * group + j) * config_.head_dim;
+        row_first_[row] = layer.window > 0 ? std::max<int64_t>(0, last - layer.window + 1) : 0;
+        row_last_[row] = last;
+      }
+    }
+  }
+  // The last blocks see the most keys: they go first.
+  parallel(blocks * config_.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t block = blocks - 1 - i / config_.kv_heads, h = i % config_.kv_heads;
+      const int64_t t0 = block * kQueryBlock, t1 = std::min(n, t0 + kQueryBlock);
+      const int64_t row = (h * n + t0) * group;
+      const int64_t first = row_first_[static_cast<size_t>(row)] / 64 * 64;
+      const AttentionRows rows = {(t1 - t0) * group, &row_q_[row],   &row_first_[row],
+                                  &row_last_[row],   &row_out_[row], &row_max_[row],
+                                  &row_sum_[row]};
+      attend(cache_, l, h, rows, first, position_ + t1);
+      for (int64_t t = t0; t < t1; ++t) {
+        for (int64_t j = 0; j < group; ++j) {
+          const auto r = static_cast<size_t>((h * n + t) * group + j);
+          float* out = attended_.x + t * attended_.columns + (h * group + j) * config_.head_dim;
+          for (int64_t c = 0; c < config_.head_dim; ++c) out[c] = row_out_[r][c] / row_sum_[r];
+        }
+      }
+    }
+  });
+  if (!quantized) return;
+  parallel(n, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) quantize(attended_, t, 0, attended_.columns / 32);
+  });
+}
+
+// One token: the keys are cut into chunks, whose results are merged in order.
+void CpuEngine::attend_one(int64_t l) {
+  const PackedLayer& layer = layers_[static_cast<size_t>(l)];
+  const int64_t group = config_.heads / config_.kv_heads, heads = config_.heads;
+  const int64_t end = position_ + 1;
+  const int64_t first = layer.window > 0 ? std::max<int64_t>(0, end - layer.window) : 0;
+  const int64_t first_chunk = first / kKeyChunk;
+  const int64_t chunks = (end - 1) / kKeyChunk + 1 - first_chunk;
+  for (int64_t i = 0; i < chunks * heads; ++i) {
+    const auto row = static_cast<size_t>(i);
+    row_q_[row] = qkv_ + i % heads * config_.head_dim;
+    row_first_[row] = first;
+    row_last_[row] = end - 1;
+  }
+  const int64_t items = chunks * config_.kv_heads;
+  const int64_t share = std::min(layer.o.bytes(), kFetchBytes) / items;
+  parallel(items, 1, [&](int64_t b, int64_t e) {
+    for (int64_t i = b; i < e; ++i) {
+      prefetch(layer.o.data + i * share, share);
+      const int64_t chunk = i / config_.kv_heads, h = i % config_.kv_heads;
+      const int64_t row = chunk * heads + h * group;
+      const AttentionRows rows = {group,          &row_q_[row],   &row_first_[row], &row_last_[row],
+                                  &row_out_[row], &row_max_[row], &row_sum_[row]};
+      const int64_t from = (first_chunk + chunk) * kKeyChunk;
+      attend(cache_, l, h, rows, from, std::min(end, from + kKeyChunk));
+    }
+  });
+  for (int64_t h = 0; h < heads; ++h) {
+    float max = row_max_[static_cast<size_t>(h)];
+    for (int64_t c = 1; c < chunks; ++c) {
+      max = std::max(max, row_max_[static_cast<size_t>(c * heads + h)]);
+    }
+    float sum = 0;
+    float* out = attended_.x + h * config_.head_dim;
+    std::fill_n(out, config_.head_dim, 0.0f);
+    for (int64_t c = 0; c < chunks; ++c) {
+      const auto row = static_cast<size_t>(c * heads + h);
+      const float weight = chunks == 1 ? 1.0f : std::exp(row_max_[row] - max);
+      sum += weight * row_sum_[row];
+      for (int64_t i = 0; i < config_.head_dim; ++i) out[i] += weight * row_out_[row][i];
+    }
+    for (int64_t i = 0; i < config_.head_dim; ++i) out[i] /= sum;
+  }
+  if (!is_float(layer.o.packing)) quantize(attended_, 0, 0, attended_.columns / 32);
+}
+
+void CpuEngine::project(const PackedMatrix& w, const Activations& x, int64_t n) {
+  parallel(w.groups(), grain_of(w, n), [&](int64_t begin, int64_t end) {
+    multiply(w, begin, end, x, n, projected_, padded(config_.dim));
+  });
+}
+
+void CpuEngine::feed_forward(const PackedLayer& layer, int64_t n) {
+  constexpr int64_t kGroups = 2;  // 32 rows, a block of the next product's input
+  const int64_t stride = padded(config_.hidden);
+  const bool silu = config_.activation == model::Activation::kSilu;
+  const bool quantized = !is_float(layer.down.packing);
+  const bool gated = static_cast<bool>(layer.gate);
+  const int64_t items = (layer.up.groups() + kGroups - 1) / kGroups;
+  parallel(items, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t from = i * kGroups, to = std::min(layer.up.groups(), from + kGroups);
+      const int64_t row = from * kGroupRows;
+      const int64_t rows = std::min(kGroups * kGroupRows, config_.hidden - row);
+      if (gated) multiply(layer.gate, from, to, normed_, n, gate_, stride);
+      multiply(layer.up, from, to, normed_, n, up_, stride);
+      for (int64_t t = 0; t < n; ++t) {
+        const float* up = up_ + t * stride + row;
+        const float* in = gated ? gate_ + t * stride + row : up;
+        activate(in, gated ? up : nullptr, silu, rows, hidden_.x + t * hidden_.columns + row);
+        if (quantized) quantize(hidden_, t, i, i + 1);
+      }
+    }
+  });
+}
+
+void CpuEngine::head(int64_t first, int64_t n, float* logits) {
+  // The rows that are wanted come first, so that the norm's output is where `multiply` looks.
+  const int64_t stride = padded(config_.dim), row = padded(config_.vocab);
+  if (first > 0) {
+    std::memmove(x_, x_ + first * stride, static_cast<size_t>(n * stride) * 4);
+    std::memmove(projected_, projected_ + first * stride, static_cast<size_t>(n * stride) * 4);
+  }
+  norm(output_norm_, output_norm_bias_, projected_, n, !is_float(output_.packing));
+  for (int64_t t = 0; t < n; t += kLogitRows) {
+    const int64_t rows = std::min(kLogitRows, n - t);
+    Activations x = normed_;
+    const int64_t blocks = x.columns / 32;
+    x.x += t * x.columns;
+    x.q += t * x.columns;
+    x.scale += t * blocks;
+    x.sum += t * blocks;
+    x.minus32 += t * blocks;
+    x.minus16 += t * blocks * 2;
+    parallel(output_.groups(), grain_of(output_, rows), [&](int64_t begin, int64_t end) {
+      multiply(output_, begin, end, x, rows, logits_, row);
+    });
+    for (int64_t r = 0; r < rows; ++r) {
+      std::memcpy(logits + (t + r) * config_.vocab, logits_ + r * row,
+                  static_cast<size_t>(config_.vocab) * 4);
+    }
+  }
+}
+
+int64_t CpuEngine::cache_bytes() const {
+  int64_t bytes = 0;
+  for (const PackedLayer& layer : layers_) {
+    const int64_t keys = layer.window > 0 ? std::min(position_, layer.window) : position_;
+    bytes += keys * cache_.heads * cache_.padded_dim * cache_.element() * 2;
+  }
+  return bytes;
+}
+
+}  // namespace fk::engine

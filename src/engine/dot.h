@@ -1,0 +1,148 @@
+// Dot products of unsigned with signed bytes, four neighbours to a lane of int32.
+//
+// VNNI has an instruction for it: in AVX-512 form (Ice Lake, Zen 4) or in VEX form (Alder Lake). It
+// is written as inline assembly, because the instruction sets of cpu/foreach_target.h do not
+// include it and most of their machines lack it: has_vnni() says whether this one has it. Without
+// it, pairs of bytes are multiplied and added to int16, as many of them as cannot overflow are
+// added up there.
+
+// Once per translation unit.
+#ifndef FK_ENGINE_DOT_H_
+#define FK_ENGINE_DOT_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/matrix.h"
+#include "cpu/simd.h"
+#include "engine/kernels.h"
+
+#endif  // FK_ENGINE_DOT_H_
+
+// Once per target.
+#if defined(FK_ENGINE_DOT_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_ENGINE_DOT_PER_TARGET
+#undef FK_ENGINE_DOT_PER_TARGET
+#else
+#define FK_ENGINE_DOT_PER_TARGET
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+
+using Bytes = hn::ScalableTag<uint8_t>;
+using Words = hn::ScalableTag<int16_t>;
+using I32 = hn::ScalableTag<int32_t>;
+
+constexpr bool kCanHaveVnni = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2;
+
+HWY_INLINE bool has_vnni() {
+#if HWY_TARGET == HWY_AVX3
+  static const bool has = __builtin_cpu_supports("avx512vnni") != 0;
+  return has && engine::vnni_wanted();
+#elif HWY_TARGET == HWY_AVX2
+  static const bool has = __builtin_cpu_supports("avxvnni") != 0;
+  return has && engine::vnni_wanted();
+#else
+  return false;
+#endif
+}
+
+HWY_INLINE int32_t load_quad(const int8_t* x) {
+  int32_t quad;
+  std::memcpy(&quad, x, 4);
+  return quad;
+}
+
+// u[4i] s[4i] + u[4i+1] s[4i+1] + ... as pairs in int16, then as int32.
+HWY_INLINE hn::Vec<Words> multiply_pairs(hn::Vec<Bytes> u, hn::Vec<Bytes> s) {
+#if HWY_TARGET == HWY_AVX3
+  return hn::Vec<Words>{_mm512_maddubs_epi16(u.raw, s.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  return hn::Vec<Words>{_mm256_maddubs_epi16(u.raw, s.raw)};
+#elif HWY_TARGET == HWY_SSE4
+  return hn::Vec<Words>{_mm_maddubs_epi16(u.raw, s.raw)};
+#else
+  const Words d;
+  const auto even_u = hn::BitCast(d, hn::And(u, hn::BitCast(Bytes(), hn::Set(d, 0xff))));
+  const auto odd_u =
+      hn::BitCast(d, hn::ShiftRight<8>(hn::BitCast(hn::Repartition<uint16_t, Words>(), u)));
+  const auto even_s = hn::ShiftRight<8>(hn::ShiftLeft<8>(hn::BitCast(d, s)));
+  const auto odd_s = hn::ShiftRight<8>(hn::BitCast(d, s));
+  return hn::Add(hn::Mul(even_u, even_s), hn::Mul(odd_u, odd_s));
+#endif
+}
+
+HWY_INLINE hn::Vec<I32> add_pairs(hn::Vec<Words> pairs) {
+#if HWY_TARGET == HWY_AVX3
+  return hn::Vec<I32>{_mm512_madd_epi16(pairs.raw, _mm512_set1_epi16(1))};
+#elif HWY_TARGET == HWY_AVX2
+  return hn::Vec<I32>{_mm256_madd_epi16(pairs.raw, _mm256_set1_epi16(1))};
+#elif HWY_TARGET == HWY_SSE4
+  return hn::Vec<I32>{_mm_madd_epi16(pairs.raw, _mm_set1_epi16(1))};
+#else
+  const I32 d;
+  const auto both = hn::BitCast(d, pairs);
+  return hn::Add(hn::ShiftRight<16>(both), hn::ShiftRight<16>(hn::ShiftLeft<16>(both)));
+#endif
+}
+
+// s with the sign of w taken on; 0 where w is 0 or not, for a product with |w|.
+HWY_INLINE hn::Vec<Bytes> take_sign(hn::Vec<Bytes> s, hn::Vec<Bytes> w) {
+#if HWY_TARGET == HWY_AVX2
+  return hn::Vec<Bytes>{_mm256_sign_epi8(s.raw, w.raw)};
+#elif HWY_TARGET == HWY_SSE4
+  return hn::Vec<Bytes>{_mm_sign_epi8(s.raw, w.raw)};
+#else
+  const hn::ScalableTag<int8_t> d;
+  const auto signs = hn::BitCast(d, w), values = hn::BitCast(d, s);
+  const auto negative = hn::Lt(signs, hn::Zero(d));
+  return hn::BitCast(Bytes(), hn::IfThenElse(negative, hn::Neg(values), values));
+#endif
+}
+
+// sum + the dot products of the codes w[0..kQuads), at most kLargest each, with 4 * kQuads values
+// x. Codes up to 255 are given as they are with VNNI, and as signed bytes (128 less) without.
+template <bool kVnni, int kLargest, int kQuads>
+HWY_INLINE hn::Vec<I32> dot(hn::Vec<I32> sum, const hn::Vec<Bytes>* w, const int8_t* x) {
+  if constexpr (kVnni) {
+    detail::repeat<kQuads>([&](auto j) FK_MATRIX_BODY {
+#if HWY_TARGET == HWY_AVX3
+      const int32_t* quad = reinterpret_cast<const int32_t*>(x + 4 * j);
+      asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.raw) : "v"(w[j].raw), "m"(*quad));
+#elif HWY_TARGET == HWY_AVX2
+      const auto quad = hn::Set(I32(), load_quad(x + 4 * j));
+      asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(w[j].raw), "x"(quad.raw));
+#endif
+    });
+    return sum;
+  } else {
+    // How many times two products fit into int16.
+    constexpr int kRun = kLargest <= 15 ? 8 : kLargest <= 31 ? 4 : kLargest <= 63 ? 2 : 1;
+    const Bytes d;
+    detail::repeat<kQuads / (kRun < kQuads ? kRun : kQuads)>([&](auto r) FK_MATRIX_BODY {
+      constexpr int kFirst = r * kRun;
+      hn::Vec<Words> pairs = hn::Zero(Words());
+      detail::repeat<(kRun < kQuads ? kRun : kQuads)>([&](auto i) FK_MATRIX_BODY {
+        const auto quad = hn::BitCast(d, hn::Set(I32(), load_quad(x + 4 * (kFirst + i))));
+        const auto codes = w[kFirst + i];
+        if constexpr (kLargest > 63) {
+          const auto magnitude =
+              hn::BitCast(d, hn::Abs(hn::BitCast(hn::ScalableTag<int8_t>(), codes)));
+          pairs = multiply_pairs(magnitude, take_sign(quad, codes));
+        } else {
+          pairs = hn::Add(pairs, multiply_pairs(codes, quad));
+        }
+      });
+      sum = hn::Add(sum, add_pairs(pairs));
+    });
+    return sum;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FK_ENGINE_DOT_PER_TARGET

@@ -1,0 +1,337 @@
+// Matrix products of packed weights (engine/packed_matrix.h) with one token or several.
+//
+// Floor for one token: the weights' bytes at memory bandwidth; 16 rows by 32 columns of Q4_1 are
+// 320 bytes and about 30 instructions. For many tokens: one integer dot product instruction per
+// token and 64 codes.
+//
+// A lane is a row. A block's codes are unpacked to eight vectors of unsigned bytes, four columns a
+// lane; each token's four columns are broadcast against them. Sums of products are exact integers
+// within a block; float sums run over the blocks in order, the same for one token as for many.
+// Where vectors hold fewer than 16 rows, the parts of a group are taken one after the other: its
+// bytes are then in the first-level cache.
+#include <atomic>
+#include <cstdlib>
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "engine/multiply.cc"
+#include "cpu/foreach_target.h"
+#include "cpu/matrix.h"
+#include "cpu/simd.h"
+#include "engine/dot.h"
+#include "engine/kernels.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+
+using engine::Activations;
+using engine::block_bytes;
+using engine::kGroupRows;
+using engine::PackedMatrix;
+using engine::Packing;
+using engine::super_bytes;
+
+// Codes are unsigned; what they stand for is code - offset, times a scale [plus a minimum].
+constexpr int log_offset(Packing p) {
+  switch (p) {
+    case Packing::kQ8_0:
+    case Packing::kQ8_Float:
+      return 7;
+    case Packing::kQ4_0:
+      return 3;
+    case Packing::kQ5_0:
+      return 4;
+    case Packing::kQ6_K:
+      return 5;
+    default:
+      return 0;
+  }
+}
+constexpr int largest_code(Packing p) {
+  return p == Packing::kQ8_0 || p == Packing::kQ8_Float                      ? 255
+         : p == Packing::kQ6_K                                               ? 63
+         : p == Packing::kQ5_0 || p == Packing::kQ5_1 || p == Packing::kQ5_K ? 31
+                                                                             : 15;
+}
+constexpr bool has_minimum(Packing p) {
+  return p == Packing::kQ4_1 || p == Packing::kQ5_1 || p == Packing::kQ4_K || p == Packing::kQ5_K;
+}
+
+// Far enough ahead to cover the latency of memory, near enough to be still there.
+constexpr int64_t kAhead = 3072;
+
+constexpr int kManyTokens = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+
+HWY_INLINE hn::Vec<F32> load_halves(const uint8_t* p) {
+  return LoadF32(F32(), reinterpret_cast<const float16_t*>(p));
+}
+
+template <class T>
+HWY_INLINE hn::Vec<F32> load_small(const uint8_t* p) {
+  const F32 d;
+  const hn::Rebind<T, F32> d8;
+  const hn::Rebind<int32_t, F32> di;
+  return hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, reinterpret_cast<const T*>(p))));
+}
+
+// The eight vectors of codes of a block whose high bits (or 8-bit codes) begin at p.
+template <Packing kPacking, bool kVnni>
+HWY_INLINE void unpack(const uint8_t* p, hn::Vec<Bytes>* q) {
+  const Bytes d;
+  const hn::Repartition<uint16_t, Bytes> d16;
+  if constexpr (largest_code(kPacking) == 255) {
+    detail::repeat<8>([&](auto j) FK_MATRIX_BODY {
+      q[j] = hn::LoadU(d, p + 64 * j);
+      if constexpr (!kVnni) q[j] = hn::Xor(q[j], hn::Set(d, 0x80));
+    });
+    return;
+  }
+  constexpr int64_t kHigh = largest_code(kPacking) == 63   ? 128
+                            : largest_code(kPacking) == 31 ? 64
+                                                           : 0;
+  const auto low = hn::Set(d, 15);
+  detail::repeat<4>([&](auto i) FK_MATRIX_BODY {
+    const auto both = hn::LoadU(d, p + kHigh + 64 * i);
+    q[i] = hn::And(both, low);
+    q[i + 4] = hn::And(hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(d16, both))), low);
+  });
+  if constexpr (kHigh == 64) {
+    const auto high = hn::BitCast(d16, hn::LoadU(d, p));
+    const auto bit = hn::Set(d, 0x10);
+    detail::repeat<8>([&](auto j) FK_MATRIX_BODY {
+      auto h = high;
+      if constexpr (j < 4) h = hn::ShiftLeft<4 - j>(high);
+      if constexpr (j > 4) h = hn::ShiftRight<j - 4>(high);
+      q[j] = hn::Or(q[j], hn::And(hn::BitCast(d, h), bit));
+    });
+  } else if constexpr (kHigh == 128) {
+    const auto bits = hn::Set(d, 0x30);
+    detail::repeat<8>([&](auto j) FK_MATRIX_BODY {
+      const auto high = hn::BitCast(d16, hn::LoadU(d, p + j / 4 * 64));
+      auto h = high;
+      if constexpr (j % 4 < 2) h = hn::ShiftLeft<4 - j % 4 * 2>(high);
+      if constexpr (j % 4 == 3) h = hn::ShiftRight<2>(high);
+      q[j] = hn::Or(q[j], hn::And(hn::BitCast(d, h), bits));
+    });
+  }
+}
+
+// What an integer sum starts from, so that it comes out as if codes had their offset taken off.
+template <Packing kPacking, bool kVnni>
+HWY_INLINE hn::Vec<I32> start_of(const int32_t* minus) {
+  const I32 d;
+  if constexpr (log_offset(kPacking) == 0 || (largest_code(kPacking) == 255 && !kVnni)) {
+    return hn::Zero(d);
+  } else {
+    return hn::ShiftLeft<log_offset(kPacking)>(hn::Set(d, *minus));
+  }
+}
+
+// One vector of rows, from byte `part` * 4 * lanes of each line on, for kTokens tokens.
+template <Packing kPacking, bool kVnni, int kTokens>
+HWY_INLINE void multiply_integers(const uint8_t* w, int64_t part, const Activations& x,
+                                  int64_t token, hn::Vec<F32>* sum) {
+  const F32 d;
+  using V = hn::Vec<F32>;
+  constexpr bool kSuper = super_bytes(kPacking) > 0;
+  constexpr bool kFloatScale = kPacking == Packing::kQ8_Float;
+  constexpr int64_t kParameters = kSuper || (!has_minimum(kPacking) && !kFloatScale) ? 32 : 64;
+  const int64_t rows = part * static_cast<int64_t>(hn::Lanes(d));
+  const int64_t blocks = x.columns / 32;
+  const int8_t* xq = x.q + token * x.columns;
+  const float* scale = x.scale + token * blocks;
+  const float* xsum = x.sum + token * blocks;
+  const int32_t* minus32 = x.minus32 + token * blocks;
+  const int32_t* minus16 = x.minus16 + token * blocks * 2;
+  V super_d = hn::Zero(d), super_m = hn::Zero(d);
+  for (int64_t b = 0; b < blocks; ++b) {
+    if constexpr (kSuper) {
+      if (b % 8 == 0) {
+        super_d = load_halves(w + 2 * rows);
+        if constexpr (has_minimum(kPacking)) super_m = load_halves(w + 32 + 2 * rows);
+        w += super_bytes(kPacking);
+      }
+    }
+    if (kTokens == 1 && part == 0) {
+      for (int64_t i = 0; i < block_bytes(kPacking); i += 64) hwy::Prefetch(w + kAhead + i);
+    }
+    hn::Vec<Bytes> q[8];
+    unpack<kPacking, kVnni>(w + kParameters + 4 * rows, q);
+    V factor, factor1 = hn::Zero(d), minimum = hn::Zero(d);
+    if constexpr (kPacking == Packing::kQ6_K) {
+      factor = hn::Mul(super_d, load_small<int8_t>(w + rows));
+      factor1 = hn::Mul(super_d, load_small<int8_t>(w + 16 + rows));
+    } else if constexpr (kSuper) {
+      factor = hn::Mul(super_d, load_small<uint8_t>(w + rows));
+      minimum = hn::Neg(hn::Mul(super_m, load_small<uint8_t>(w + 16 + rows)));
+    } else if constexpr (kFloatScale) {
+      factor = hn::LoadU(d, reinterpret_cast<const float*>(w) + rows);
+    } else {
+      factor = load_halves(w + 2 * rows);
+      if constexpr (has_minimum(kPacking)) minimum = load_halves(w + 32 + 2 * rows);
+    }
+    constexpr int kLargest = largest_code(kPacking);
+    detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY {
+      const int8_t* quads = xq + t * x.columns + b * 32;
+      const V xscale = hn::Set(d, scale[t * blocks + b]);
+      if constexpr (kPacking == Packing::kQ6_K) {
+        const int32_t* minus = minus16 + (t * blocks + b) * 2;
+        const auto first = dot<kVnni, kLargest, 4>(start_of<kPacking, kVnni>(minus), q, quads);
+        const auto second =
+            dot<kVnni, kLargest, 4>(start_of<kPacking, kVnni>(minus + 1), q + 4, quads + 16);
+        const V both =
+            hn::MulAdd(hn::ConvertTo(d, first), factor, hn::Mul(hn::ConvertTo(d, second), factor1));
+        sum[t] = hn::MulAdd(both, xscale, sum[t]);
+      } else {
+        const auto start = start_of<kPacking, kVnni>(minus32 + t * blocks + b);
+        const auto product = dot<kVnni, kLargest, 8>(start, q, quads);
+        sum[t] = hn::MulAdd(hn::Mul(hn::ConvertTo(d, product), xscale), factor, sum[t]);
+        if constexpr (has_minimum(kPacking)) {
+          sum[t] = hn::MulAdd(minimum, hn::Set(d, xsum[t * blocks + b]), sum[t]);
+        }
+      }
+    });
+    w += block_bytes(kPacking);
+  }
+}
+
+template <class T, int kTokens>
+HWY_INLINE void multiply_floats(const uint8_t* w, int64_t part, const Activations& x, int64_t token,
+                                hn::Vec<F32>* sum) {
+  const F32 d;
+  using V = hn::Vec<F32>;
+  const T* p = reinterpret_cast<const T*>(w) + part * static_cast<int64_t>(hn::Lanes(d));
+  const float* values = x.x + token * x.columns;
+  V odd[kTokens];  // columns by turns to two sums, which halves the chain of additions
+  detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY { odd[t] = hn::Zero(d); });
+  int64_t k = 0;
+  for (; k + 2 <= x.columns; k += 2, p += 2 * kGroupRows) {
+    if (kTokens == 1 && part == 0) {
+      hwy::Prefetch(reinterpret_cast<const uint8_t*>(p) + kAhead);
+      if (sizeof(T) == 4) hwy::Prefetch(reinterpret_cast<const uint8_t*>(p) + kAhead + 64);
+    }
+    const V w0 = LoadF32(d, p), w1 = LoadF32(d, p + kGroupRows);
+    detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY {
+      sum[t] = hn::MulAdd(w0, hn::Set(d, values[t * x.columns + k]), sum[t]);
+      odd[t] = hn::MulAdd(w1, hn::Set(d, values[t * x.columns + k + 1]), odd[t]);
+    });
+  }
+  if (k < x.columns) {
+    const V w0 = LoadF32(d, p);
+    detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY {
+      sum[t] = hn::MulAdd(w0, hn::Set(d, values[t * x.columns + k]), sum[t]);
+    });
+  }
+  detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY { sum[t] = hn::Add(sum[t], odd[t]); });
+}
+
+template <Packing kPacking, bool kVnni, int kTokens>
+HWY_NOINLINE void multiply_group(const PackedMatrix& w, int64_t group, const Activations& x,
+                                 int64_t token, float* out, int64_t stride) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  const uint8_t* data = w.group(group);
+  for (int64_t part = 0; part < kGroupRows / lanes; ++part) {
+    const int64_t row = group * kGroupRows + part * lanes;
+    hn::Vec<F32> sum[kTokens];
+    const auto start = w.bias == nullptr ? hn::Zero(d) : hn::LoadU(d, w.bias + row);
+    detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY { sum[t] = start; });
+    if constexpr (kPacking == Packing::kF32) {
+      multiply_floats<float, kTokens>(data, part, x, token, sum);
+    } else if constexpr (kPacking == Packing::kF16) {
+      multiply_floats<float16_t, kTokens>(data, part, x, token, sum);
+    } else if constexpr (kPacking == Packing::kBF16) {
+      multiply_floats<bfloat16_t, kTokens>(data, part, x, token, sum);
+    } else {
+      multiply_integers<kPacking, kVnni, kTokens>(data, part, x, token, sum);
+    }
+    detail::repeat<kTokens>(
+        [&](auto t) FK_MATRIX_BODY { hn::StoreU(sum[t], d, out + (token + t) * stride + row); });
+  }
+}
+
+template <Packing kPacking, bool kVnni>
+void multiply_packing(const PackedMatrix& w, int64_t begin, int64_t end, const Activations& x,
+                      int64_t tokens, float* out, int64_t stride) {
+  for (int64_t g = begin; g < end; ++g) {
+    int64_t t = 0;
+    for (; t + kManyTokens <= tokens; t += kManyTokens) {
+      multiply_group<kPacking, kVnni, kManyTokens>(w, g, x, t, out, stride);
+    }
+    for (; t + 2 <= tokens; t += 2) {
+      multiply_group<kPacking, kVnni, 2>(w, g, x, t, out, stride);
+    }
+    if (t < tokens) multiply_group<kPacking, kVnni, 1>(w, g, x, t, out, stride);
+  }
+}
+
+template <bool kVnni>
+void multiply_any(const PackedMatrix& w, int64_t begin, int64_t end, const Activations& x,
+                  int64_t tokens, float* out, int64_t stride) {
+  switch (w.packing) {
+#define FK_ENGINE_PACKING(name)              \
+  case Packing::name:                        \
+    return multiply_packing < Packing::name, \
+           kVnni && !engine::is_float(Packing::name) > (w, begin, end, x, tokens, out, stride);
+    FK_ENGINE_PACKING(kF32)
+    FK_ENGINE_PACKING(kF16)
+    FK_ENGINE_PACKING(kBF16)
+    FK_ENGINE_PACKING(kQ8_0)
+    FK_ENGINE_PACKING(kQ4_0)
+    FK_ENGINE_PACKING(kQ4_1)
+    FK_ENGINE_PACKING(kQ5_0)
+    FK_ENGINE_PACKING(kQ5_1)
+    FK_ENGINE_PACKING(kQ4_K)
+    FK_ENGINE_PACKING(kQ5_K)
+    FK_ENGINE_PACKING(kQ6_K)
+    FK_ENGINE_PACKING(kQ8_Float)
+#undef FK_ENGINE_PACKING
+  }
+}
+
+void multiply_rows16(const PackedMatrix& w, int64_t begin, int64_t end, const Activations& x,
+                     int64_t tokens, float* out, int64_t stride) {
+  if constexpr (kCanHaveVnni) {
+    if (has_vnni()) return multiply_any<true>(w, begin, end, x, tokens, out, stride);
+  }
+  multiply_any<false>(w, begin, end, x, tokens, out, stride);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fk::cpu {
+FK_CPU_EXPORT(multiply_rows16);
+
+static auto multiply_now() { return FK_CPU_DISPATCH(multiply_rows16); }
+}  // namespace fk::cpu
+
+namespace fk::engine {
+namespace {
+
+std::atomic<bool>& vnni_flag() {
+  static std::atomic<bool> wanted = [] {
+    const char* text = std::getenv("FK_CPU_VNNI");
+    return text == nullptr || text[0] != '0';
+  }();
+  return wanted;
+}
+
+}  // namespace
+
+bool vnni_wanted() { return vnni_flag().load(std::memory_order_relaxed); }
+void set_vnni(bool wanted) { vnni_flag().store(wanted); }
+
+void multiply(const PackedMatrix& w, int64_t begin, int64_t end, const Activations& x,
+              int64_t tokens, float* out, int64_t stride) {
+  cpu::multiply_now()(w, begin, end, x, tokens, out, stride);
+}
+
+void prefetch(const void* data, int64_t bytes) {
+  const char* p = static_cast<const char*>(data);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+}  // namespace fk::engine
+#endif

@@ -1,0 +1,75 @@
+#include "engine/text_model.h"
+
+#include <nlohmann/json.hpp>
+
+#include "engine/known_models.h"
+
+namespace fk::engine {
+
+Status TextModel::open(const OpenOptions& options, std::unique_ptr<TextModel>* out) {
+  if (options.device != "cpu") return unsupported("device: expected cpu, got " + options.device);
+  EngineOptions engine;
+  FK_RETURN_IF_ERROR(parse_options(options.context, options.cache, options.quantize, &engine));
+  std::unique_ptr<TextModel> text(new TextModel);
+  std::string path;
+  FK_RETURN_IF_ERROR(find_model(options.model, &path));
+  model::LoadOptions load;
+  load.tokenizer = options.tokenizer;
+  load.need_tokenizer = options.need_tokenizer;
+  FK_RETURN_IF_ERROR(model::load(path, load, &text->model_));
+  const Status made = make_engine(text->model_.decoder, engine, &text->engine_);
+  if (!made.ok()) return {made.code(), text->path() + ": " + made.message()};
+  if (text->model_.tokenizer != nullptr) {
+    text->session_ = std::make_unique<Session>(*text->engine_, *text->model_.tokenizer);
+  }
+  *out = std::move(text);
+  return {};
+}
+
+Status TextModel::encode_prompt(std::string_view text, std::vector<int32_t>* ids) const {
+  ids->clear();
+  if (tokenizer() == nullptr) return invalid("the model has no tokenizer: " + tokenizer_error());
+  FK_RETURN_IF_ERROR(tokenizer()->encode(text, {}, ids));
+  if (!ids->empty()) return {};
+  if (tokenizer()->bos >= 0) {
+    ids->push_back(tokenizer()->bos);
+  } else if (!tokenizer()->eos.empty()) {  // what ends one text stands before the next
+    ids->push_back(tokenizer()->eos.front());
+  }
+  return {};
+}
+
+Status TextModel::generate(const std::vector<int32_t>& prompt, const GenerateOptions& options,
+                           const Session::Piece& piece, Generated* result) {
+  if (session_ == nullptr) return invalid("the model has no tokenizer: " + tokenizer_error());
+  return session_->generate(prompt, options, piece, result);
+}
+
+std::string TextModel::config_json() const {
+  const model::Config& c = config();
+  nlohmann::json j = {{"family", model::family_name(c.family)},
+                      {"architecture", c.architecture},
+                      {"name", c.name},
+                      {"path", path()},
+                      {"dim", c.dim},
+                      {"hidden", c.hidden},
+                      {"layers", c.layers},
+                      {"heads", c.heads},
+                      {"kv_heads", c.kv_heads},
+                      {"head_dim", c.head_dim},
+                      {"vocab", c.vocab},
+                      {"context", engine_->context()},
+                      {"model_context", c.context},
+                      {"norm_eps", c.norm_eps},
+                      {"rope_theta", c.rope_theta},
+                      {"rope_scaling", c.rope_scaling},
+                      {"window", c.window},
+                      {"tied", c.tied},
+                      {"bos", c.bos},
+                      {"eos", c.eos},
+                      {"weights", engine_->description()},
+                      {"weight_bytes", engine_->weight_bytes()}};
+  return j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace fk::engine

@@ -1,0 +1,16 @@
+// The safetensors container: eight bytes of header length, a JSON header, one buffer that the
+// tensors fill without gap or overlap.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+#include "model/tensor_table.h"
+
+namespace fk::model {
+
+// Adds the tensors of one file to the table. `file` outlives the table.
+Status read_safetensors(const std::string& file, std::string_view bytes, TensorTable* table);
+
+}  // namespace fk::model

@@ -1,0 +1,531 @@
+// Attention forward on Hopper for 8-bit floats (e4m3): out = softmax(scale q k^T) v in bfloat16,
+// with a scale for each head's q, k and v.
+//
+// Floor: 4 Lq Lk D FLOPs per head, 8192 a clock and multiprocessor: twice the rate of bfloat16, so
+// that at D = 128 the exponentials (16 a clock) take as long as the multiplications.
+//
+// The plan is that of cuda_sm90_forward.cuh: a producer warp, warpgroups of 64 queries that take
+// turns, scores of the next block and the product with the values of the present one in flight
+// together. What 8 bits change:
+// - Both operands of a product have K along their rows. Values come the other way round, so a pass
+//   ahead of this one (pack_values) transposes them into blocks as shared memory wants them: a
+//   block is one copy without a tensor map.
+// - A thread's scores are pairs of neighbouring columns, but its part of the left operand is four.
+//   The probabilities stay where they are; the keys of each 16 are reordered in the packed values.
+// - Probabilities are multiplied by 2^8, to use e4m3's range (to 448; full precision from 2^-6).
+#pragma once
+
+#include "cuda/dependent_launch.cuh"
+#include "cuda/wgmma.cuh"
+#include "ops/attention/cuda_sm90_fp8_values.cuh"
+#include "ops/attention/cuda_sm90_schedule.cuh"
+#include "ops/attention/cuda_sm90_softmax.cuh"
+
+namespace fk::cuda_sm90 {
+
+struct Float8Arguments {
+  ForwardArguments forward;
+  const char* values;       // packed
+  int blocks_per_sequence;  // of packed values; 0 where sequences are packed
+  int value_blocks;         // in all
+  attention::Scales scales;
+};
+
+// A tile as the producer found it, with what depends on its head.
+struct Float8Head {
+  TileOfQueries tile;
+  // The softmax wants a positive scale: where it is negative, the queries change their signs. 0
+  // becomes small enough to make no difference.
+  float scale_log2, v_scale;
+  bool negative;
+  int next_tile;  // for the producer
+};
+
+template <int kWidth_, int kKeys_, int kWarpgroups_, int kStages_ = 2>
+struct Float8Tile {
+  static constexpr int kWidth = kWidth_;            // head size, rounded up
+  static constexpr int kKeys = kKeys_;              // of a block
+  static constexpr int kWarpgroups = kWarpgroups_;  // that multiply
+  static constexpr int kStages = kStages_;
+  static constexpr int kQueries = 64 * kWarpgroups;
+  static constexpr int kThreads = 128 * (kWarpgroups + 1);
+  // Together no more than the block starts with.
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kRegisters = kWarpgroups == 2 ? 232 : 152;
+  // Shared memory. Rows of q and k take 128 bytes, or several columns of these; what of them
+  // is behind the head size is 0.
+  static constexpr int kColumns = (kWidth + 127) / 128;
+  static constexpr int kKeyColumnBytes = kKeys * 128;
+  static constexpr int kKBytes = kColumns * kKeyColumnBytes;
+  static constexpr int kVBytes = kKeys * kWidth;
+  static constexpr int kQueryColumnBytes = 64 * 128;  // of one warpgroup
+  static constexpr int kQueryBytes = kColumns * kQueryColumnBytes;
+  static constexpr int kTileBytes = kWarpgroups * kQueryBytes;
+  static constexpr int kOutBytes = 64 * kWidth * 2;
+  static constexpr int kOutOffset = 2 * kTileBytes;
+  static constexpr int kKOffset = kOutOffset + kWarpgroups * kOutBytes;
+  static constexpr int kVOffset = kKOffset + kStages * kKBytes;
+  static constexpr int kEnd = kVOffset + kStages * kVBytes;
+  static constexpr int kSharedBytes = kEnd + 512;
+  static_assert(kKeys % 32 == 0 && kWidth % 32 == 0 && kSharedBytes <= 227 * 1024);
+};
+
+struct Float8Barriers {
+  uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+
+template <class Tile>
+struct Float8Producer {
+  const Float8Arguments& a;
+  char* const shared;
+  Float8Barriers* const barriers;
+  Float8Head* const shared_heads;
+  int block = 0;  // of keys, since the start
+
+  __device__ __forceinline__ void load_tile(const TileOfQueries& tile, int q_stage) {
+    const ForwardArguments& f = a.forward;
+    const int batch = f.packed ? 0 : tile.batch;
+    cuda::barrier_arrive_expect(&barriers->q_full[q_stage], Tile::kTileBytes);
+#pragma unroll
+    for (int i = 0; i < Tile::kWarpgroups * Tile::kColumns; ++i) {
+      const int w = i / Tile::kColumns, c = i % Tile::kColumns;
+      cuda::tensor_load(shared + q_stage * Tile::kTileBytes + i * Tile::kQueryColumnBytes, &f.q,
+                        &barriers->q_full[q_stage], 128 * c, tile.q_begin + tile.query + 64 * w,
+                        tile.head, batch);
+    }
+    const int kv_head = tile.head / f.group, kv_heads = f.heads / f.group;
+    const int first =
+        f.packed ? tile.k_begin / Tile::kKeys + tile.batch : tile.batch * a.blocks_per_sequence;
+    for (int n = tile.first_block; n < tile.end_block; ++n, ++block) {
+      const int s = static_cast<unsigned>(block) % Tile::kStages;
+      const uint32_t parity = ((static_cast<unsigned>(block) / Tile::kStages) & 1) ^ 1;
+      cuda::barrier_wait(&barriers->k_empty[s], parity);
+      cuda::barrier_arrive_expect(&barriers->k_full[s], Tile::kKBytes);
+#pragma unroll
+      for (int c = 0; c < Tile::kColumns; ++c) {
+        cuda::tensor_load(shared + Tile::kKOffset + s * Tile::kKBytes + c * Tile::kKeyColumnBytes,
+                          &f.k, &barriers->k_full[s], 128 * c, tile.k_begin + n * Tile::kKeys,
+                          kv_head, batch);
+      }
+      cuda::barrier_wait(&barriers->v_empty[s], parity);
+      cuda::barrier_arrive_expect(&barriers->v_full[s], Tile::kVBytes);
+      const int64_t from =
+          static_cast<int64_t>(min(first + n, a.value_blocks - 1)) * kv_heads + kv_head;
+      cuda::bulk_copy_to_shared(shared + Tile::kVOffset + s * Tile::kVBytes,
+                                a.values + from * Tile::kVBytes, Tile::kVBytes,
+                                &barriers->v_full[s]);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    const ForwardArguments& f = a.forward;
+    PackedCursor cursor;
+    int index = blockIdx.x;
+    for (int round = 0;; ++round) {
+      Float8Head& head = shared_heads[round % 2];
+      cuda::barrier_wait(&barriers->q_empty[round % 2], ((round / 2) & 1) ^ 1);
+      find_tile<Tile>(f, index, cursor, &head.tile);
+      __syncwarp();
+      if (threadIdx.x == 0) {
+        if (head.tile.batch >= 0) {
+          head.next_tile = (f.next_tile == nullptr ? index : atomicAdd(f.next_tile, 1)) + gridDim.x;
+          find_scales(head);
+          load_tile(head.tile, round % 2);
+        } else {
+          cuda::barrier_arrive(&barriers->q_full[round % 2]);
+        }
+      }
+      __syncwarp();
+      if (head.tile.batch < 0) return;
+      index = head.next_tile;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void find_scales(Float8Head& head) const {
+    const ForwardArguments& f = a.forward;
+    const int batch = head.tile.batch, query_head = head.tile.head;
+    const float scale = cuda::kLog2E * f.scale * a.scales.scores(batch, query_head, f.group);
+    head.negative = scale < 0.f;
+    head.scale_log2 = scale == 0.f ? 1e-30f : fabsf(scale);
+    head.v_scale = a.scales.values(batch, query_head, f.group);
+  }
+};
+
+// Four neighbours of the left operand, the first in the lowest byte.
+__device__ __forceinline__ uint32_t pack_four(float a, float b, float c, float d) {
+  uint32_t word;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(word)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
+}
+
+// The running softmax (cuda_sm90_softmax.cuh) with probabilities of up to 448.
+struct Float8Softmax {
+  static constexpr float kShift = 8.f;  // of probabilities, as a power of 2
+  // How far the maximum may stay behind, likewise: 2^(8 + 0.8) is below 448.
+  static constexpr float kLag = 0.8f;
+  float max[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0.f, 0.f};
+
+  // Makes probabilities of scores, rounded to the left operand of the product with the values.
+  template <int N>
+  __device__ __forceinline__ void step(float (&s)[N], float scale_log2, float (&correction)[2],
+                                       uint32_t (&p)[N / 16][4]) {
+    float block_max[2] = {max[0], max[1]};
+#pragma unroll
+    for (int i = 0; i < N; ++i) block_max[row_of(i)] = fmaxf(block_max[row_of(i)], s[i]);
+    float offset[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 1));
+      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 2));
+      const bool grown = (block_max[j] - max[j]) * scale_log2 > kLag;
+      correction[j] = grown ? exp2_fast((max[j] - block_max[j]) * scale_log2) : 1.f;
+      max[j] = grown ? block_max[j] : max[j];
+      offset[j] = max[j] == -INFINITY ? 0.f : max[j] * scale_log2 - kShift;
+      sum[j] *= correction[j];
+    }
+#pragma unroll
+    for (int c = 0; c < N / 16; ++c) {
+#pragma unroll
+      for (int i = 16 * c; i < 16 * c + 16; ++i) {
+        s[i] = exp2_fast(s[i] * scale_log2 - offset[row_of(i)]);
+        sum[row_of(i)] += s[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* x = s + 16 * c + 8 * (i / 2) + 2 * (i % 2);
+        p[c][i] = pack_four(x[0], x[1], x[4], x[5]);
+      }
+    }
+  }
+};
+
+// One warpgroup, which owns 64 queries of every tile.
+template <class Tile>
+struct Float8Consumer {
+  using T = __nv_fp8_e4m3;
+  static constexpr int kScores = Tile::kKeys / 2;
+  static constexpr int kSteps = Tile::kKeys / 32;
+
+  const Float8Arguments& a;
+  char* const shared;
+  Float8Barriers* const barriers;
+  const Float8Head* const shared_heads;
+  const int warpgroup;
+  const int thread = threadIdx.x % 128;
+  const int warp = thread / 32, lane = thread % 32;
+
+  int block = 0;  // of keys since the start whose scores were taken, or that were skipped
+
+  __device__ __forceinline__ const TileOfQueries& tile(int round) const {
+    return shared_heads[round % 2].tile;
+  }
+  __device__ __forceinline__ float scale_log2(int round) const {
+    return shared_heads[round % 2].scale_log2;
+  }
+  __device__ __forceinline__ char* queries(int round) const {
+    return shared + round % 2 * Tile::kTileBytes + warpgroup * Tile::kQueryBytes;
+  }
+  static __device__ __forceinline__ int stage_of(int i) {
+    return static_cast<unsigned>(i) % Tile::kStages;
+  }
+  __device__ __forceinline__ void wait(uint64_t* full, int i) const {
+    cuda::barrier_wait(full + stage_of(i), (static_cast<unsigned>(i) / Tile::kStages) & 1);
+  }
+  __device__ __forceinline__ void release(uint64_t* empty, int i) const {
+    if (lane == 0) cuda::barrier_arrive(empty + stage_of(i));
+  }
+
+  // Named barriers: 1 + w for when it is warpgroup w's turn to issue, 4 + w for w alone.
+  __device__ __forceinline__ void wait_for_turn() const {
+    cuda::named_barrier_sync(1 + warpgroup, 256);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    cuda::named_barrier_arrive(1 + (warpgroup + 1) % Tile::kWarpgroups, 256);
+  }
+  __device__ __forceinline__ void sync() const { cuda::named_barrier_sync(4 + warpgroup, 128); }
+
+  // The blocks of keys that this warpgroup needs.
+  __device__ __forceinline__ const BlocksOfKeys& blocks(int round) const {
+    return tile(round).blocks[warpgroup];
+  }
+  __device__ __forceinline__ int end_block(int round) const {
+    return (blocks(round).end_halves + 1) / 2;
+  }
+
+  __device__ __forceinline__ void turn_signs(int round) const {
+    for (int i = thread; i < Tile::kQueryBytes / 16; i += 128) {
+      uint4& x = reinterpret_cast<uint4*>(queries(round))[i];
+      constexpr uint32_t kSigns = 0x80808080;
+      x = {x.x ^ kSigns, x.y ^ kSigns, x.z ^ kSigns, x.w ^ kSigns};
+    }
+    cuda::fence_async_shared();
+    sync();
+  }
+
+  // Takes part in the others' blocks without doing anything.
+  __device__ __forceinline__ void skip(int blocks) {
+#pragma unroll 1
+    for (; blocks > 0; --blocks, ++block) {
+      wait(barriers->k_full, block);
+      wait_for_turn();
+      pass_turn();
+      release(barriers->k_empty, block);
+      wait(barriers->v_full, block);
+      release(barriers->v_empty, block);
+    }
+  }
+
+  __device__ __forceinline__ void issue_scores(float (&s)[kScores], int round) const {
+    const uint64_t q = cuda::k_major(queries(round));
+    const uint64_t k = cuda::k_major(shared + Tile::kKOffset + stage_of(block) * Tile::kKBytes);
+    cuda::warpgroup_fence();
+#pragma unroll
+    for (int i = 0; i < Tile::kWidth / 32; ++i) {
+      cuda::multiply<T>(s, cuda::advance(q, i / 4 * Tile::kQueryColumnBytes + i % 4 * 32),
+                        cuda::advance(k, i / 4 * Tile::kKeyColumnBytes + i % 4 * 32), i > 0);
+    }
+    cuda::warpgroup_commit();
+  }
+
+  __device__ __forceinline__ void issue_values(float (&o)[Tile::kWidth / 2],
+                                               const uint32_t (&p)[kSteps][4], int i) const {
+    const uint64_t v =
+        cuda::in_pieces(shared + Tile::kVOffset + stage_of(i) * Tile::kVBytes, 128, 256);
+    cuda::warpgroup_fence();
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      cuda::multiply<T>(o, p[j], cuda::advance(v, j * kValueStepBytes<Tile::kWidth>), true);
+    }
+    cuda::warpgroup_commit();
+  }
+
+  // -inf where a query does not see a key of block n.
+  __device__ __forceinline__ void mask(float (&s)[kScores], int n, int round) const {
+    const int inner_first = blocks(round).inner_first, inner_end = blocks(round).inner_end;
+    if (n < inner_end && n >= inner_first) return;
+    const TileOfQueries& t = tile(round);
+    const int first_key = n * Tile::kKeys + 2 * (lane % 4);
+    const int place =
+        t.query + 64 * warpgroup + 16 * warp + lane / 4 + t.k_len - t.q_len - first_key;
+    if (n >= inner_end) {
+      const int limit = t.k_len - first_key, end = place + a.forward.right + 1;
+      mask_from(s, {min(limit, end), min(limit, end + 8)});
+    }
+    if (n < inner_first) mask_before(s, {place - a.forward.left, place + 8 - a.forward.left});
+  }
+
+  static __device__ __forceinline__ float sink_of(const void* data, DType type, int64_t at) {
+    if (type == DType::kBFloat16) {
+      return cuda::to_float(static_cast<const __nv_bfloat16*>(data)[at]);
+    }
+    return static_cast<const float*>(data)[at];
+  }
+
+  // What a row of the output is to be multiplied by, when its tile is done; stores lse.
+  __device__ __forceinline__ void finish_rows(const Float8Softmax& softmax, int round,
+                                              float (&factor)[2]) const {
+    const ForwardArguments& f = a.forward;
+    const TileOfQueries& t = tile(round);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float sum = softmax.sum[j];
+      sum += __shfl_xor_sync(0xffffffff, sum, 1);
+      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      float max = softmax.max[j] * scale_log2(round) - Float8Softmax::kShift;
+      factor[j] = sum == 0.f ? 0.f : __frcp_rn(sum);
+      if (f.sinks != nullptr && sum != 0.f) {
+        const float sink = cuda::kLog2E * sink_of(f.sinks, f.sink_type, t.head * f.sink_stride);
+        const float both = fmaxf(max, sink);
+        sum = sum * exp2_fast(max - both) + exp2_fast(sink - both);
+        factor[j] = __fdividef(exp2_fast(max - both), sum);
+        max = both;
+      }
+      const int row = t.query + 64 * warpgroup + 16 * warp + lane / 4 + 8 * j;
+      if (f.lse.data != nullptr && lane % 4 == 0 && row < t.q_len) {
+        constexpr float kLog2 = 0.6931471805599453f;
+        const float lse = sum == 0.f ? -INFINITY : kLog2 * (max + __log2f(sum));
+        static_cast<float*>(f.lse.data)[t.batch * f.lse.batch + t.head * f.lse.head +
+                                        (t.q_begin + row) * f.lse.row] = lse;
+      }
+      factor[j] *= shared_heads[round % 2].v_scale;
+    }
+  }
+
+  // Sends the rows out, through shared memory.
+  __device__ __forceinline__ void store(const float (&o)[Tile::kWidth / 2],
+                                        const float (&factor)[2], int round) {
+    constexpr int kColumnBytes = 64 * 128;
+    const ForwardArguments& f = a.forward;
+    const TileOfQueries& t = tile(round);
+    const int first_row = t.query + 64 * warpgroup;
+    char* const out = shared + Tile::kOutOffset + warpgroup * Tile::kOutBytes;
+    if (thread == 0) cuda::bulk_wait_read<0>();
+    sync();
+    const int r = 16 * warp + lane % 16;
+#pragma unroll
+    for (int i = 0; i < Tile::kWidth / 16; ++i) {
+      const int piece = 2 * (i % 4) + lane / 16;
+      char* const to = out + i / 4 * kColumnBytes + r * 128 + (piece ^ (r % 8)) * 16;
+      const float* x = o + 8 * i;
+      cuda::store_matrices(to, pack_pair<__nv_bfloat16>(x[0] * factor[0], x[1] * factor[0]),
+                           pack_pair<__nv_bfloat16>(x[2] * factor[1], x[3] * factor[1]),
+                           pack_pair<__nv_bfloat16>(x[4] * factor[0], x[5] * factor[0]),
+                           pack_pair<__nv_bfloat16>(x[6] * factor[1], x[7] * factor[1]));
+    }
+    const int rows = min(64, t.q_len - first_row);
+    cuda::fence_async_shared();
+    sync();
+    if (f.out_view.data == nullptr || rows <= 0) return;
+    if (!f.packed || rows == 64) {
+      if (thread == 0) {
+#pragma unroll
+        for (int c = 0; c < Tile::kWidth / 64; ++c) {
+          cuda::tensor_store(&f.out, out + c * kColumnBytes, 64 * c, t.q_begin + first_row, t.head,
+                             f.packed ? 0 : t.batch);
+        }
+        cuda::bulk_commit();
+      }
+    } else {
+      // The rows behind are another sequence's.
+      for (int i = thread; i < rows * f.value_pieces; i += 128) {
+        const int row = i / f.value_pieces, piece = i % f.value_pieces;
+        const uint4 x = *reinterpret_cast<const uint4*>(out + piece / 8 * kColumnBytes + row * 128 +
+                                                        ((piece % 8) ^ (row % 8)) * 16);
+        const int64_t at =
+            (t.q_begin + first_row + row) * f.out_view.row + t.head * f.out_view.head + piece * 8;
+        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(f.out_view.data) + at) = x;
+      }
+    }
+  }
+
+  // Waits for the product with the values of the block before and puts this block's probabilities
+  // in its place. Called after a branch only: the compiler would move the wait to before the
+  // softmax.
+  __device__ __forceinline__ void next_probabilities(float (&o)[Tile::kWidth / 2],
+                                                     const uint32_t (&next)[kSteps][4],
+                                                     uint32_t (&p)[kSteps][4],
+                                                     const float (&correction)[2],
+                                                     bool release_values) const {
+    cuda::warpgroup_wait<0>();
+    cuda::keep_registers(o);
+    if (release_values) release(barriers->v_empty, block - 2);
+    if (__any_sync(0xffffffff, correction[0] != 1.f || correction[1] != 1.f)) {
+#pragma unroll
+      for (int i = 0; i < Tile::kWidth / 2; ++i) o[i] *= correction[row_of(i)];
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * kSteps; ++i) p[i / 4][i % 4] = next[i / 4][i % 4];
+  }
+
+  __device__ __forceinline__ void run() {
+    float o[Tile::kWidth / 2], s[kScores];
+    uint32_t p[kSteps][4], next[kSteps][4];
+    float correction[2], factor[2];
+    if (warpgroup == Tile::kWarpgroups - 1) pass_turn();
+    for (int round = 0;; ++round) {
+      cuda::barrier_wait(&barriers->q_full[round % 2], (round / 2) & 1);
+      if (tile(round).batch < 0) break;
+      if (shared_heads[round % 2].negative) turn_signs(round);
+      Float8Softmax softmax;
+      const int first_block = blocks(round).first;
+      skip(first_block - tile(round).first_block);
+#pragma unroll
+      for (int i = 0; i < Tile::kWidth / 2; ++i) o[i] = 0.f;
+      if (first_block < end_block(round)) {  // else no query here sees a key
+        wait(barriers->k_full, block);
+        wait_for_turn();
+        issue_scores(s, round);
+        pass_turn();
+        cuda::warpgroup_wait<0>();
+        cuda::keep_registers(s);
+        release(barriers->k_empty, block);
+        mask(s, first_block, round);
+        softmax.step(s, scale_log2(round), correction, next);
+        ++block;
+        bool values_read = false;
+#pragma unroll 1
+        for (int n = first_block + 1; n < end_block(round); ++n) {
+          wait(barriers->k_full, block);
+          next_probabilities(o, next, p, correction, values_read);
+          values_read = true;
+          wait_for_turn();
+          cuda::keep_registers(o);
+          issue_scores(s, round);
+          wait(barriers->v_full, block - 1);
+          issue_values(o, p, block - 1);
+          pass_turn();
+          cuda::warpgroup_wait<1>();
+          cuda::keep_registers(s);
+          release(barriers->k_empty, block);
+          mask(s, n, round);
+          softmax.step(s, scale_log2(round), correction, next);
+          ++block;
+        }
+        wait(barriers->v_full, block - 1);
+        next_probabilities(o, next, p, correction, values_read);
+        issue_values(o, p, block - 1);
+        finish_rows(softmax, round, factor);
+        cuda::warpgroup_wait<0>();
+        cuda::keep_registers(o);
+        release(barriers->v_empty, block - 1);
+      } else {
+        finish_rows(softmax, round, factor);
+      }
+      skip(tile(round).end_block - end_block(round));
+      store(o, factor, round);
+      if (lane == 0) cuda::barrier_arrive(&barriers->q_empty[round % 2]);
+    }
+    if (thread == 0) cuda::bulk_wait_read<0>();
+  }
+};
+
+#endif
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    attention_float8(const __grid_constant__ Float8Arguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) char shared[];
+  auto* barriers = reinterpret_cast<Float8Barriers*>(shared + Tile::kEnd);
+  auto* shared_heads = reinterpret_cast<Float8Head*>(barriers + 1);
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = 4 * Tile::kWarpgroups;
+    for (int i = 0; i < 2; ++i) {
+      cuda::barrier_init(&barriers->q_full[i], 1);
+      cuda::barrier_init(&barriers->q_empty[i], kWarps);
+    }
+    for (int i = 0; i < Tile::kStages; ++i) {
+      cuda::barrier_init(&barriers->k_full[i], 1);
+      cuda::barrier_init(&barriers->k_empty[i], kWarps);
+      cuda::barrier_init(&barriers->v_full[i], 1);
+      cuda::barrier_init(&barriers->v_empty[i], kWarps);
+    }
+    cuda::fence_barrier_init();
+    cuda::prefetch_tensor_map(&a.forward.q);
+    cuda::prefetch_tensor_map(&a.forward.k);
+    cuda::prefetch_tensor_map(&a.forward.out);
+  }
+  __syncthreads();
+  cuda::wait_for_earlier_kernels();
+  // By a shuffle, for the compiler to see that it is the same in all threads of a warp.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    cuda::give_registers<Tile::kProducerRegisters>();
+    if (threadIdx.x < 32) Float8Producer<Tile>{a, shared, barriers, shared_heads}.run();
+  } else {
+    cuda::take_registers<Tile::kRegisters>();
+    Float8Consumer<Tile>{a, shared, barriers, shared_heads, warpgroup - 1}.run();
+  }
+#endif
+}
+
+}  // namespace fk::cuda_sm90

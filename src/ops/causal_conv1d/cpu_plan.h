@@ -1,0 +1,58 @@
+// What the CPU kernels of causal_conv1d share.
+#pragma once
+
+#include <algorithm>
+
+#include "core/workspace.h"
+#include "cpu/share_out.h"
+#include "cpu/tile_rows.h"
+#include "ops/causal_conv1d/causal_conv1d.h"
+#include "ops/selective_scan/problem.h"
+
+namespace fk::scan {
+
+inline cpu::TileRows tile_rows(const View& v, int64_t batch, int64_t step, int64_t channel) {
+  const cpu::TileRows rows{v.data, v.dtype, v.step, v.channel};
+  return rows.at(batch * v.batch + step * v.step + channel * v.channel);
+}
+
+}  // namespace fk::scan
+
+namespace fk::conv {
+
+constexpr int64_t kSteps = 64;  // of a tile
+constexpr int64_t kHistory = kMaxConvWidth - 1;
+
+struct Input {
+  scan::View x;
+  scan::Sequences sequences;
+  Tensor weight, bias, initial_state;
+  int64_t width, channels, activation;
+
+  // Tiles of a sequence; an empty one has one too, for its states.
+  int64_t tiles() const { return std::max<int64_t>(1, (sequences.length + kSteps - 1) / kSteps); }
+};
+
+template <class Args>
+Input input_of(const Args& a) {
+  return {scan::view_of(a.x), scan::sequences_of(a.x, a.cu_seqlens),
+          a.weight,           a.bias,
+          a.initial_state,    a.weight.size(1),
+          a.x.size(2),        a.activation};
+}
+
+// One tile of one sequence, or nothing of it: [step, end).
+struct Tile {
+  int64_t s, step, end;
+  scan::Sequence sequence;
+  bool first;
+
+  Tile(const Input& in, int64_t item) : s(item / in.tiles()), sequence(in.sequences[s]) {
+    const int64_t number = item % in.tiles();
+    first = number == 0;
+    step = std::min(sequence.begin + number * kSteps, sequence.end);
+    end = std::min(step + kSteps, sequence.end);
+  }
+};
+
+}  // namespace fk::conv

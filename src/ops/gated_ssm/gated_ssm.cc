@@ -1,0 +1,17 @@
+// gated_ssm: what implements it.
+#include "ops/gated_ssm/gated_ssm.h"
+
+namespace fk {
+
+void register_gated_ssm(Registry& registry) {
+  registry.add<GatedSsmFwd>({
+      {"reference", kReference, nullptr, reference::run},
+      {"cpu", kPortable, nullptr, cpu::run},
+  });
+  registry.add<GatedSsmBwd>({
+      {"reference", kReference, nullptr, reference::run},
+      {"cpu", kPortable, nullptr, cpu::run},
+  });
+}
+
+}  // namespace fk

@@ -1,0 +1,208 @@
+"""mamba-ssm's and causal-conv1d's names, Transformers on them, and the Mamba modules."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import flashkernel as fk
+from flashkernel.compat import causal_conv1d as theirs_conv
+from flashkernel.compat import mamba_ssm as theirs
+
+softplus, silu = torch.nn.functional.softplus, torch.nn.functional.silu
+
+
+def plain_scan(u, delta, A, B, C, D, z, bias):
+    """mamba-ssm's layouts, by the recurrence: u (B, D, L), B and C (B, N, L)."""
+    dt = softplus(delta + bias[:, None])
+    state, outputs = torch.zeros(u.shape[0], *A.shape), []
+    for t in range(u.shape[2]):
+        state = torch.exp(dt[:, :, t, None] * A) * state
+        state = state + dt[:, :, t, None] * u[:, :, t, None] * B[:, None, :, t]
+        outputs.append((state * C[:, None, :, t]).sum(-1))
+    return (torch.stack(outputs, 2) + D[:, None] * u) * silu(z), state
+
+
+def draw(b=2, d=6, length=11, n=4):
+    torch.manual_seed(0)
+    return {
+        "u": torch.randn(b, d, length),
+        "delta": torch.randn(b, d, length),
+        "A": -torch.rand(d, n) - 0.1,
+        "B": torch.randn(b, n, length),
+        "C": torch.randn(b, n, length),
+        "D": torch.randn(d),
+        "z": torch.randn(b, d, length),
+        "delta_bias": torch.randn(d),
+    }
+
+
+def test_selective_scan_fn():
+    t = draw()
+    expected, state = plain_scan(*t.values())
+    out, last = theirs.selective_scan_fn(**t, delta_softplus=True, return_last_state=True)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-5)
+    grouped = {**t, "B": t["B"][:, None], "C": t["C"][:, None]}
+    torch.testing.assert_close(theirs.selective_scan_fn(**grouped, delta_softplus=True), out)
+    half = {k: v if k in ("A", "D", "delta_bias") else v.bfloat16() for k, v in t.items()}
+    assert theirs.selective_scan_fn(**half, delta_softplus=True).dtype == torch.bfloat16
+
+
+def test_selective_scan_fn_with_constant_projections():
+    t = draw()
+    fixed = {k: torch.randn(6, 4, requires_grad=True) for k in "BC"}
+    out = theirs.selective_scan_fn(**{**t, **fixed})
+    expected = []
+    for c in range(6):
+        own = {k: v[:, c : c + 1] if v.ndim == 3 else v[c : c + 1] for k, v in t.items()}
+        for k in "BC":
+            own[k] = fixed[k][c][None, :, None].expand(2, 4, 11)
+        expected.append(theirs.selective_scan_fn(**own))
+    torch.testing.assert_close(out, torch.cat(expected, 1))
+    out.sum().backward()
+    assert fixed["B"].grad.abs().sum() > 0
+
+
+def test_selective_state_update_and_conv_update():
+    t = draw(length=5)
+    expected, _ = theirs.selective_scan_fn(**t, delta_softplus=True, return_last_state=True)
+    state = torch.zeros(2, 6, 4, dtype=torch.float32)
+    for i in range(5):
+        step = {k: t[k][..., i] for k in ("B", "C", "z")}
+        out = theirs.selective_state_update(
+            state, t["u"][..., i], t["delta"][..., i], t["A"], D=t["D"], dt_bias=t["delta_bias"],
+            dt_softplus=True, **step,
+        )  # fmt: skip
+        torch.testing.assert_close(out, expected[..., i], rtol=1e-4, atol=1e-5)
+
+    weight, bias = torch.randn(6, 4), torch.randn(6)
+    whole = theirs_conv.causal_conv1d_fn(t["u"], weight, bias, activation="silu")
+    for kept in (3, 4, 7):
+        conv_state = torch.zeros(2, 6, kept)
+        for i in range(5):
+            out = theirs_conv.causal_conv1d_update(
+                t["u"][..., i], conv_state, weight, bias, activation="silu"
+            )
+            torch.testing.assert_close(out, whole[..., i])
+        padded = torch.nn.functional.pad(t["u"], (kept, 0))
+        torch.testing.assert_close(conv_state, padded[..., -kept:])
+
+
+def test_conv_states():
+    x, weight = torch.randn(2, 6, 9), torch.randn(6, 4)
+    whole = theirs_conv.causal_conv1d_fn(x, weight)
+    first, state = theirs_conv.causal_conv1d_fn(x[..., :5], weight, return_final_states=True)
+    second = theirs_conv.causal_conv1d_fn(x[..., 5:], weight, initial_states=state)
+    torch.testing.assert_close(torch.cat([first, second], -1), whole)
+    with pytest.raises(fk.Error, match="causal_conv1d_fn: seq_idx: expected None"):
+        theirs_conv.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 9))
+
+
+# Logits, loss and gradients of a tiny random model, by the path that `install` makes Transformers
+# take or by its own.
+TRANSFORMERS = """
+import sys, torch
+if sys.argv[1] == "fast":
+    import flashkernel.compat.mamba_ssm as compat
+    compat.install()
+    calls = []
+    for name in ("mamba_inner_fn", "selective_scan_fn", "selective_state_update"):
+        function = getattr(sys.modules["mamba_ssm"], name)
+        import functools
+        def counted(*a, function=function, name=name, **k):
+            calls.append(name)
+            return function(*a, **k)
+        wrapped = functools.wraps(function)(counted)
+        for module in list(sys.modules.values()):
+            if getattr(module, "__name__", "").startswith("mamba_ssm") and hasattr(module, name):
+                setattr(module, name, wrapped)
+from transformers import MambaConfig, MambaForCausalLM
+torch.manual_seed(0)
+config = MambaConfig(vocab_size=50, hidden_size=32, state_size=8, num_hidden_layers=2)
+model = MambaForCausalLM(config).float()
+torch.manual_seed(1)
+for p in model.parameters():
+    p.data.add_(torch.randn_like(p) * 0.05)
+ids = torch.randint(0, 50, (2, 13))
+model.train()
+out = model(ids, labels=ids, use_cache=False)
+out.loss.backward()
+gradients = {n: p.grad for n, p in model.named_parameters()}
+model.eval()
+with torch.no_grad():
+    logits = model(ids).logits
+    tokens = model.generate(ids, max_new_tokens=6, do_sample=False)
+if sys.argv[1] == "fast":
+    assert {"mamba_inner_fn", "selective_scan_fn", "selective_state_update"} <= set(calls), calls
+torch.save((out.loss.detach(), gradients, logits, tokens), sys.argv[2])
+"""
+
+
+def test_transformers_fast_path(tmp_path):
+    pytest.importorskip("transformers")
+    results = []
+    for path in ("slow", "fast"):
+        file = tmp_path / path
+        done = subprocess.run(
+            [sys.executable, "-c", TRANSFORMERS, path, str(file)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        results.append(torch.load(file))
+    (loss, gradients, logits, tokens), (loss2, gradients2, logits2, tokens2) = results
+    torch.testing.assert_close(loss, loss2, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, logits2, rtol=1e-4, atol=1e-4)
+    assert torch.equal(tokens, tokens2)
+    for name, g in gradients.items():
+        torch.testing.assert_close(g, gradients2[name], rtol=1e-3, atol=1e-4)
+
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_mamba_step_by_step(device):
+    torch.manual_seed(0)
+    for module in (fk.torch.Mamba(16), fk.torch.MambaStack(16, 2, d_state=4, d_conv=3)):
+        module = module.to(device)
+        x = torch.randn(3, 7, 16, device=device)
+        whole = module(x)
+        assert whole.requires_grad and whole.shape == x.shape
+        state = module.allocate_state(3)
+        steps = [module.step(x[:, i], state) for i in range(7)]
+        torch.testing.assert_close(torch.stack(steps, 1), whole.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_mamba_state_dict_is_mamba_ssms():
+    names = {n: tuple(t.shape) for n, t in fk.torch.Mamba(32, d_state=8).state_dict().items()}
+    assert names == {
+        "A_log": (64, 8),
+        "D": (64,),
+        "in_proj.weight": (128, 32),
+        "conv1d.weight": (64, 1, 4),
+        "conv1d.bias": (64,),
+        "x_proj.weight": (18, 64),
+        "dt_proj.weight": (64, 2),
+        "dt_proj.bias": (64,),
+        "out_proj.weight": (32, 64),
+    }
+    stack = fk.torch.MambaStack(32, 2).state_dict()
+    assert {"layers.1.norm.weight", "layers.0.mixer.A_log", "norm_f.weight"} <= set(stack)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_mamba_trains(device):
+    torch.manual_seed(0)
+    model = fk.torch.MambaStack(16, 2).to(device)
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    x, target = (torch.randn(4, 20, 16, device=device) for _ in range(2))
+    losses = []
+    for _ in range(20):
+        loss = (model(x) - target).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(p.grad is not None for p in model.parameters())
