@@ -13,7 +13,7 @@ DEMO_CUDA := $(if $(GPU),AUTO,OFF)
 .PHONY: help demo test wheel bench format clean packages-demo packages-test
 
 help:
-	@echo "make demo    build, check every op against its reference, measure a little"
+	@echo "make demo    build, check every op against its reference, write a passage, measure a little"
 	@echo "make test    everything a change must pass"
 	@echo "make bench   the full benchmark beside the peers that are installed"
 	@echo "make wheel   a wheel in dist/"
@@ -42,6 +42,7 @@ demo: $(VENV)/demo.stamp
 	@scripts/wheel.sh $(BIN)/python $(DEMO_CUDA)
 	@echo; $(BIN)/fk info
 	@echo; $(BIN)/fk check
+	@echo; $(BIN)/fk generate -n 100 --seed 2
 	@echo; $(BIN)/fk bench --quick --framework numpy demo
 
 test: $(VENV)/test.stamp

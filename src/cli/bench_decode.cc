@@ -2,9 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "cli/text_options.h"
 #include "core/thread_pool.h"
@@ -19,7 +17,7 @@ struct BenchOptions {
   int64_t prompt = 512;
   int64_t tokens = 64;
   int repeats = 5;
-  std::string json_file;
+  std::string peer;  // llama.cpp's llama-bench
 };
 
 double median(std::vector<double> values) {
@@ -64,6 +62,44 @@ Status measure(engine::Engine& engine, const BenchOptions& bench, Measured* out)
   return {};
 }
 
+struct Peer {
+  double prompt = 0, decode = 0;  // tokens a second; 0: not known
+};
+
+// A word for the shell.
+std::string quoted(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+// Runs llama-bench on the same file with the same threads, right after us.
+Status measure_peer(const BenchOptions& bench, const std::string& model, Peer* peer) {
+  const std::string command = quoted(bench.peer) + " -m " + quoted(model) + " -t " +
+                              std::to_string(num_threads()) + " -p " +
+                              std::to_string(bench.prompt) + " -n " + std::to_string(bench.tokens) +
+                              " -r " + std::to_string(bench.repeats) + " -o json 2>/dev/null";
+  FILE* pipe = popen(command.c_str(), "r");
+  std::string text;
+  char buffer[4096];
+  while (pipe != nullptr) {
+    const size_t n = std::fread(buffer, 1, sizeof buffer, pipe);
+    if (n == 0) break;
+    text.append(buffer, n);
+  }
+  const int status = pipe == nullptr ? -1 : pclose(pipe);
+  const nlohmann::json rows = nlohmann::json::parse(text, nullptr, false);
+  if (status != 0 || !rows.is_array()) {
+    return invalid("peer: expected llama.cpp's llama-bench, and " + bench.peer +
+                   " gave no figures");
+  }
+  for (const nlohmann::json& row : rows) {
+    const bool is_prompt = row.value("n_prompt", 0) > 0;
+    (is_prompt ? peer->prompt : peer->decode) = row.value("avg_ts", 0.0);
+  }
+  return {};
+}
+
 }  // namespace
 
 int bench_decode(int count, char** arguments) {
@@ -81,13 +117,16 @@ int bench_decode(int count, char** arguments) {
   app.add_option("--repeats", bench.repeats, "Rounds; medians are reported")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--peer", bench.peer, "llama.cpp's llama-bench, to run on the same file");
   CLI11_PARSE(app, count, arguments);
 
   options.open.need_tokenizer = false;
   const std::unique_ptr<engine::TextModel> model = open_model("bench decode", &options);
   if (model == nullptr) return 1;
   Measured measured;
-  const Status status = measure(model->engine(), bench, &measured);
+  Peer peer;
+  Status status = measure(model->engine(), bench, &measured);
+  if (status.ok() && !bench.peer.empty()) status = measure_peer(bench, model->path(), &peer);
   if (!status.ok()) {
     std::fprintf(stderr, "fk bench decode: %s\n", status.message().c_str());
     return 1;
@@ -97,20 +136,26 @@ int bench_decode(int count, char** arguments) {
   const double decode = 1 / median(measured.token_seconds);
   const double rate = measured.bytes * decode;
   if (options.json) {
-    const nlohmann::json j = {{"model", model->path()},
-                              {"weights", model->engine().description()},
-                              {"threads", num_threads()},
-                              {"target", cpu::active_target()},
-                              {"prompt_tokens", bench.prompt},
-                              {"prompt_tokens_per_second", prompt},
-                              {"tokens", bench.tokens},
-                              {"tokens_per_second", decode},
-                              {"prompt_seconds", measured.prompt_seconds},
-                              {"token_seconds", measured.token_seconds},
-                              {"bytes_per_token", measured.bytes},
-                              {"bytes_per_second", rate},
-                              {"read_bandwidth", bandwidth},
-                              {"share_of_bandwidth", rate / bandwidth}};
+    nlohmann::json j = {{"model", model->path()},
+                        {"weights", model->engine().description()},
+                        {"threads", num_threads()},
+                        {"target", cpu::active_target()},
+                        {"prompt_tokens", bench.prompt},
+                        {"prompt_tokens_per_second", prompt},
+                        {"tokens", bench.tokens},
+                        {"tokens_per_second", decode},
+                        {"prompt_seconds", measured.prompt_seconds},
+                        {"token_seconds", measured.token_seconds},
+                        {"bytes_per_token", measured.bytes},
+                        {"bytes_per_second", rate},
+                        {"read_bandwidth", bandwidth},
+                        {"share_of_bandwidth", rate / bandwidth}};
+    if (peer.decode > 0) {
+      j["peers"]["llama.cpp"] = {{"prompt_tokens_per_second", peer.prompt},
+                                 {"tokens_per_second", peer.decode}};
+      j["ratio_to_best_peer"] = {{"prompt", prompt / peer.prompt},
+                                 {"decode", decode / peer.decode}};
+    }
     std::printf("%s\n", j.dump(2).c_str());
     return 0;
   }
@@ -120,6 +165,10 @@ int bench_decode(int count, char** arguments) {
   std::printf("decode, %lld:   %10.1f tokens/s, %.1f GB/s, %.0f%% of the %.1f this machine reads\n",
               static_cast<long long>(bench.tokens), decode, rate * 1e-9, 100 * rate / bandwidth,
               bandwidth * 1e-9);
+  if (peer.decode > 0) {
+    std::printf("llama.cpp:     %10.1f and %.1f tokens/s; we are %.2fx and %.2fx as fast\n",
+                peer.prompt, peer.decode, prompt / peer.prompt, decode / peer.decode);
+  }
   return 0;
 }
 

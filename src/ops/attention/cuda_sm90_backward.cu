@@ -1,9 +1,10 @@
 // Attention's backward on Hopper: what runs around the main kernel (cuda_sm90_backward.cuh), and
 // the host's side.
 //   prepare_kernel: delta = rowsum(dout * out) - dlse and lse, in blocks as the main kernel loads
-//     them; zeroes the sum of dQ. Reads dout and out once, writes 4 bytes per element of q.
-//   convert_kernel: dQ from float, in the order of the registers, to rows of q's type. Reads 4 and
-//     writes 2 bytes per element of q.
+//     them; zeroes the sums of dQ and the counters. Reads dout and out once.
+//   convert_kernel: for short sequences, where the main kernel has no time for it beside the
+//     multiplications: dQ from sums in the order of the registers to rows of q's type.
+//   sinks_kernel: the gradient of the sinks, from what prepare_kernel wrote.
 #include <algorithm>
 #include <cstddef>
 
@@ -23,10 +24,10 @@ namespace {
 struct RowParams {
   attention::Problem problem;
   attention::View dout, out, lse, dlse, dq;
-  float* sum;
+  float4* zero;  // sums and counters
+  int64_t zeroes;
+  const float* sum;
   float* stats;
-  int* next_tile;
-  int* turns;
   int64_t slots;
   int heads, m_blocks;
   float scale;
@@ -91,17 +92,10 @@ __global__ void __launch_bounds__(kRowThreads) prepare_kernel(const RowParams p)
       y[i] = cuda::load<8>(out + row * p.out.row);
     }
   }
-  if (p.sum != nullptr) {
-    float4* sum = reinterpret_cast<float4*>(p.sum + block * (kM * kD));
-#pragma unroll
-    for (int i = 0; i < kM * kD / 4 / kRowThreads; ++i) {
-      sum[threadIdx.x + i * kRowThreads] = make_float4(0.f, 0.f, 0.f, 0.f);
-    }
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x; i < p.zeroes;
+       i += static_cast<int64_t>(gridDim.x) * kRowThreads) {
+    p.zero[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
-  if (p.turns != nullptr && threadIdx.x < kConsumerWarps) {
-    p.turns[block * kConsumerWarps + threadIdx.x] = 0;
-  }
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.next_tile = 0;
   cuda::let_next_kernel_start();
   float* stats = p.stats + block * 2 * kM;
   const float* lse = static_cast<const float*>(p.lse.data) + rows.batch * p.lse.batch +
@@ -147,7 +141,11 @@ __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p)
   cuda::wait_for_earlier_kernels();
   const Rows rows = rows_of<kM>(p, slot);
   if (rows.count <= 0) return;
-  const float4* sum = reinterpret_cast<const float4*>(p.sum + (head * p.slots + slot) * (kM * kD));
+  // The head's place among the sums: Params::sum.
+  const int64_t block = p.problem.packed
+                            ? head * p.slots + slot
+                            : (slot / p.m_blocks * p.heads + head) * p.m_blocks + slot % p.m_blocks;
+  const float4* sum = reinterpret_cast<const float4*>(p.sum + block * (kM * kD));
   constexpr int kRounds = kM * kD / 4 / kRowThreads;
   float4 x[kRounds];
 #pragma unroll
@@ -177,30 +175,99 @@ __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p)
   }
 }
 
-// Queries a block: what the registers hold.
-constexpr int queries(int64_t d, bool features) { return d == 64 && !features ? 128 : 64; }
+// dsinks = -sum(exp(sink - lse) * delta): a block of threads per head, so that the order is fixed.
+template <class P>
+__global__ void __launch_bounds__(kRowThreads)
+    sinks_kernel(const float* stats, int64_t slots, int rows, const P* sinks, int64_t sink_stride,
+                 P* dsinks, int64_t dsink_stride) {
+  const int head = static_cast<int>(blockIdx.x);
+  const float sink = cuda::to_float(sinks[head * sink_stride]) * cuda::kLog2E;
+  const float* block = stats + head * slots * 2 * rows;
+  float total = 0;
+  for (int64_t i = threadIdx.x; i < slots * rows; i += kRowThreads) {
+    const int64_t slot = i / rows;
+    const float* entry = block + slot * rows + i;  // lse and delta of a block stand side by side
+    total -= exp2f(sink + entry[0]) * entry[rows];
+  }
+  __shared__ float partial[kRowThreads];
+  partial[threadIdx.x] = total;
+  __syncthreads();
+  for (int step = kRowThreads / 2; step > 0; step /= 2) {
+    if (static_cast<int>(threadIdx.x) < step) partial[threadIdx.x] += partial[threadIdx.x + step];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) dsinks[head * dsink_stride] = cuda::from_float<P>(partial[0]);
+}
 
 bool has_features(const AttentionBwd& a) { return a.alibi_slopes || a.softcap != 0; }
 
-int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+// Queries a block: what the registers hold. 80 of them, at D 128, only without masks, in any order,
+// and where not much of the last block is left empty.
+int queries(const AttentionBwd& a, const attention::Problem& problem, bool deterministic) {
+  if (has_features(a)) return 64;
+  if (problem.head_dim == 64) return 128;
+  const bool masked = problem.packed || !problem.mask.unlimited() || problem.k_len % kN != 0;
+  return !masked && !deterministic && (problem.q_len + 79) / 80 * 80 * 32 <= problem.q_len * 33
+             ? 80
+             : 64;
+}
+
+int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 struct Plan {
   attention::Problem problem;
+  int m;  // queries a block
   int64_t m_blocks, n_blocks, slots, blocks, tiles;
-  int64_t turns, stats, sum, bytes;  // where they begin in the workspace; the next tile at 0
+  int64_t heads_together, last_heads, ring;  // Params
+  bool convert_beside;                       // in the main kernel, not after it
+  // Where they begin in the workspace, the counters at 0. All before `stats` is 0 at the start.
+  int64_t done, converted, turns, sum, stats, bytes;
 
-  explicit Plan(const AttentionBwd& a) : problem(attention::problem_of(a)) {
-    const int m = queries(problem.head_dim, has_features(a));
-    m_blocks = round_up(problem.q_len, m) / m;
-    n_blocks = round_up(problem.k_len, kN) / kN;
+  Plan(const AttentionBwd& a, bool deterministic) : problem(attention::problem_of(a)) {
+    m = queries(a, problem, deterministic);
+    m_blocks = divide_up(problem.q_len, m);
+    n_blocks = divide_up(problem.k_len, kN);
     slots = problem.packed ? problem.q_len / m + problem.batch : problem.batch * m_blocks;
     blocks = slots * problem.heads;
     tiles = (problem.packed ? problem.k_len / kN + problem.batch : problem.batch * n_blocks) *
             problem.kv_heads;
-    turns = 256;
-    stats = turns + WorkspaceParts::rounded(blocks * kConsumerWarps * 4);
-    sum = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
-    bytes = sum + (a.dq ? blocks * m * problem.head_dim * 4 : 0);
+    const int64_t heads = problem.batch * problem.kv_heads;
+    const int64_t head_sums = m_blocks * problem.group();
+    order_tiles(heads, head_sums * m * problem.head_dim * 4, deterministic, a.q.device_id);
+    const int64_t sums = problem.packed ? blocks : ring * head_sums;
+    done = 256;
+    converted = done + WorkspaceParts::rounded(heads * 4);
+    turns = converted + WorkspaceParts::rounded(heads * 4);
+    sum = turns + (deterministic ? WorkspaceParts::rounded(sums * kConsumerWarps * 4) : 0);
+    stats = sum + (a.dq ? sums * m * problem.head_dim * 4 : 0);
+    bytes = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
+  }
+
+ private:
+  // Where all key blocks take as long, one head after another: what is in use stays in the L2
+  // cache. Under a causal mask the first take the longest, and beginning a long one last would
+  // leave most of the chip idle: some heads together, and at the end as many as make two tiles a
+  // multiprocessor.
+  void order_tiles(int64_t heads, int64_t head_bytes, bool deterministic, int device) {
+    constexpr int64_t kTogether = 4 << 20, kRing = 24 << 20;  // bytes of sums
+    const int64_t processors = cuda::device_properties(device).multiprocessors;
+    const int64_t row = std::max<int64_t>(n_blocks, 1);
+    heads_together = 1;
+    last_heads = heads;
+    if (problem.mask.right < kFar && problem.mask.left >= kFar && !deterministic) {
+      heads_together = std::max<int64_t>(1, kTogether / std::max<int64_t>(head_bytes, 1));
+      last_heads = std::max<int64_t>(0, heads - divide_up(2 * processors, row));
+    }
+    // Never less than what is taken together, or heads would wait for each other; and long enough
+    // that tiles hardly ever wait for the conversion of the head that had their place before.
+    ring = std::max(heads_together, heads - last_heads) + heads_together +
+           2 * divide_up(processors, row);
+    ring = std::max(ring, kRing / std::max<int64_t>(head_bytes, 1));
+    ring = std::min(ring, heads);
+    // There has to be enough to multiply beside it: key blocks that a query sees.
+    const int64_t seen = problem.mask.unlimited() ? n_blocks : n_blocks / 2;
+    convert_beside = seen > 4 * (problem.packed ? problem.batch : 1);
+    if (deterministic || !convert_beside) ring = heads;
   }
 };
 
@@ -220,12 +287,20 @@ Status map_rows(CUtensorMap* map, const Tensor& t, int rows) {
   return cuda::make_tensor_map(map, t.data, t.dtype, shape);
 }
 
-template <class T, int kD, bool kFeatures>
+template <class P>
+Status launch_sinks(const AttentionBwd& a, const Plan& plan, const float* stats, int rows,
+                    cudaStream_t stream) {
+  sinks_kernel<P><<<static_cast<unsigned>(plan.problem.heads), kRowThreads, 0, stream>>>(
+      stats, plan.slots, rows, a.sinks.ptr<P>(), a.sinks.stride(0), a.dsinks.ptr<P>(),
+      a.dsinks.stride(0));
+  return cuda::check_launch("attention_bwd sinks");
+}
+
+template <class T, int kD, int kM, Kind kKind>
 Status launch(const AttentionBwd& a, const Exec& exec) {
-  constexpr int kM = queries(kD, kFeatures);
-  const Plan plan(a);
-  const attention::Problem& problem = plan.problem;
   const bool deterministic = a.deterministic || exec.deterministic();
+  const Plan plan(a, deterministic);
+  const attention::Problem& problem = plan.problem;
   const cudaStream_t stream = cuda::stream_of(exec);
   char* workspace = exec.workspace<char>();
 
@@ -236,14 +311,13 @@ Status launch(const AttentionBwd& a, const Exec& exec) {
   rows.lse = attention::row_view(a.lse);
   rows.dlse = attention::row_view(a.dlse);
   rows.dq = attention::view(a.dq);
-  rows.sum = a.dq ? reinterpret_cast<float*>(workspace + plan.sum) : nullptr;
+  rows.scale = static_cast<float>(problem.scale);
+  rows.zero = reinterpret_cast<float4*>(workspace);
+  rows.zeroes = plan.stats / 16;
   rows.stats = reinterpret_cast<float*>(workspace + plan.stats);
-  rows.next_tile = reinterpret_cast<int*>(workspace);
-  rows.turns = deterministic ? reinterpret_cast<int*>(workspace + plan.turns) : nullptr;
   rows.slots = plan.slots;
   rows.heads = static_cast<int>(problem.heads);
   rows.m_blocks = static_cast<int>(plan.m_blocks);
-  rows.scale = static_cast<float>(problem.scale);
 
   Params p = {};
   FK_RETURN_IF_ERROR(map_rows(&p.q, a.q, kM));
@@ -254,10 +328,18 @@ Status launch(const AttentionBwd& a, const Exec& exec) {
   p.dk = attention::view(a.dk);
   p.dv = attention::view(a.dv);
   p.slopes = attention::slope_view(a.alibi_slopes);
-  p.dq = rows.sum;
+  p.dq = attention::view(a.dq);
+  p.sum = a.dq ? reinterpret_cast<float*>(workspace + plan.sum) : nullptr;
+  rows.sum = p.sum;
   p.stats = rows.stats;
-  p.next_tile = rows.next_tile;
-  p.turns = rows.turns;
+  p.counters = reinterpret_cast<Counters*>(workspace);
+  if (a.dq && plan.convert_beside) p.done = reinterpret_cast<int*>(workspace + plan.done);
+  p.converted = reinterpret_cast<int*>(workspace + plan.converted);
+  p.turns = deterministic ? reinterpret_cast<int*>(workspace + plan.turns) : nullptr;
+  p.ring = static_cast<int>(plan.ring);
+  p.sum_stride = static_cast<int>(problem.packed ? plan.slots : plan.m_blocks);
+  p.heads_together = static_cast<int>(plan.heads_together);
+  p.last_heads = static_cast<int>(plan.last_heads);
   p.slots = static_cast<int>(plan.slots);
   p.tiles = static_cast<int>(plan.tiles);
   p.m_blocks = rows.m_blocks;
@@ -269,17 +351,6 @@ Status launch(const AttentionBwd& a, const Exec& exec) {
   p.scale = rows.scale;
   p.scale_log2 = static_cast<float>(problem.scale * 1.4426950408889634);
   p.softcap = static_cast<float>(problem.softcap);
-  // Where all key blocks take as long, one head after another: what is in use stays in the L2
-  // cache. Under a causal mask the first take the longest, and beginning a long one last would
-  // leave most of the chip idle; so as many heads together as have their q, dout and sum of dQ in
-  // the cache, and the shorter half of the key blocks at the very end.
-  p.heads_together = 1;
-  p.late = p.n_blocks;
-  if (p.right < kFar && p.left >= kFar && !deterministic) {
-    const int64_t head_bytes = plan.m_blocks * kM * kD * 8 * problem.group();
-    p.heads_together = static_cast<int>(std::max<int64_t>(1, (int64_t{24} << 20) / head_bytes));
-    p.late = p.n_blocks - p.n_blocks / 2;
-  }
   // In a fixed order, each key block of a causal mask begins where the one after it has just been.
   p.descending = deterministic && p.right < kFar;
 
@@ -287,7 +358,7 @@ Status launch(const AttentionBwd& a, const Exec& exec) {
   FK_RETURN_IF_ERROR(cuda::launch_early(prepare_kernel<T, kD, kM>, "attention_bwd prepare",
                                         {row_blocks, kRowThreads}, stream, rows));
   constexpr int kShared = kSharedBytes<kD, kM>;
-  auto* kernel = attention_backward_kernel<T, kD, kM, kFeatures>;
+  auto* kernel = attention_backward_kernel<T, kD, kM, kKind>;
   const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   FK_RETURN_IF_ERROR(cuda::check(allowed, "attention_bwd shared memory"));
@@ -295,19 +366,36 @@ Status launch(const AttentionBwd& a, const Exec& exec) {
   FK_RETURN_IF_ERROR(cuda::launch_early(
       kernel, "attention_bwd",
       {dim3(static_cast<unsigned>(std::min(p.tiles, processors))), kThreads, kShared}, stream, p));
-  if (a.dq) {
+  if (a.dq && !plan.convert_beside) {
     FK_RETURN_IF_ERROR(cuda::launch_early(convert_kernel<T, kD, kM>, "attention_bwd convert",
                                           {row_blocks, kRowThreads}, stream, rows));
   }
-  return {};
+  if (!a.dsinks) return {};
+  switch (a.sinks.dtype) {
+    case DType::kFloat16:
+      return launch_sinks<__half>(a, plan, rows.stats, kM, stream);
+    case DType::kBFloat16:
+      return launch_sinks<__nv_bfloat16>(a, plan, rows.stats, kM, stream);
+    default:
+      return launch_sinks<float>(a, plan, rows.stats, kM, stream);
+  }
 }
 
 template <class T>
 Status launch_type(const AttentionBwd& a, const Exec& exec) {
-  if (a.q.size(-1) == 128) {
-    return has_features(a) ? launch<T, 128, true>(a, exec) : launch<T, 128, false>(a, exec);
+  const attention::Problem problem = attention::problem_of(a);
+  const bool features = has_features(a);
+  if (problem.head_dim == 64) {
+    if (features) return launch<T, 64, 64, Kind::kFeatures>(a, exec);
+    if (problem.packed) return launch<T, 64, 128, Kind::kPacked>(a, exec);
+    return launch<T, 64, 128, Kind::kDense>(a, exec);
   }
-  return has_features(a) ? launch<T, 64, true>(a, exec) : launch<T, 64, false>(a, exec);
+  if (features) return launch<T, 128, 64, Kind::kFeatures>(a, exec);
+  if (problem.packed) return launch<T, 128, 64, Kind::kPacked>(a, exec);
+  if (queries(a, problem, a.deterministic || exec.deterministic()) == 80) {
+    return launch<T, 128, 80, Kind::kDense>(a, exec);
+  }
+  return launch<T, 128, 64, Kind::kDense>(a, exec);
 }
 
 // Strides that the copy engine and accesses of 16 bytes take.
@@ -336,19 +424,21 @@ bool accepts(const AttentionBwd& a) {
   if (cuda::device_properties(a.q.device_id).code < 90) return false;
   const int64_t d = a.q.size(-1);
   if ((d != 64 && d != 128) || a.v.size(-1) != d) return false;
-  if (a.bias || a.rotary_cos || a.dsinks) return false;
+  if (a.bias || a.rotary_cos) return false;
   if (a.q.numel() == 0 || a.k.numel() == 0) return false;
   if (a.alibi_slopes && a.alibi_slopes.dtype != DType::kFloat32) return false;
-  const backward::Plan plan(a);
+  if (a.sinks && a.sinks.dtype == DType::kFloat64) return false;
+  const backward::Plan plan(a, false);
   if (plan.problem.batch == 0) return false;
   if (std::max(plan.problem.q_len, plan.problem.k_len) >= backward::kFar) return false;
-  if (std::max(plan.blocks, plan.tiles) >= (int64_t{1} << 30)) return false;
+  if (std::max(plan.blocks, plan.tiles) >= (int64_t{1} << 27)) return false;
   return backward::all_tensors(a, backward::strides_fit);
 }
 
 size_t workspace(const AttentionBwd& a) {
   // Also what the portable kernel needs, which takes some calls that `accepts` cannot tell.
-  return std::max(static_cast<size_t>(backward::Plan(a).bytes), cuda::workspace(a));
+  const int64_t own = std::max(backward::Plan(a, false).bytes, backward::Plan(a, true).bytes);
+  return std::max(static_cast<size_t>(own), cuda::workspace(a));
 }
 
 Status run(const AttentionBwd& a, const Exec& exec) {

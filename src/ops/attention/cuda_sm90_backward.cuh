@@ -3,14 +3,15 @@
 //   S^T = K Q^T,  dP^T = V dO^T,  P = exp(scale S - lse),  dS = P (dP - delta),
 //   dV += P^T dO,  dK += dS^T Q,  dQ^T = K^T dS^T.
 //
-// Floor: 10 L^2 D flops a head on the tensor cores. Reading their operands from shared memory takes
-// nearly as long (for D 64 and 128 queries a block as long), and so does adding dQ up in the L2
-// cache, 4 bytes for each of its elements and key block. A block owns 128 keys of one key head and
-// walks over the queries that see them. One thread loads; two warpgroups of 64 keys each compute.
-// Scores are transposed (keys are rows), so that P^T and dS^T, as they come out of one product, are
-// the register operand of the next; dV and dK stay in registers. dS goes through shared memory
-// once, for dQ, which the copy engine adds to a sum in the workspace, float, in an order of
-// elements that suits the registers (convert_kernel undoes it).
+// Floor: 10 L^2 D flops a head on the tensor cores. Products that read both operands from shared
+// memory keep it busy for longer than the tensor cores unless they have many columns; hence as many
+// queries a block as registers allow. A block owns 128 keys of one key head and walks over the
+// queries that see them. One thread loads; two warpgroups of 64 keys each compute. Scores are
+// transposed (keys are rows), so that P^T and dS^T, as they come out of one product, are the
+// register operand of the next; dV and dK stay in registers. dS goes through shared memory once,
+// for dQ, which the copy engine adds to a sum in the workspace, float, in an order of elements that
+// suits the registers. The warps that neither load nor compute turn sums into dQ, head by head, as
+// they are complete (cuda_sm90_backward_convert.cuh).
 //
 // The tensor cores are kept busy in three ways. The warpgroups are free to drift half a step apart,
 // so that one computes exponentials while the other multiplies: dQ of a pair needs dS of both, but
@@ -25,6 +26,7 @@
 #include "cuda/dependent_launch.cuh"
 #include "cuda/math.cuh"
 #include "cuda/wgmma.cuh"
+#include "ops/attention/cuda_sm90_backward_convert.cuh"
 #include "ops/attention/cuda_sm90_backward_tiles.cuh"
 
 namespace fk::cuda_sm90::backward {
@@ -33,34 +35,40 @@ namespace fk::cuda_sm90::backward {
 
 using namespace fk::cuda;  // NOLINT: the instructions
 
-template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  uint32_t word;
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  }
-  return word;
-}
-
 __device__ __forceinline__ float exp2_approx(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
-// One warpgroup's part of a block: 64 keys, and a part of dQ. kFeatures: softcap and slopes.
-template <class T, int kD, int kM, bool kFeatures>
+// Tiles in shared memory as multiplications take them (cuda/wgmma.cuh): the low words of their
+// descriptors. The high words are all the same, and offsets never carry into them; with sums of 64
+// bits the compiler would leave the uniform registers.
+__device__ __forceinline__ uint32_t low_word(uint64_t descriptor) {
+  return static_cast<uint32_t>(descriptor);
+}
+__device__ __forceinline__ uint64_t descriptor(uint32_t low, uint32_t bytes) {
+  return static_cast<uint64_t>(0x40000040u) << 32 | (low + (bytes >> 4));
+}
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
+
+// One warpgroup's part of a block: 64 keys, and a part of dQ.
+template <class T, int kD, int kM, Kind kKind>
 struct Consumer {
+  static constexpr bool kFeatures = kKind == Kind::kFeatures;
   // dQ^T is D x kM: its rows are shared out where there are enough of them, else its columns.
   static constexpr int kDqQueries = kD == 64 ? kM / 2 : kM;
-  static constexpr int kParts = 4;
+  static constexpr int kParts = kM == 80 ? 5 : 4;
   using Shared = SharedTiles<kD, kM>;
 
   // Where the warpgroup is among the query blocks of its tile.
   struct Walk {
     int m, block, last_block;  // blocks: places in the workspace
+  };
+
+  // Low words of descriptors: this warpgroup's 64 keys of K and V, and its part of K^T for dQ.
+  struct Keys {
+    uint32_t k, k_transposed, v;
   };
 
   const Params& p;
@@ -73,14 +81,32 @@ struct Consumer {
     if (lane == 0) barrier_arrive(barrier);
   }
 
+  // The rows behind a packed sequence are another one's, and 0 times what is there may be NaN. Both
+  // warpgroups clear what both read, so they need not wait for each other.
+  template <int kRows>
+  __device__ __forceinline__ void clear_behind([[maybe_unused]] uint16_t* tile,
+                                               [[maybe_unused]] int rows) {
+    if constexpr (kKind != Kind::kDense) {
+      if (!p.problem.packed || rows >= kRows) return;
+      for (int i = 8 * rows + warp * 32 + lane; i < 8 * kRows; i += 128) {
+#pragma unroll
+        for (int c = 0; c < kD / 64; ++c) {
+          *reinterpret_cast<uint4*>(tile + c * kRows * 64 + i * 8) = uint4{};
+        }
+      }
+      fence_async_shared();
+      named_barrier_sync(1 + group, 128);
+    }
+  }
+
   // a: this warpgroup's 64 rows of K or V; b: Q or dO.
-  __device__ __forceinline__ void multiply_scores(float (&s)[kM / 2], const uint16_t* a,
+  __device__ __forceinline__ void multiply_scores(float (&s)[kM / 2], uint32_t a,
                                                   const uint16_t* b) {
-    const uint64_t a0 = k_major(a + group * 64 * 64), b0 = k_major(b);
+    const uint32_t b0 = low_word(k_major(b));
 #pragma unroll
     for (int k = 0; k < kD / 16; ++k) {
-      multiply<T>(s, advance(a0, k / 4 * kN * 128 + k % 4 * 32),
-                  advance(b0, k / 4 * kM * 128 + k % 4 * 32), k > 0);
+      multiply<T>(s, descriptor(a, k / 4 * kN * 128 + k % 4 * 32),
+                  descriptor(b0, k / 4 * kM * 128 + k % 4 * 32), k > 0);
     }
   }
 
@@ -88,36 +114,38 @@ struct Consumer {
   template <int kSteps>
   __device__ __forceinline__ void multiply_dkv(float (&d)[kD / 2], const uint32_t (&a)[kSteps][4],
                                                const uint16_t* b, int first) {
-    const uint64_t b0 = outer_major(b, kM * 128);
+    const uint32_t b0 = low_word(outer_major(b, kM * 128));
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      multiply<T, Major::kOuter>(d, a[k], advance(b0, (first + k) * 2048), true);
+      multiply<T, Major::kOuter>(d, a[k], descriptor(b0, (first + k) * 2048), true);
     }
   }
 
-  __device__ __forceinline__ void multiply_dq(float (&dq)[kDqQueries / 2], const uint16_t* k_tile,
+  __device__ __forceinline__ void multiply_dq(float (&dq)[kDqQueries / 2], uint32_t a,
                                               const uint16_t* ds) {
-    const uint64_t a0 = outer_major(k_tile + (kD == 64 ? 0 : group * kN * 64), kN * 128);
-    const uint64_t b0 = k_major(ds + (kD == 64 ? group * kDqQueries * 64 : 0));
+    const uint32_t b0 = low_word(k_major(ds + (kD == 64 ? group * kDqQueries * 64 : 0)));
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k) {
-      multiply<T, Major::kOuter, Major::kK>(dq, advance(a0, k * 2048),
-                                            advance(b0, k / 4 * kM * 128 + k % 4 * 32), k > 0);
+      multiply<T, Major::kOuter, Major::kK>(dq, descriptor(a, k * 2048),
+                                            descriptor(b0, k / 4 * kM * 128 + k % 4 * 32), k > 0);
     }
   }
 
   // log2(e) times the slope of the head whose blocks in the workspace `block` is one of.
   __device__ __forceinline__ float slope_at(const Tile& tile, int block) {
     if (p.slopes.data == nullptr) return 0.f;
-    const int64_t i = tile.batch * p.slopes.batch + block / p.slots * p.slopes.head;
+    const int head = tile.kv_head * p.group + (block - tile.sum) / p.sum_stride;
+    const int64_t i = tile.batch * p.slopes.batch + head * p.slopes.head;
     return static_cast<const float*>(p.slopes.data)[i] * kLog2E;
   }
 
-  // s becomes P; `factors`, in pairs of float16, become the derivatives of the softcap. The
-  // thread's elements are rows (keys) g and g + 8, columns (queries) 8 i + 2 t + e.
+  // s becomes P. With features it is not used further, for want of registers: `packed` gets P in
+  // pairs of T, `weights` P times the derivative of the softcap in pairs of float16. The thread's
+  // elements are rows (keys) g and g + 8, columns (queries) 8 i + 2 t + e.
   template <bool kMasked>
   __device__ __forceinline__ void exponentials(float (&s)[kM / 2],
-                                               [[maybe_unused]] uint32_t (&factors)[kM / 4],
+                                               [[maybe_unused]] uint32_t (&packed)[kM / 4],
+                                               [[maybe_unused]] uint32_t (&weights)[kM / 4],
                                                const float* stats, const Tile& tile, int q0,
                                                [[maybe_unused]] float slope) {
     const float2* neg_lse = reinterpret_cast<const float2*>(stats) + lane % 4;
@@ -163,8 +191,12 @@ struct Consumer {
         s[4 * i + j] = exp2_approx(x);
       }
       if constexpr (kFeatures) {
-        factors[2 * i] = pack_pair<__half>(factor[0], factor[1]);
-        factors[2 * i + 1] = pack_pair<__half>(factor[2], factor[3]);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float low = s[4 * i + 2 * j], high = s[4 * i + 2 * j + 1];
+          packed[2 * i + j] = pack_pair<T>(low, high);
+          weights[2 * i + j] = pack_pair<__half>(low * factor[2 * j], high * factor[2 * j + 1]);
+        }
       }
     }
   }
@@ -172,7 +204,7 @@ struct Consumer {
   // Each warp has its own part of the sum, so warps need not wait for each other.
   __device__ __forceinline__ void add_dq(const float (&dq)[kDqQueries / 2], const Tile& tile,
                                          int block) {
-    if (p.dq == nullptr) return;
+    if (p.sum == nullptr) return;
     const int part = group * 4 + warp;
     float* own = shared.dq[part];
     if (lane == 0) bulk_wait_read<0>();
@@ -187,23 +219,21 @@ struct Consumer {
     if (lane == 0) {
       constexpr int kBytes = sizeof(shared.dq[0]);
       int* turn = p.turns + (static_cast<int64_t>(block) * kConsumerWarps + part);
-      if (p.turns != nullptr) {
+      if (kM != 80 && p.turns != nullptr) {
         // The sum over key blocks in their order: this warp of the one before has to be done.
-        const int m = block % p.slots - tile.slot;
+        const int m = block % p.m_blocks;
         const int offset = tile.k_len - tile.q_len;
         const int first = max(0, m * kM + offset - p.left) / kN;
         const int last_query = min(m * kM + kM, tile.q_len) - 1;
         const int last = min(tile.k_len - 1, last_query + offset + p.right) / kN;
         const int earlier = p.descending ? last - tile.n : tile.n - first;
-        int now;
-        do {
-          asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-        } while (now != earlier);
+        while (load_acquire(turn) != earlier) {
+        }
       }
-      bulk_reduce_add(p.dq + static_cast<int64_t>(block) * (kM * kD) + part * (kBytes / 4), own,
+      bulk_reduce_add(p.sum + static_cast<int64_t>(block) * (kM * kD) + part * (kBytes / 4), own,
                       kBytes);
       bulk_commit();
-      if (p.turns != nullptr) {
+      if (kM != 80 && p.turns != nullptr) {
         bulk_wait<0>();
         __threadfence();
         atomicAdd(turn, 1);
@@ -214,23 +244,29 @@ struct Consumer {
   // One pair of blocks. S of this one is there; at the end S of the next is, and dQ of the one
   // before is added up.
   template <bool kFirst>
-  __device__ __forceinline__ void step(const Tile& tile, Walk& walk, int kv, bool last,
+  __device__ __forceinline__ void step(const Tile& tile, Walk& walk, const Keys& keys, bool last,
                                        float (&s)[kM / 2], float (&dk)[kD / 2],
                                        float (&dv)[kD / 2]) {
     const int now = stage.index();
     float dp[kM / 2];
-    barrier_wait(&shared.dout_full[now], stage.phase());
-    warpgroup_fence();
-    multiply_scores(dp, shared.v, shared.dout[now]);
-    warpgroup_commit();
+    const auto multiply_dp = [&] {
+      barrier_wait(&shared.dout_full[now], stage.phase());
+      clear_behind<kM>(shared.dout[now], tile.q_len - walk.m * kM);
+      warpgroup_fence();
+      multiply_scores(dp, keys.v, shared.dout[now]);
+      warpgroup_commit();
+    };
+    // With features there are no registers for it during the exponentials.
+    if constexpr (!kFeatures) multiply_dp();
 
-    [[maybe_unused]] uint32_t factors[kM / 4];
+    [[maybe_unused]] uint32_t packed[kM / 4], weights[kM / 4];
     const float slope = kFeatures ? slope_at(tile, walk.block) : 0.f;
-    if (walk.m >= tile.plain_first && walk.m < tile.plain_end) {
-      exponentials<false>(s, factors, shared.stats[now], tile, walk.m * kM, slope);
+    if (kM == 80 || (walk.m >= tile.plain_first && walk.m < tile.plain_end)) {
+      exponentials<false>(s, packed, weights, shared.stats[now], tile, walk.m * kM, slope);
     } else {
-      exponentials<true>(s, factors, shared.stats[now], tile, walk.m * kM, slope);
+      exponentials<true>(s, packed, weights, shared.stats[now], tile, walk.m * kM, slope);
     }
+    if constexpr (kFeatures) multiply_dp();
     barrier_wait(&shared.ds_empty[now], stage.phase() ^ 1);
     warpgroup_wait<0>();
     keep_registers(dp);
@@ -248,7 +284,9 @@ struct Consumer {
       for (int k = 0; k < kSteps; ++k) {
         const int i = 8 * (part * kSteps + k);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) pt[k][j] = pack_pair<T>(s[i + 2 * j], s[i + 2 * j + 1]);
+        for (int j = 0; j < 4; ++j) {
+          pt[k][j] = kFeatures ? packed[i / 2 + j] : pack_pair<T>(s[i + 2 * j], s[i + 2 * j + 1]);
+        }
       }
       warpgroup_fence();
       multiply_dkv<kSteps>(dv, pt, shared.dout[now], part * kSteps);
@@ -261,14 +299,13 @@ struct Consumer {
           const float2 d = delta[i];
           float x[4];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) x[j] = s[i + j] * (dp[i + j] - (j % 2 ? d.y : d.x));
-          if constexpr (kFeatures) {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              const __half2 pair = *reinterpret_cast<const __half2*>(&factors[i / 2 + j]);
-              x[2 * j] *= __low2float(pair);
-              x[2 * j + 1] *= __high2float(pair);
+          for (int j = 0; j < 4; ++j) {
+            float weight = s[i + j];
+            if constexpr (kFeatures) {
+              const __half2 pair = *reinterpret_cast<const __half2*>(&weights[(i + j) / 2]);
+              weight = j % 2 ? __high2float(pair) : __low2float(pair);
             }
+            x[j] = weight * (dp[i + j] - (j % 2 ? d.y : d.x));
           }
           dst[k][2 * h] = pack_pair<T>(x[0], x[1]);
           dst[k][2 * h + 1] = pack_pair<T>(x[2], x[3]);
@@ -286,8 +323,14 @@ struct Consumer {
     [[maybe_unused]] float dq[kDqQueries / 2];
     if constexpr (!kFirst) {
       barrier_wait(&shared.ds_full[now ^ 1], Turn{stage.number - 1}.phase());
+      if constexpr (kM == 80) {
+        // What dV and dK read has to be free: there are no other registers for dQ.
+        warpgroup_wait<0>();
+        keep_registers(dk);
+        keep_registers(dv);
+      }
       warpgroup_fence();
-      multiply_dq(dq, shared.k[kv], shared.ds[now ^ 1]);
+      multiply_dq(dq, keys.k_transposed, shared.ds[now ^ 1]);
       warpgroup_commit();
       warpgroup_wait<1>();
     } else {
@@ -299,9 +342,13 @@ struct Consumer {
     ++stage.number;
     // S of the step after the last is of whatever stands in the buffer, and not used: the compiler
     // would have multiplications under a condition wait for each other.
-    if (!last) barrier_wait(&shared.q_full[stage.index()], stage.phase());
+    if (!last) {
+      barrier_wait(&shared.q_full[stage.index()], stage.phase());
+      const int next = walk.m + 1 == tile.m_end ? tile.m_first : walk.m + 1;
+      clear_behind<kM>(shared.q[stage.index()], tile.q_len - next * kM);
+    }
     warpgroup_fence();
-    multiply_scores(s, shared.k[kv], shared.q[stage.index()]);
+    multiply_scores(s, keys.k, shared.q[stage.index()]);
     warpgroup_commit();
     if constexpr (!kFirst) {
       warpgroup_wait<1>();
@@ -312,39 +359,60 @@ struct Consumer {
     walk.last_block = walk.block;
     ++walk.block;
     if (++walk.m == tile.m_end) {
-      walk.block += p.slots - (tile.m_end - tile.m_first);
+      walk.block += p.sum_stride - (tile.m_end - tile.m_first);
       walk.m = tile.m_first;
     }
     warpgroup_wait<0>();
     keep_registers(s);
   }
 
-  __device__ __forceinline__ void run_tile(const Tile& tile, float (&dk)[kD / 2],
+  // Says that this warp's part of dQ of a whole tile is added up. That of the tile before
+  // (`pending`; -1: none) is by then, so that it costs no time.
+  __device__ __forceinline__ void say_done(int& pending) {
+    if (lane != 0 || pending < 0) return;
+    bulk_wait<0>();
+    fence_async();
+    add_release(p.done + pending);
+    if (p.problem.packed) add_release(&p.counters->done);
+    pending = -1;
+  }
+
+  __device__ __forceinline__ void run_tile(const Tile& tile, int& pending, float (&dk)[kD / 2],
                                            float (&dv)[kD / 2]) {
-    const int count = tile.steps;
+    const int count = uniform(tile.steps);
     Walk walk;
     walk.m = tile.m_first;
-    walk.block = tile.kv_head * p.group * p.slots + tile.slot + walk.m;
-    const int kv = kv_turn.index();
+    walk.block = tile.sum + walk.m;
+    const int kv = kv_turn.number % Shared::kKeyPlaces;
+    const uint16_t* k_tile = shared.k[kv];
+    const Keys keys = {
+        uniform(low_word(k_major(k_tile + group * 64 * 64))),
+        uniform(low_word(outer_major(k_tile + (kD == 64 ? 0 : group * kN * 64), kN * 128))),
+        uniform(low_word(k_major(shared.v + group * 64 * 64)))};
     float s[kM / 2];
-    barrier_wait(&shared.k_full[kv], kv_turn.phase());
+    barrier_wait(&shared.k_full[kv], kv_turn.number / Shared::kKeyPlaces % 2);
+    clear_behind<kN>(shared.k[kv], tile.k_len - tile.n * kN);
     barrier_wait(&shared.q_full[stage.index()], stage.phase());
+    clear_behind<kM>(shared.q[stage.index()], tile.q_len - walk.m * kM);
     warpgroup_fence();
-    multiply_scores(s, shared.k[kv], shared.q[stage.index()]);
+    multiply_scores(s, keys.k, shared.q[stage.index()]);
     warpgroup_commit();
     barrier_wait(&shared.v_full, kv_turn.number % 2);
+    clear_behind<kN>(shared.v, tile.k_len - tile.n * kN);
     ++kv_turn.number;
     warpgroup_wait<0>();
     keep_registers(s);
-    step<true>(tile, walk, kv, count == 1, s, dk, dv);
+    step<true>(tile, walk, keys, count == 1, s, dk, dv);
+    say_done(pending);
+    __syncwarp();
 #pragma unroll 1
-    for (int i = 2; i <= count; ++i) step<false>(tile, walk, kv, i == count, s, dk, dv);
+    for (int i = 2; i <= count; ++i) step<false>(tile, walk, keys, i == count, s, dk, dv);
 
     const int last_ds = stage.index() ^ 1;
     float dq[kDqQueries / 2];
     barrier_wait(&shared.ds_full[last_ds], Turn{stage.number - 1}.phase());
     warpgroup_fence();
-    multiply_dq(dq, shared.k[kv], shared.ds[last_ds]);
+    multiply_dq(dq, keys.k_transposed, shared.ds[last_ds]);
     warpgroup_commit();
     warpgroup_wait<0>();
     keep_registers(dq);
@@ -354,7 +422,7 @@ struct Consumer {
   }
 
   // Four lanes hold 32 columns of a row in words of two; here each gets 8 neighbours of its own.
-  __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
+  __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
 #pragma unroll
     for (int step = 2; step >= 1; step /= 2) {
       const bool upper = lane & step;
@@ -374,6 +442,7 @@ struct Consumer {
   __device__ __forceinline__ void store_rows(const float (&d)[kD / 2], float scale,
                                              const attention::View& to, const Tile& tile) {
     if (to.data == nullptr) return;
+    const int lane = lane_now();
     const int batch = p.problem.packed ? 0 : tile.batch;
     T* base = static_cast<T*>(to.data) + batch * to.batch + tile.kv_head * to.head;
 #pragma unroll
@@ -387,7 +456,7 @@ struct Consumer {
         for (int a = 0; a < 4; ++a) {
           w[a] = pack_pair<T>(d[4 * (i + a) + 2 * j] * scale, d[4 * (i + a) + 2 * j + 1] * scale);
         }
-        transpose_quad(w);
+        transpose_quad(w, lane);
         if (key < tile.k_len) {
           *reinterpret_cast<uint4*>(row + i * 8) = make_uint4(w[0], w[1], w[2], w[3]);
         }
@@ -396,33 +465,44 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
+    int pending = -1;  // in the first lane
     while (true) {
-      barrier_wait(&shared.tile_full[tile_turn.index()], tile_turn.phase());
+      // The next tile may wait for what is pending.
+      uint64_t* full = &shared.tile_full[tile_turn.index()];
+      if (!barrier_try_wait(full, tile_turn.phase())) say_done(pending);
+      __syncwarp();
+      barrier_wait(full, tile_turn.phase());
       const Tile& tile = shared.tile[tile_turn.index()];
-      if (tile.number >= p.tiles) break;
+      if (static_cast<int>(uniform(tile.number)) >= p.tiles) break;
       float dk[kD / 2], dv[kD / 2];
 #pragma unroll
       for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0;
-      if (tile.steps > 0) run_tile(tile, dk, dv);
+      if (uniform(tile.steps) != 0) run_tile(tile, pending, dk, dv);
       store_rows(dv, 1.f, p.dv, tile);
       store_rows(dk, p.scale, p.dk, tile);
+      say_done(pending);
+      __syncwarp();
+      if (p.done != nullptr) pending = tile.head;
       release(&shared.tile_empty[tile_turn.index()]);
       ++tile_turn.number;
     }
+    say_done(pending);
     if (lane == 0) bulk_wait<0>();
+    __syncwarp();
   }
 };
 
 #endif
 
-template <class T, int kD, int kM, bool kFeatures>
+template <class T, int kD, int kM, Kind kKind>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_kernel([[maybe_unused]] const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t storage[];
   auto& shared = *reinterpret_cast<SharedTiles<kD, kM>*>(storage);
   static_assert(sizeof(shared) <= 227 * 1024);
-  const int warp = threadIdx.x / 32;
+  int warp = static_cast<int>(threadIdx.x) / 32;
+  warp = static_cast<int>(uniform(warp));
   if (threadIdx.x == 0) {
     init_barriers(shared);
     prefetch_tensor_map(&p.q);
@@ -435,12 +515,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_earlier_kernels();
   if (warp < 4) {
     give_registers<24>();
-    if (threadIdx.x == 0) produce(p, shared);
+    if (threadIdx.x == 0) {
+      produce(p, shared);
+    } else if (warp > 0 && p.done != nullptr) {
+      convert_blocks<T, kD, kM, 2>(p, shared.dq_block[warp - 1]);
+    }
   } else {
     take_registers<240>();
-    Consumer<T, kD, kM, kFeatures> consumer{p, shared, warp / 4 - 1, warp % 4,
-                                            static_cast<int>(threadIdx.x) % 32};
+    Consumer<T, kD, kM, kKind> consumer{p, shared, warp / 4 - 1, warp % 4,
+                                        static_cast<int>(threadIdx.x) % 32};
     consumer.run();
+    if (p.done != nullptr)
+      convert_blocks<T, kD, kM, kM == 80 ? 5 : 4>(p, shared.dq_block[warp - 1]);
   }
 #endif
 }

@@ -20,14 +20,25 @@ struct Tile {
   int plain_first, plain_end;  // those of them whose every query sees every key
   int steps;                   // query blocks of all heads of the group
   int slot;                    // of the sequence's first query block in the workspace
+  int head;                    // the key head's number in the batch
+  int sum;                     // the sequence's first block of sums, of the group's first head
 };
 
-// Tiles as the copy engine writes them: columns of 64 elements, rows of 128 bytes, swizzled. Every
-// ring has two places.
+// A block of dQ to bring into its final form.
+struct DqBlock {
+  float* sum;
+  void* to;
+  int rows;  // 0: nothing more to do
+  int head;  // the key head's number in the batch
+};
+
+// Tiles as the copy engine writes them: columns of 64 elements, rows of 128 bytes, swizzled.
+// Rings have two places.
 template <int kD, int kM>
 struct alignas(1024) SharedTiles {
-  uint16_t k[2][kN * kD];  // of this tile and the next
-  uint16_t v[kN * kD];     // free once the last dP is there, so one place is enough
+  static constexpr int kKeyPlaces = kM == 80 ? 1 : 2;  // 80 queries leave room for one only
+  uint16_t k[kKeyPlaces][kN * kD];                     // of this tile and the next
+  uint16_t v[kN * kD];  // free once the last dP is there, so one place is enough
   uint16_t q[2][kM * kD];
   uint16_t dout[2][kM * kD];
   uint16_t ds[2][kM * kN];
@@ -38,6 +49,7 @@ struct alignas(1024) SharedTiles {
   uint64_t ds_full[2], ds_empty[2];
   uint64_t tile_full[2], tile_empty[2];
   Tile tile[2];
+  DqBlock dq_block[kThreads / 32 - 1];  // by warp, but for the one that loads
 };
 
 template <int kD, int kM>
@@ -70,6 +82,32 @@ __device__ __forceinline__ void init_barriers(SharedTiles<kD, kM>& shared) {
   cuda::fence_barrier_init();
 }
 
+__device__ __forceinline__ int load_acquire(const int* from) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void add_release(int* to) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(to) : "memory");
+}
+// Orders this thread's accesses and those of the copy engine.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// The sequence whose query blocks `slot` is one of, where sequences are packed.
+template <int kM>
+__device__ __forceinline__ int sequence_at(const Params& p, int slot) {
+  int low = 0, high = static_cast<int>(p.problem.batch) - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (static_cast<int>(p.problem.sequence(middle).q_begin) / kM + middle <= slot) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
 // `tile` is in shared memory: the registers of the one thread that calls this are few.
 template <int kM>
 __device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile& tile) {
@@ -99,19 +137,18 @@ __device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile&
     tile.k_len = static_cast<int>(s.k_len);
     tile.n = place - (tile.k_begin / kN + low);
     tile.slot = tile.q_begin / kM + low;
+    tile.head = low * p.kv_heads + tile.kv_head;
+    tile.sum = tile.kv_head * p.group * p.slots + tile.slot;
   } else {
     const int heads = p.kv_heads * static_cast<int>(p.problem.batch);
-    int head;
-    if (t < p.late * heads) {
-      const int first = t / (p.late * p.heads_together) * p.heads_together;
-      const int together = min(p.heads_together, heads - first);
-      const int rest = t - first * p.late;
-      tile.n = rest / together;
-      head = first + rest % together;
-    } else {
-      tile.n = t / heads;
-      head = t % heads;
+    int first = p.last_heads, end = heads;
+    if (t < p.last_heads * p.n_blocks) {
+      first = t / (p.n_blocks * p.heads_together) * p.heads_together;
+      end = min(first + p.heads_together, p.last_heads);
     }
+    const int rest = t - first * p.n_blocks;
+    tile.n = rest / (end - first);
+    const int head = first + rest % (end - first);
     if (p.descending) tile.n = p.n_blocks - 1 - tile.n;
     tile.batch = head / p.kv_heads;
     tile.kv_head = head % p.kv_heads;
@@ -120,6 +157,8 @@ __device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile&
     tile.q_len = static_cast<int>(p.problem.q_len);
     tile.k_len = static_cast<int>(p.problem.k_len);
     tile.slot = tile.batch * p.m_blocks;
+    tile.head = head;
+    tile.sum = head % p.ring * p.group * p.m_blocks;
   }
   const int n0 = tile.n * kN, n1 = min(n0 + kN, tile.k_len);
   const int offset = tile.k_len - tile.q_len;
@@ -141,19 +180,28 @@ __device__ __forceinline__ void produce(const Params& p, SharedTiles<kD, kM>& sh
   using namespace fk::cuda;  // NOLINT: the instructions
   constexpr int kPanels = kD / 64;
   Turn stage, tile_turn, kv_turn;
-  int t = blockIdx.x;
   while (true) {
+    // Late: a tile taken early would wait here while other blocks have nothing to do. Each waits
+    // for earlier ones at most (their conversion, their turn), which blocks that run have taken.
+    const int t = atomicAdd(&p.counters->tile, 1);
     barrier_wait(&shared.tile_empty[tile_turn.index()], tile_turn.phase() ^ 1);
     Tile& tile = shared.tile[tile_turn.index()];
     find_tile<kM>(p, t, tile);
+    if (t < p.tiles && !p.problem.packed && tile.head >= p.ring && p.done != nullptr) {
+      // The head that had this place before has to be through.
+      const int* converted = p.converted + (tile.head - p.ring);
+      while (load_acquire(converted) < p.group * p.m_blocks) __nanosleep(200);
+      fence_async();
+    }
     barrier_arrive(&shared.tile_full[tile_turn.index()]);
     ++tile_turn.number;
     if (t >= p.tiles) return;
     if (tile.steps > 0) {
       const int batch = p.problem.packed ? 0 : tile.batch;
       const int key = tile.k_begin + tile.n * kN;
-      const int kv = kv_turn.index();
-      barrier_wait(&shared.k_empty[kv], kv_turn.phase() ^ 1);
+      constexpr int kKeyPlaces = SharedTiles<kD, kM>::kKeyPlaces;
+      const int kv = kv_turn.number % kKeyPlaces;
+      barrier_wait(&shared.k_empty[kv], kv_turn.number / kKeyPlaces % 2 ^ 1);
       barrier_arrive_expect(&shared.k_full[kv], sizeof(shared.k[kv]));
       for (int c = 0; c < kPanels; ++c) {
         tensor_load(shared.k[kv] + c * kN * 64, &p.k, &shared.k_full[kv], c * 64, tile.kv_head, key,
@@ -190,8 +238,6 @@ __device__ __forceinline__ void produce(const Params& p, SharedTiles<kD, kM>& sh
         }
       }
     }
-    // Late: a tile taken early would wait here while other blocks have nothing to do.
-    t = static_cast<int>(gridDim.x) + atomicAdd(p.next_tile, 1);
   }
 }
 

@@ -67,26 +67,27 @@ __device__ __forceinline__ void order_tiles(int index, int heads, int query_tile
   *tile = query_tiles - 1 - rest / count;
 }
 
-// The place of the tile of the given index; false past the last. For a whole warp.
+// The place of the tile of the given index; false past the last. For a whole warp, whose first lane
+// writes it down.
 template <class Tile>
 __device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
                                            PackedCursor& cursor, TileOfQueries* tile) {
   if (index >= a.tiles) return false;
-  int place;
+  const int lane = threadIdx.x % 32;
+  int batch, head, place;
   if (a.packed) {
     // Sequence by sequence. Whatever the offsets say, rows stay inside the tensors.
-    const int lane = threadIdx.x % 32;
-    int query_tiles = 0;
+    int begin, length, query_tiles;
     for (;;) {
       if (cursor.batch >= a.batch) return false;
-      const int b = cursor.batch + lane;
-      int begin = 0, length = 0;
-      if (b < a.batch) {
-        begin = min(max(a.cu_q[b * a.cu_q_stride], 0), a.q_len);
-        length = max(min(a.cu_q[(b + 1) * a.cu_q_stride], a.q_len) - begin, 0);
+      batch = cursor.batch + lane;
+      begin = length = 0;
+      if (batch < a.batch) {
+        begin = min(max(a.cu_q[batch * a.cu_q_stride], 0), a.q_len);
+        length = max(min(a.cu_q[(batch + 1) * a.cu_q_stride], a.q_len) - begin, 0);
       }
-      const int own = (length + Tile::kQueries - 1) / Tile::kQueries;
-      int end = own * a.heads;  // summed over the lanes up to this one
+      query_tiles = (length + Tile::kQueries - 1) / Tile::kQueries;
+      int end = query_tiles * a.heads;  // summed over the lanes up to this one
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const int before = __shfl_up_sync(0xffffffff, end, d);
@@ -95,26 +96,26 @@ __device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
       const unsigned behind = __ballot_sync(0xffffffff, index < cursor.tiles_before + end);
       if (behind != 0) {
         const int source = __ffs(behind) - 1;
-        query_tiles = __shfl_sync(0xffffffff, own, source);
-        tile->batch = cursor.batch + source;
-        tile->q_begin = __shfl_sync(0xffffffff, begin, source);
-        tile->q_len = __shfl_sync(0xffffffff, length, source);
+        batch = cursor.batch + source;
+        begin = __shfl_sync(0xffffffff, begin, source);
+        length = __shfl_sync(0xffffffff, length, source);
+        query_tiles = __shfl_sync(0xffffffff, query_tiles, source);
         index -= cursor.tiles_before + __shfl_sync(0xffffffff, end, source) - query_tiles * a.heads;
         break;
       }
       cursor.batch += 32;
       cursor.tiles_before += __shfl_sync(0xffffffff, end, 31);
     }
-    tile->k_begin = min(max(a.cu_k[tile->batch * a.cu_k_stride], 0), a.k_len);
-    const int end = min(a.cu_k[(tile->batch + 1) * a.cu_k_stride], a.k_len);
-    tile->k_len = max(end - tile->k_begin, 0);
-    const int behind = (a.q_len - tile->q_begin - tile->q_len) / Tile::kQueries * a.heads;
+    if (lane == 0) {
+      tile->q_begin = begin;
+      tile->q_len = length;
+      tile->k_begin = min(max(a.cu_k[batch * a.cu_k_stride], 0), a.k_len);
+      tile->k_len = max(min(a.cu_k[(batch + 1) * a.cu_k_stride], a.k_len) - tile->k_begin, 0);
+    }
+    const int behind = (a.q_len - begin - length) / Tile::kQueries * a.heads;
     const int last = max((a.end_tiles - behind + query_tiles - 1) / query_tiles, 0);
-    order_tiles(index, a.heads, query_tiles, last, &tile->head, &place);
+    order_tiles(index, a.heads, query_tiles, last, &head, &place);
   } else {
-    tile->q_begin = tile->k_begin = 0;
-    tile->q_len = a.q_len;
-    tile->k_len = a.k_len;
     int row = index / a.query_tiles;
     if (a.last_first) {
       const int last = (a.end_tiles + a.query_tiles - 1) / a.query_tiles;
@@ -122,10 +123,19 @@ __device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
     } else {
       place = index % a.query_tiles;
     }
-    tile->batch = row / a.heads;
-    tile->head = row % a.heads;
+    batch = row / a.heads;
+    head = row % a.heads;
+    if (lane == 0) {
+      tile->q_begin = tile->k_begin = 0;
+      tile->q_len = a.q_len;
+      tile->k_len = a.k_len;
+    }
   }
-  tile->query = place * Tile::kQueries;
+  if (lane == 0) {
+    tile->batch = batch;
+    tile->head = head;
+    tile->query = place * Tile::kQueries;
+  }
   return true;
 }
 
@@ -133,39 +143,43 @@ __device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
 template <class Tile>
 __device__ __forceinline__ void find_tile(const ForwardArguments& a, int index,
                                           PackedCursor& cursor, TileOfQueries* tile) {
+  const int lane = threadIdx.x % 32;
   if (!place_tile<Tile>(a, index, cursor, tile)) {
-    tile->batch = -1;
+    if (lane == 0) tile->batch = -1;
     return;
   }
-  __syncwarp();  // which lets go of the registers
-  const int q_len = tile->q_len, k_len = tile->k_len, query = tile->query, shift = k_len - q_len;
-  {
-    const int last_query = min(query + Tile::kQueries, q_len) - 1;
+  __syncwarp();
+  if (lane < Tile::kWarpgroups) {
+    const int q_len = tile->q_len, k_len = tile->k_len, query = tile->query;
+    const int shift = k_len - q_len, last_query = min(query + Tile::kQueries, q_len) - 1;
     const int end_key = min(k_len, last_query + shift + a.right + 1);
     const int first_key = max(0, query + shift - a.left);
-    tile->first_block = first_key / Tile::kKeys;
-    tile->end_block =
-        end_key > first_key ? (end_key + Tile::kKeys - 1) / Tile::kKeys : tile->first_block;
-  }
-  const int warpgroup = threadIdx.x % 32;
-  if (warpgroup < Tile::kWarpgroups) {
-    const int first = query + 64 * warpgroup + shift, last = first + 63;
+    const int tile_first = first_key / Tile::kKeys;
+    const int tile_end =
+        end_key > first_key ? (end_key + Tile::kKeys - 1) / Tile::kKeys : tile_first;
+    // Of the warpgroup with this lane's number.
+    const int first = query + 64 * lane + shift, last = first + 63;
     const int end = min(k_len, last + a.right + 1);
+    const int end_block = max(tile_first, min(tile_end, (end + Tile::kKeys - 1) / Tile::kKeys));
     BlocksOfKeys b;
-    b.inner_end = min(k_len, first + a.right + 1) / Tile::kKeys;
-    b.inner_first = (last - a.left + Tile::kKeys - 1) / Tile::kKeys;
-    const int end_block =
-        max(tile->first_block, min(tile->end_block, (end + Tile::kKeys - 1) / Tile::kKeys));
-    b.first = min(end_block, max(tile->first_block, (first - a.left) / Tile::kKeys));
+    b.first = min(end_block, max(tile_first, (first - a.left) / Tile::kKeys));
     b.end_halves = 2 * end_block - (2 * end <= (2 * end_block - 1) * Tile::kKeys ? 1 : 0);
-    if (query + 64 * warpgroup >= q_len) b.end_halves = 2 * b.first;  // no queries here
-    tile->blocks[warpgroup] = b;
+    if (query + 64 * lane >= q_len) b.end_halves = 2 * b.first;  // no queries here
+    b.inner_first = (last - a.left + Tile::kKeys - 1) / Tile::kKeys;
+    b.inner_end = min(k_len, first + a.right + 1) / Tile::kKeys;
+    tile->blocks[lane] = b;
+    if (lane == 0) {
+      tile->first_block = tile_first;
+      tile->end_block = tile_end;
+    }
   }
   __syncwarp();
-  tile->lse = a.lse.data == nullptr
-                  ? nullptr
-                  : static_cast<float*>(a.lse.data) + tile->batch * a.lse.batch +
-                        tile->head * a.lse.head + (tile->q_begin + tile->query) * a.lse.row;
+  if (lane == 0) {
+    tile->lse = a.lse.data == nullptr
+                    ? nullptr
+                    : static_cast<float*>(a.lse.data) + tile->batch * a.lse.batch +
+                          tile->head * a.lse.head + (tile->q_begin + tile->query) * a.lse.row;
+  }
 }
 
 #endif

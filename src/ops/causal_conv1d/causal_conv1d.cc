@@ -60,16 +60,23 @@ Status CausalConv1dUpdateFwd::validate(const CausalConv1dUpdateFwd& a) {
 
 void register_causal_conv1d(Registry& registry) {
   registry.add<CausalConv1dFwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run},
+    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
+#if FK_HAVE_CUDA
+        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+#endif
   });
   registry.add<CausalConv1dBwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+#if FK_HAVE_CUDA
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+#endif
   });
   registry.add<CausalConv1dUpdateFwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run},
+    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
+#if FK_HAVE_CUDA
+        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+#endif
   });
 }
 

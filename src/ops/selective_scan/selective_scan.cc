@@ -63,12 +63,18 @@ Status SelectiveScanBwd::validate(const SelectiveScanBwd& a) {
 
 void register_selective_scan(Registry& registry) {
   registry.add<SelectiveScanFwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+#if FK_HAVE_CUDA
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+#endif
   });
   registry.add<SelectiveScanBwd>({
-      {"reference", kReference, nullptr, reference::run},
-      {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+#if FK_HAVE_CUDA
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+#endif
   });
 }
 

@@ -10,11 +10,12 @@ import flashkernel as fk
 from . import report
 from .frameworks import FRAMEWORKS, ITEMSIZE, bytes_moved, installed
 from .mamba import WORKLOADS as MAMBA
+from .mamba_agent import WORKLOADS as AGENT
 from .suites import SUITES
 from .timing import time_cpu, time_cuda
 from .workloads import WORKLOADS as GENERAL
 
-WORKLOADS = GENERAL | {w.op: w for w in MAMBA}
+WORKLOADS = GENERAL | {w.op: w for w in [*MAMBA, *AGENT]}
 
 
 def parse(arguments):

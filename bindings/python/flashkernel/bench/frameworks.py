@@ -7,7 +7,7 @@ import numpy as np
 
 from .workloads import PARAMETERS, Workload, bytes_moved
 
-ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 
 
 class Numpy:

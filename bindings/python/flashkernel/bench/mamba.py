@@ -45,52 +45,47 @@ def _torch(params):
     return call
 
 
-def _jax_coefficients(jax, t):
+def associative_states(jax, t):
+    """By jax.lax.associative_scan over (decay, input) pairs."""
     dt = jax.nn.softplus(t["delta"] + t["delta_bias"])
     decay = jax.numpy.exp(dt[..., None] * t["A"])
-    return decay, (dt * t["u"])[..., None] * t["B"][:, :, None]
+    inputs = (dt * t["u"])[..., None] * t["B"][:, :, None]
 
+    def combine(x, y):
+        return x[0] * y[0], y[0] * x[1] + y[1]
 
-def _jax_finish(jax, t, y):
+    _, states = jax.lax.associative_scan(combine, (decay, inputs), axis=1)
+    y = (states * t["C"][:, :, None]).sum(-1)
     return (y + t["u"] * t["D"]) * jax.nn.silu(t["z"])
 
 
-def _associative(params):
-    """jax.lax.associative_scan over (decay, input) pairs."""
-
-    def call(m, t):
-        import jax
-
-        def combine(x, y):
-            return x[0] * y[0], y[0] * x[1] + y[1]
-
-        _, states = jax.lax.associative_scan(combine, _jax_coefficients(jax, t), axis=1)
-        return _jax_finish(jax, t, (states * t["C"][:, :, None]).sum(-1))
-
-    return call
-
-
-def _lax_scan(params):
-    """jax.lax.scan over time; what is multiplied by a step is made inside, so that no tensor of
+def scan_outputs(jax, t):
+    """By jax.lax.scan over time; what a step multiplies is made inside, so that no tensor of
     B L D N is ever in memory."""
+    dt = jax.nn.softplus(t["delta"] + t["delta_bias"])
 
-    def call(m, t):
-        import jax
+    def step(state, x):
+        dt, u, b, c = x
+        decay = jax.numpy.exp(dt[..., None] * t["A"])
+        state = decay * state + (dt * u)[..., None] * b[:, None]
+        return state, (state * c[:, None]).sum(-1)
 
-        dt = jax.nn.softplus(t["delta"] + t["delta_bias"])
+    by_time = tuple(x.swapaxes(0, 1) for x in (dt, t["u"], t["B"], t["C"]))
+    first = jax.numpy.zeros((t["u"].shape[0], *t["A"].shape), jax.numpy.float32)
+    _, y = jax.lax.scan(step, first, by_time)
+    return (y.swapaxes(0, 1) + t["u"] * t["D"]) * jax.nn.silu(t["z"])
 
-        def step(state, x):
-            dt, u, b, c = x
-            decay = m.exp(dt[..., None] * t["A"])
-            state = decay * state + (dt * u)[..., None] * b[:, None]
-            return state, (state * c[:, None]).sum(-1)
 
-        by_time = [x.swapaxes(0, 1) for x in (dt, t["u"], t["B"], t["C"])]
-        first = m.zeros((t["u"].shape[0], *t["A"].shape), m.float32)
-        _, y = jax.lax.scan(step, first, tuple(by_time))
-        return _jax_finish(jax, t, y.swapaxes(0, 1))
+def _in_jax(function):
+    def make(params):
+        def call(m, t):
+            import jax
 
-    return call
+            return function(jax, t)
+
+        return call
+
+    return make
 
 
 def _conv_inputs(params, rng):
@@ -118,7 +113,11 @@ WORKLOADS = [
         "selective_scan",
         _inputs,
         _ours,
-        {"torch": _torch, "jax_associative_scan": _associative, "jax_lax_scan": _lax_scan},
+        {
+            "torch": _torch,
+            "jax_associative_scan": _in_jax(associative_states),
+            "jax_lax_scan": _in_jax(scan_outputs),
+        },
         {"fwd": 4, "bwd": 7},
         ("u", "delta", "A", "B", "C", "D", "z", "delta_bias"),
         options=True,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Case:
     op: str
     direction: str  # fwd, bwd
-    dtype: str  # float32, float16, bfloat16
+    dtype: str  # float32, float16, bfloat16, float8_e4m3fn
     params: tuple  # of (name, value)
     peers: tuple = ()  # instead of the framework's own
 
@@ -106,6 +106,17 @@ def attention_more():
                 yield _attention(direction, "bfloat16", both, 4, 4096, 8, d, causal)
 
 
+def attention_float8():
+    """8-bit floats, B * L = 16384, H * D = 2048, beside cuDNN on the same values in bfloat16."""
+    for d in (64, 128, 256):
+        for causal in (False, True):
+            for length in (1024, 4096, 8192):
+                yield _attention(
+                    "fwd", "float8_e4m3fn", ("cudnn",), 16384 // length, length, 2048 // d, d,
+                    causal,
+                )  # fmt: skip
+
+
 def attention_grid():
     """Latency and memory over lengths, head sizes, batches and precisions."""
     for dtype in ("float16", "float32"):
@@ -147,6 +158,16 @@ def mamba_algorithms():
             yield _scan("fwd", "float32", ("none",), b, length, d, 16, algorithm=name)
 
 
+def mamba_agent():
+    """A game agent's backbone (by --framework jax): forward at batch 1 and 32, training steps."""
+    peers = ("jax_lax_scan", "jax_associative_scan")
+    for b, length, train in (
+        (1, 60, False), (32, 60, False), (32, 60, True), (32, 120, True), (32, 180, True),
+    ):  # fmt: skip
+        sizes = {"B": b, "L": length, "train": train}
+        yield Case("mamba_agent", "fwd", "float32", tuple(sizes.items()), peers)
+
+
 def conv1d():
     """Mamba's convolution with its SiLU."""
     for direction in ("fwd", "bwd"):
@@ -155,7 +176,8 @@ def conv1d():
 
 
 _ALL = (
-    demo, rows, bandwidth, overhead, attention, attention_more, attention_grid, attention_cpu,
-    mamba_cpu, mamba_algorithms, conv1d,
+    demo, rows, bandwidth, overhead, attention, attention_more, attention_float8, attention_grid,
+    attention_cpu,
+    mamba_cpu, mamba_algorithms, mamba_agent, conv1d,
 )  # fmt: skip
 SUITES = {f.__name__: f for f in _ALL}

@@ -1,0 +1,138 @@
+// Attention's backward on Hopper: dQ from sums of floats in the order of the registers to rows of
+// q's type, beside the multiplications, by warps that have nothing else to do. Reads and clears 4
+// bytes and writes 2 for each element; the sums hardly ever leave the L2 cache.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "ops/attention/cuda_sm90_backward_tiles.cuh"
+
+namespace fk::cuda_sm90::backward {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  uint32_t word;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  }
+  return word;
+}
+
+// Not kept in a register from one use to the next, and nothing that follows from it.
+__device__ __forceinline__ int lane_now() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// Transposes an 8 x 8 matrix of 2-byte elements, a row in four lanes.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t w) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(w));
+  return result;
+}
+
+// Finds the next block of dQ to bring into its final form and waits until all its key blocks are
+// added. One thread; `block` is in shared memory, since registers are few.
+template <class T, int kD, int kM>
+__device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& block) {
+  const int heads = p.kv_heads * p.group;
+  while (true) {
+    const int i = atomicAdd(&p.counters->block, 1);
+    block.rows = 0;
+    if (i >= heads * p.slots) return;
+    int sum, row0, head, batch;
+    if (p.problem.packed) {
+      const int slot = i / heads;
+      head = i - slot * heads;
+      const int s = sequence_at<kM>(p, slot);
+      const attention::Sequence sequence = p.problem.sequence(s);
+      const int q_begin = static_cast<int>(sequence.q_begin);
+      row0 = (slot - (q_begin / kM + s)) * kM;
+      block.rows = static_cast<int>(sequence.q_len) - row0;
+      if (block.rows <= 0) continue;
+      row0 += q_begin;
+      block.head = s * p.kv_heads + head / p.group;
+      sum = head * p.slots + slot;
+      batch = 0;
+      // Where the sequence's key blocks are (find_tile), if offsets rise. If they do not, there is
+      // at least an end to it.
+      const int begin = static_cast<int>(sequence.k_begin) / kN + s;
+      const int end = s + 1 < p.problem.batch
+                          ? static_cast<int>(p.problem.sequence(s + 1).k_begin) / kN + s + 1
+                          : p.tiles / p.kv_heads;
+      while (load_acquire(p.done + block.head) < (end - begin) * kConsumerWarps &&
+             load_acquire(&p.counters->done) < p.tiles * kConsumerWarps) {
+        __nanosleep(300);
+      }
+    } else {
+      const int blocks = p.group * p.m_blocks;
+      const int kv_head = i / blocks, rest = i - kv_head * blocks;
+      batch = kv_head / p.kv_heads;
+      head = (kv_head - batch * p.kv_heads) * p.group + rest / p.m_blocks;
+      sum = kv_head % p.ring * blocks + rest;
+      row0 = rest % p.m_blocks * kM;
+      block.rows = static_cast<int>(p.problem.q_len) - row0;
+      block.head = kv_head;
+      while (load_acquire(p.done + kv_head) < p.n_blocks * kConsumerWarps) __nanosleep(300);
+    }
+    block.sum = p.sum + static_cast<int64_t>(sum) * (kM * kD);
+    block.to = static_cast<T*>(p.dq.data) + batch * p.dq.batch + row0 * p.dq.row + head * p.dq.head;
+    return;
+  }
+}
+
+// A warp brings blocks of dQ from their sum of floats, in the order of the registers
+// (Consumer::add_dq) to rows of q's type, and zeroes the sum for the next head that takes it.
+template <class T, int kD, int kM, int kAtOnce>
+__device__ __forceinline__ void convert_blocks(const Params& p, volatile DqBlock& block) {
+  constexpr int kGroups = kD == 64 ? kM / 16 : kM / 8;  // of 8 queries, in a warp's part
+  static_assert(kGroups % kAtOnce == 0);
+  while (true) {
+    if (lane_now() == 0) find_block<T, kD, kM>(p, block);
+    __syncwarp();
+    if (block.rows <= 0) return;
+#pragma unroll 1
+    for (int part = 0; part < kConsumerWarps; ++part) {
+      const int lane = lane_now();
+      float4* sum = reinterpret_cast<float4*>(block.sum) + part * kGroups * 32 + lane;
+      int row = (kD == 64 ? part / 4 * (kM / 2) : 0) + lane / 4;
+      T* to = static_cast<T*>(block.to) + row * p.dq.row + (kD == 64 ? 0 : part / 4 * 64) +
+              part % 4 * 16 + lane % 4 * 2;
+      row -= block.rows;
+#pragma unroll 1
+      for (int g = 0; g < kGroups; g += kAtOnce) {
+        float4 x[kAtOnce];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) x[j] = __ldcg(sum + j * 32);
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const uint32_t low = transpose_matrix(pack_pair<T>(x[j].x * p.scale, x[j].y * p.scale));
+          const uint32_t high = transpose_matrix(pack_pair<T>(x[j].z * p.scale, x[j].w * p.scale));
+          if (row < 0) {
+            *reinterpret_cast<uint32_t*>(to) = low;
+            *reinterpret_cast<uint32_t*>(to + 8) = high;
+          }
+          row += 8;
+          to += 8 * p.dq.row;
+          __stcg(sum, make_float4(0.f, 0.f, 0.f, 0.f));
+          sum += 32;
+        }
+      }
+    }
+    fence_async();
+    __syncwarp();
+    if (lane_now() == 0) add_release(p.converted + block.head);
+  }
+}
+
+#endif
+
+}  // namespace fk::cuda_sm90::backward

@@ -1,0 +1,29 @@
+// The shapes of the forward's blocks, and their launch for one dtype.
+#pragma once
+
+#include "cuda/row_walk.cuh"
+#include "ops/selective_scan/cuda_forward.cuh"
+
+namespace fk::cuda {
+
+template <class T, class Tile, ScanPass kPass>
+Status launch_tile(ScanArgs a, cudaStream_t stream) {
+  a.blocks_per_group = static_cast<int>(ceil_div(a.channels / a.groups, Tile::kChannels));
+  const int64_t blocks = int64_t{a.blocks_per_group} * a.groups * a.segments.slots;
+  if (blocks == 0) return {};
+  return launch_early(scan_tiles<T, Tile, kPass>, "scan_tiles",
+                      {grid_of(blocks), Tile::kThreads, Tile::kSharedBytes}, stream, a);
+}
+
+// Only kMany is ever cut into segments.
+template <class T>
+Status launch_scan(ScanPass pass, ScanShape shape, const ScanArgs& a, void* stream) {
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  if (pass == ScanPass::kStates) return launch_tile<T, ManyTile, ScanPass::kStates>(a, s);
+  if (pass == ScanPass::kAdjoints) return launch_tile<T, ManyTile, ScanPass::kAdjoints>(a, s);
+  if (shape == ScanShape::kFew) return launch_tile<T, FewTile, ScanPass::kOutputs>(a, s);
+  if (shape == ScanShape::kWide) return launch_tile<T, WideTile, ScanPass::kOutputs>(a, s);
+  return launch_tile<T, ManyTile, ScanPass::kOutputs>(a, s);
+}
+
+}  // namespace fk::cuda

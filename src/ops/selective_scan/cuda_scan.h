@@ -1,0 +1,110 @@
+// What the CUDA kernels of the selective scan are given, forward and backward.
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "core/status.h"
+#include "ops/selective_scan/cuda_segments.h"
+
+namespace fk::cuda {
+
+// Values per channel, of dtype float32 or the activations'.
+struct ChannelView {
+  const void* data = nullptr;  // NULL: not there
+  bool is_float = true;
+  int64_t stride = 0;
+};
+
+// States (sequence, channel, state), of dtype float32 or the activations'.
+struct StateView {
+  void* data = nullptr;
+  bool is_float = true;
+  int64_t sequence = 0, channel = 0, state = 0;
+};
+
+// States after every `spacing` steps of a sequence, [row][state][channel]. The row of the state
+// after step t - 1 is base + (t - begin) / spacing, base being rows_per_batch * batch - 1 or,
+// without rows per batch, the sequence's first slot among segments of `spacing` steps.
+struct KeptStates {
+  float* data = nullptr;
+  int64_t spacing = 1;
+  int64_t rows_per_batch = -1;
+
+  FK_HOST_DEVICE int64_t base(const Segments& segments, const Segment& g) const {
+    if (rows_per_batch >= 0) return rows_per_batch * g.batch - 1;
+    Segments by_spacing = segments;
+    by_spacing.steps = spacing;
+    return by_spacing.first_slot(g.sequence);
+  }
+};
+
+struct ScanArgs {
+  scan::View u, delta, z, y;
+  scan::GroupView B, C;
+  const float* A;
+  int64_t A_channel, A_state;
+  ChannelView D, bias;
+  StateView initial_state, last_state;
+  int64_t batch, length, channels;
+  int states, groups;
+  int first_state;       // of those that this launch takes
+  int blocks_per_group;  // of channels
+  bool softplus;
+  bool time_contiguous;  // u, delta, z, y, ... have stride 1 along time
+  bool vectors;          // and borders of 8 bytes; otherwise pairs of channels have borders
+  Segments segments;
+  KeptStates kept;  // written by the forward, read by the backward
+  // Where sequences are cut: (slot, channel, state) and (slot, channel).
+  float* segment_states;
+  float* segment_sums;
+  // Where there are more states than a launch takes: sums over the states of earlier launches, and
+  // with those of this one, (batch, step, channel); NULL in the first, and in the last.
+  const float* sums_before;
+  float* sums_after;
+  scan::View dy;  // the backward's
+
+  FK_HOST_DEVICE int64_t sum_at(int64_t b, int64_t step, int64_t channel) const {
+    return (b * length + step) * channels + channel;
+  }
+};
+
+struct ReverseArgs {
+  ScanArgs scan;
+  scan::View du, ddelta, dz;
+  StateView dlast_state, dinitial_state;
+  float* partial_states;    // (block of channels, batch, step, group, 2 N): parts of dB and dC
+  float* partial_A;         // (slot, channel, state)
+  float* partial_channels;  // (slot, 2, channel): parts of dD and ddelta_bias
+  int64_t sums_stride;      // between the three sums over states
+};
+
+enum class ScanPass { kOutputs, kStates, kAdjoints };
+
+// How threads share channels and states. kMany: up to 16 states, as many channels as there are.
+// kFew: two states a thread, for the least time a step where a GPU is not full. kWide: 64 states at
+// a time.
+enum class ScanShape { kMany, kFew, kWide };
+
+// The backward's: up to 16 states, 64 at a time, or 16 in the shared memory of a small GPU.
+enum class ReverseShape { kMany, kWide, kSmall };
+
+// What a block of a shape takes.
+struct ScanBlock {
+  int channels, states, steps;
+  int shared_bytes;
+};
+ScanBlock block_of(ScanShape shape);
+ScanBlock block_of(ReverseShape shape);
+
+// One launch; a.first_state and what a block takes say which states.
+template <class T>
+Status launch_scan(ScanPass pass, ScanShape shape, const ScanArgs& a, void* stream);
+template <class T>
+Status launch_reverse(ReverseShape shape, const ReverseArgs& a, void* stream);
+
+// blelloch, hillis_steele and cumsum, whole sequences, all states.
+template <class T>
+Status launch_named(int64_t algorithm, const ScanArgs& a, void* stream);
+
+}  // namespace fk::cuda
