@@ -74,7 +74,7 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
         else:
             given = random.random() < 0.5 if optionals is None else optionals
         previous = f
-        if f.optional and not given:
+        if f.optional and (not given or f.with_float8):  # activations are float32 here
             sample[f.name] = None
             continue
         shape = shape_of(f)

@@ -77,6 +77,10 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   uint4 value;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -86,36 +90,34 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   return value;
 }
 
-// Copies `bytes` (0 to 16) from global to shared memory and fills up to 16 with zeros; `to` and
-// `from` are multiples of 16. From sm_80 on it is done only after copies_wait. `from` is not read
-// if `bytes` is 0.
-__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, int bytes) {
+// Copies 16 bytes from global to shared memory, both aligned to that; zeros if not `wanted`, and
+// `from` is not read. From sm_80 on it is done only after copies_wait.
+__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool wanted) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "{\n"
+      ".reg .pred ignored;\n"
+      "setp.eq.u32 ignored, %2, 0;\n"
+      "cp.async.cg.shared.global [%0], [%1], 16, ignored;\n"
+      "}\n" ::"r"(to),
+      "l"(from), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
 #else
-  uint4 value = make_uint4(0, 0, 0, 0);
-  if (bytes == 16) {
-    value = *static_cast<const uint4*>(from);
-  } else if (bytes > 0) {
-    const auto* halves = static_cast<const uint16_t*>(from);
-    uint32_t words[4] = {};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (2 * i < bytes) words[i / 2] |= static_cast<uint32_t>(halves[i]) << (i % 2 * 16);
-    }
-    value = make_uint4(words[0], words[1], words[2], words[3]);
-  }
-  store_shared(to, value);
+  store_shared(to, wanted ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0));
 #endif
 }
 
 // The same for one float; 0 if not `wanted`.
 __device__ __forceinline__ void copy_float(uint32_t to, const float* from, bool wanted) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-               "r"(wanted ? 4 : 0)
-               : "memory");
+  asm volatile(
+      "{\n"
+      ".reg .pred ignored;\n"
+      "setp.eq.u32 ignored, %2, 0;\n"
+      "cp.async.ca.shared.global [%0], [%1], 4, ignored;\n"
+      "}\n" ::"r"(to),
+      "l"(from), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
 #else
   store_shared(to, wanted ? __float_as_uint(*from) : 0u);
 #endif
@@ -136,14 +138,19 @@ __device__ __forceinline__ void copies_wait() {
 #endif
 }
 
-// Adds to two neighbours in global memory; `to` is a multiple of 8 bytes.
-__device__ __forceinline__ void add_pair(float* to, float x, float y) {
+// Adds to four neighbours in global memory; `to` is a multiple of 16 bytes. From sm_90 on.
+__device__ __forceinline__ void add_four([[maybe_unused]] float* to, [[maybe_unused]] float x0,
+                                         [[maybe_unused]] float x1, [[maybe_unused]] float x2,
+                                         [[maybe_unused]] float x3) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
-#else
-  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
-  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + 1), "f"(y) : "memory");
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x0), "f"(x1), "f"(x2),
+               "f"(x3)
+               : "memory");
 #endif
+}
+
+__device__ __forceinline__ void add_one(float* to, float x) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }
 
 }  // namespace fk::cuda

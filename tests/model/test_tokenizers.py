@@ -21,8 +21,7 @@ def words():
 
 @pytest.fixture(scope="module")
 def newer_marks() -> set[str]:
-    """Marks that the table behind Hugging Face's NFC does not have: it is of Unicode 13, ours of
-    14."""
+    """Marks that Hugging Face's NFC does not order, as its table does not have them."""
     compose = normalizers.NFC().normalize_str
     marks = [c for c in texts.CHARACTERS if unicodedata.combining(c)]
 
@@ -40,7 +39,7 @@ def test_equal_to_hugging_face(kind, words, newer_marks, tmp_path):
     path = tmp_path / "tokenizer.json"
     theirs.save(str(path))
     ours = Tokenizer(path)
-    assert len(newer_marks) < 100
+    assert len(newer_marks) < 200  # of about 900
     samples = texts.texts(COUNT, 1, words)
     if theirs.normalizer and "NFC" in repr(theirs.normalizer):
         samples = ["".join(c for c in s if c not in newer_marks) for s in samples]

@@ -5,8 +5,8 @@ import random
 import sys
 import unicodedata
 
-# Characters that no version of Unicode since 13 has moved between categories, so that a library's
-# tables are not what is compared. Unassigned ones may be assigned in a newer table.
+# Characters that this Python's Unicode assigns: others may be letters in one library's newer table
+# and nothing in another's, which is not what is compared.
 CHARACTERS = [
     chr(c) for c in range(sys.maxunicode + 1) if unicodedata.category(chr(c)) not in ("Cs", "Cn")
 ]

@@ -107,6 +107,7 @@ struct BackwardPlan {
   float *exponents, *delta;
   uint32_t* delta_maxima = nullptr;
   float *dq_sums = nullptr, *dk_sums = nullptr;
+  int64_t dq_elements = 0;
 
   BackwardPlan(const AttentionBwd& a, int code, WorkspaceParts* parts)
       : problem(fk::attention::problem_of(a)),
@@ -121,7 +122,9 @@ struct BackwardPlan {
     if (q.form != Form::kSame) delta_maxima = parts->take<uint32_t>(batch * problem.kv_heads);
     const bool rotated = q.rotation.pairs > 0;
     if (a.dq && (rotated || (!a.deterministic && (a.dk || a.dv)))) {
-      dq_sums = parts->take<float>(prepared_elements(a.q));
+      dq_elements =
+          batch * problem.heads * patch_rows(problem, problem.q_len) * prepared_columns(a.q);
+      dq_sums = parts->take<float>(dq_elements);
     }
     if (a.dk && rotated) dk_sums = parts->take<float>(prepared_elements(a.k));
   }
@@ -189,7 +192,7 @@ Result sums_of(const BackwardPlan& plan, const Tensor& t, float* sums) {
   r.batch = plan.problem.packed ? 0 : r.row * t.size(-3);
   r.dtype = DType::kFloat32;
   r.columns = static_cast<int>(r.head);
-  r.pairs = true;
+  r.vectors = true;
   return r;
 }
 
@@ -261,14 +264,15 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   const bool atomics = any_keys && any_queries && !a.deterministic && !exec.deterministic();
   if (atomics) {
     p.dq_sums = plan.dq_sums;
+    p.dq_rows = patch_rows(problem, problem.q_len);
     p.dq_columns = prepared_columns(a.q);
     FK_RETURN_IF_ERROR(
-        check(cudaMemsetAsync(plan.dq_sums, 0, prepared_elements(a.q) * sizeof(float), stream),
+        check(cudaMemsetAsync(plan.dq_sums, 0, plan.dq_elements * sizeof(float), stream),
               "attention dq_sums"));
   }
   if (any_keys) FK_RETURN_IF_ERROR(launch(p, BackwardPass::kKeys));
   if (any_keys && a.dk && rotated) {
-    FK_RETURN_IF_ERROR(finish_gradient(problem, plan.dk_sums, prepared_columns(a.k), false,
+    FK_RETURN_IF_ERROR(finish_gradient(problem, plan.dk_sums, prepared_columns(a.k), false, false,
                                        plan.k.rotation, a.dk, stream));
   }
   if (any_queries && !atomics) {
@@ -276,7 +280,7 @@ Status run(const AttentionBwd& a, const Exec& exec) {
     FK_RETURN_IF_ERROR(launch(p, BackwardPass::kQueries));
   }
   if (any_queries && (atomics || rotated)) {
-    FK_RETURN_IF_ERROR(finish_gradient(problem, plan.dq_sums, prepared_columns(a.q), true,
+    FK_RETURN_IF_ERROR(finish_gradient(problem, plan.dq_sums, prepared_columns(a.q), true, atomics,
                                        plan.q.rotation, a.dq, stream));
   }
   if (!a.dbias || a.dbias.numel() == 0) return {};

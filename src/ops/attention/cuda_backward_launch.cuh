@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/attention/cuda_backward.h"
+#include "ops/attention/cuda_backward_keys.cuh"
 #include "ops/attention/cuda_backward_queries.cuh"
 #include "ops/attention/cuda_plan.h"
 
@@ -29,8 +30,8 @@ Status launch_bias_tile(const Backward& p, cudaStream_t stream) {
                            stream);
 }
 
-// Key tiles a warp, warps over keys, split, queries, stages, blocks a multiprocessor; for
-// QueryTile: warps, keys, blocks. kWhole: dk and dv are made at once.
+// Key tiles a warp, warps over keys, split, queries, a piece of them, stages, blocks a
+// multiprocessor; for QueryTile: warps, keys, blocks. kWhole: dk and dv are made at once.
 template <class T, int kTerms, int kDim, bool kFeatures>
 struct BackwardTiles;
 
@@ -38,9 +39,10 @@ template <class T, bool kFeatures>
 struct BackwardTiles<T, 1, 64, kFeatures> {
   static constexpr bool kWhole = true;
   template <int kParts>
-  using Large = BackwardTile<T, 1, 64, 2, 4, 1, 32, 1, 2, kParts, kFeatures, Use::kLarge>;
+  using Large = BackwardTile<T, 1, 64, 2, kFeatures ? 2 : 4, kFeatures ? 2 : 1, 64, 32, 1, 2,
+                             kParts, kFeatures, Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 1, 64, 1, 4, 1, 64, 1, 1, kParts, kFeatures, Use::kTuring>;
+  using Small = BackwardTile<T, 1, 64, 1, 4, 1, 64, 64, 1, 1, kParts, kFeatures, Use::kTuring>;
   using Queries = QueryTile<T, 1, 64, 4, 64, 2, Use::kLarge>;
   using SmallQueries = QueryTile<T, 1, 64, 4, 64, 1, Use::kTuring>;
 };
@@ -48,9 +50,10 @@ template <class T, bool kFeatures>
 struct BackwardTiles<T, 1, 128, kFeatures> {
   static constexpr bool kWhole = true;
   template <int kParts>
-  using Large = BackwardTile<T, 1, 128, 2, 4, 2, 64, 2, 1, kParts, kFeatures, Use::kLarge>;
+  using Large = BackwardTile<T, 1, 128, 2, 4, 2, 64, kFeatures ? 16 : 32, 2, 1, kParts, kFeatures,
+                             Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 1, 128, 1, 4, 2, 32, 1, 1, kParts, kFeatures, Use::kSmall>;
+  using Small = BackwardTile<T, 1, 128, 1, 4, 2, 32, 16, 1, 1, kParts, kFeatures, Use::kSmall>;
   using Queries = QueryTile<T, 1, 128, 4, 32, 2, Use::kLarge>;
   using SmallQueries = QueryTile<T, 1, 128, 4, 32, 1, Use::kTuring>;
 };
@@ -58,9 +61,9 @@ template <class T, bool kFeatures>
 struct BackwardTiles<T, 1, 256, kFeatures> {
   static constexpr bool kWhole = true;
   template <int kParts>
-  using Large = BackwardTile<T, 1, 256, 2, 2, 4, 64, 1, 1, kParts, kFeatures, Use::kLarge>;
+  using Large = BackwardTile<T, 1, 256, 2, 2, 4, 64, 16, 1, 1, kParts, kFeatures, Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 1, 256, 1, 1, 2, 32, 1, 1, kParts, kFeatures, Use::kSmall>;
+  using Small = BackwardTile<T, 1, 256, 1, 1, 4, 32, 16, 1, 1, kParts, kFeatures, Use::kSmall>;
   using Queries = QueryTile<T, 1, 256, 4, 32, 1, Use::kLarge>;
   using SmallQueries = QueryTile<T, 1, 256, 2, 16, 1, Use::kTuring>;
 };
@@ -69,9 +72,9 @@ struct BackwardTiles<T, 2, 64, kFeatures> {
   static constexpr bool kWhole = true;
   template <int kParts>
   using Large =
-      BackwardTile<T, 2, 64, 2, 2, 2, 32, 1, kFeatures ? 2 : 3, kParts, kFeatures, Use::kLarge>;
+      BackwardTile<T, 2, 64, 2, 2, 2, 32, 16, 1, kFeatures ? 2 : 3, kParts, kFeatures, Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 2, 64, 1, 4, 1, 16, 1, 1, kParts, kFeatures, Use::kTuring>;
+  using Small = BackwardTile<T, 2, 64, 1, 4, 1, 16, 16, 1, 1, kParts, kFeatures, Use::kTuring>;
   using Queries = QueryTile<T, 2, 64, 4, 32, 2, Use::kLarge>;
   using SmallQueries = QueryTile<T, 2, 64, 2, 32, 1, Use::kTuring>;
 };
@@ -79,9 +82,9 @@ template <class T, bool kFeatures>
 struct BackwardTiles<T, 2, 128, kFeatures> {
   static constexpr bool kWhole = true;
   template <int kParts>
-  using Large = BackwardTile<T, 2, 128, 1, 4, 2, 32, 1, 1, kParts, kFeatures, Use::kLarge>;
+  using Large = BackwardTile<T, 2, 128, 1, 4, 2, 32, 16, 1, 1, kParts, kFeatures, Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 2, 128, 1, 1, 2, 32, 1, 1, kParts, kFeatures, Use::kSmall>;
+  using Small = BackwardTile<T, 2, 128, 1, 1, 2, 32, 16, 1, 1, kParts, kFeatures, Use::kSmall>;
   using Queries = QueryTile<T, 2, 128, 4, 32, 1, Use::kLarge>;
   using SmallQueries = QueryTile<T, 2, 128, 2, 16, 1, Use::kTuring>;
 };
@@ -89,12 +92,12 @@ template <class T, bool kFeatures>
 struct BackwardTiles<T, 2, 256, kFeatures> {
   static constexpr bool kWhole = false;
   template <int kParts>
-  using Large = BackwardTile<T, 2, 256, 1, 2, 2, 32, 1, 1, kParts, kFeatures, Use::kLarge>;
+  using Large = BackwardTile<T, 2, 256, 1, 2, 2, 32, 16, 1, 1, kParts, kFeatures, Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 2, 256, 1, 1, 1, 16, kParts == kValues ? 1 : 0, 1, kParts,
+  using Small = BackwardTile<T, 2, 256, 1, 1, 4, 16, 16, kParts == kValues ? 1 : 0, 1, kParts,
                              kFeatures, Use::kSmall>;
   using Queries = QueryTile<T, 2, 256, 4, 16, 1, Use::kLarge>;
-  using SmallQueries = QueryTile<T, 2, 256, 1, 16, 1, Use::kSmall, true>;
+  using SmallQueries = QueryTile<T, 2, 256, 1, 16, 1, Use::kSmall, 4, true>;
 };
 
 template <class Tiles, int kParts>

@@ -6,16 +6,17 @@
 
 namespace fk::cuda::attention {
 
-// kOneTile: k takes the place of v once dp is there.
-template <class T_, int kTerms_, int kDim_, int kWarps_, int kKeys_, int kBlocks_, Use kUse_,
-          bool kOneTile_ = false>
+// kRowWarps of 16 queries; kSplit of the warps have the same ones, and the same S and dP, but each
+// its own columns of dq. kOneTile: k takes the place of v once dp is there.
+template <class T_, int kTerms_, int kDim_, int kRowWarps_, int kKeys_, int kBlocks_, Use kUse_,
+          int kSplit_ = 1, bool kOneTile_ = false>
 struct QueryTile {
   using T = T_;
-  static constexpr int kTerms = kTerms_, kDim = kDim_, kWarps = kWarps_, kKeys = kKeys_,
-                       kBlocks = kBlocks_;
+  static constexpr int kTerms = kTerms_, kDim = kDim_, kRowWarps = kRowWarps_, kKeys = kKeys_,
+                       kBlocks = kBlocks_, kSplit = kSplit_;
   static constexpr Use kUse = kUse_;
   static constexpr bool kOneTile = kOneTile_;
-  static constexpr int kThreads = kWarps * 32, kRows = kWarps * 16;
+  static constexpr int kThreads = kRowWarps * kSplit * 32, kRows = kRowWarps * 16;
   static constexpr int kQueryBytes = kRows * kDim * 2, kKeyBytes = kKeys * kDim * 2;
   static constexpr int kTileBytes = kTerms * (2 * kQueryBytes + (kOneTile ? 1 : 2) * kKeyBytes);
   static constexpr int kSharedBytes = kTileBytes + sizeof(Block);
@@ -44,31 +45,45 @@ struct QueryTiles {
   }
 };
 
-// dS of one warp's 16 queries from s and dp, into dp. `direct`, if it is wanted, is the gradient of
-// the score itself, which softcap's derivative is still to be multiplied to.
+// dS of one warp's 16 queries from s and dp, into dp. kDirect: the gradient of the score itself,
+// which softcap's derivative is still to be multiplied to.
 template <class Tile, bool kDirect>
-__device__ __forceinline__ void score_gradients(float (&s)[1][Tile::kKeys / 8][4],
-                                                float (&dp)[1][Tile::kKeys / 8][4],
-                                                const HeadScore& score, const Window& window,
-                                                const GradientFactors& factors, int queries,
-                                                int first_row, int j0, const float (&exponents)[2],
-                                                const float (&deltas)[2]) {
+__device__ __forceinline__ void score_gradients(
+    float (&s)[1][Tile::kKeys / 8][4], float (&dp)[1][Tile::kKeys / 8][4], const HeadScore& score,
+    const Window& window, const GradientFactors& factors, bool plain, bool masked, int queries,
+    int first_row, int j0, const float (&exponents)[2], const float (&deltas)[2]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const int i = first_row + e / 2 * 8;
-    const int first = window.first(i), end = i < queries ? window.end(i) : 0;
+    const float delta = deltas[e / 2] * factors.delta;
 #pragma unroll
     for (int n = 0; n < Tile::kKeys / 8; ++n) {
-      const int j = j0 + n * 8 + lane % 4 * 2 + e % 2;
-      float squeezed = 0.f, probability = 0.f;
-      if (j >= first && j < end) {
-        probability = exp2_approx(fmaf(score(s[0][n][e], i, j, &squeezed), kLog2e,
-                                       kProbabilityLift<Tile> - exponents[e / 2]));
+      dp[0][n][e] = fmaf(dp[0][n][e], factors.dp, -delta);
+    }
+  }
+  if (!plain) {
+    change_scores<Tile::kTerms == 1, true, !kDirect>(score, s, dp, first_row, j0 + lane % 4 * 2,
+                                                     queries, window.keys);
+  }
+  if (masked) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int i = first_row + e / 2 * 8;
+      const int first = window.first(i), end = i < queries ? window.end(i) : 0;
+#pragma unroll
+      for (int n = 0; n < Tile::kKeys / 8; ++n) {
+        const int j = j0 + n * 8 + lane % 4 * 2 + e % 2;
+        if (j < first || j >= end) s[0][n][e] = -INFINITY;
       }
-      const float change = kDirect ? 1.f : 1.f - squeezed * squeezed;
-      dp[0][n][e] =
-          probability * change * fmaf(dp[0][n][e], factors.dp, -deltas[e / 2] * factors.delta);
+    }
+  }
+  const float exponent = plain ? score.scale * kLog2e : kLog2e;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float base = kProbabilityLift<Tile> - exponents[e / 2];
+#pragma unroll
+    for (int n = 0; n < Tile::kKeys / 8; ++n) {
+      dp[0][n][e] *= exp2_approx(fmaf(s[0][n][e], exponent, base));
     }
   }
 }
@@ -112,7 +127,9 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   load_keys(tiles.v, p.v, keys_begin);
   if constexpr (!Tile::kOneTile) load_keys(tiles.k, p.k, keys_begin);
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 % Tile::kRowWarps, lane = threadIdx.x % 32;
+  constexpr int kWarpColumns = kDim / Tile::kSplit;
+  const int columns_at = threadIdx.x / 32 / Tile::kRowWarps * kWarpColumns;
   const int first_row = found.begin + warp * 16 + lane / 4;
   const LaneAddress<kDim> q_at(tiles.q + warp * 16 * kDim * 2, Patch::kStacked);
   const LaneAddress<kDim> dout_at(tiles.dout + warp * 16 * kDim * 2, Patch::kStacked);
@@ -128,7 +145,7 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
     }
   }
   const float ds_scale = score_gradient_scale(p, found.batch, kv_head);
-  float dq[1][kDim / 8][4] = {};
+  float dq[1][kWarpColumns / 8][4] = {};
 
 #pragma unroll 1
   for (int j0 = keys_begin; j0 < keys_end; j0 += kKeys) {
@@ -156,44 +173,27 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
                             window.offset);
       const GradientFactors factors = gradient_factors<Tile>(p, place.batch, kv_head, ds_scale);
       const int last = min(place.begin + Tile::kRows, queries) - 1;
-      if (p.plain && j0 >= window.first(last) && j0 + kKeys <= window.end(place.begin)) {
-        // Every query sees every key; rows after the last one are zeros, and give zeros.
-        const float exponent = score.scale * kLog2e;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float base = kProbabilityLift<Tile> - exponents[e / 2];
-          const float delta = deltas[e / 2] * factors.delta;
-#pragma unroll
-          for (int n = 0; n < kKeys / 8; ++n) {
-            dp[0][n][e] = exp2_approx(fmaf(s[0][n][e], exponent, base)) *
-                          fmaf(dp[0][n][e], factors.dp, -delta);
-          }
-        }
-      } else {
-        score_gradients<Tile, false>(s, dp, score, window, factors, queries, first_row, j0,
-                                     exponents, deltas);
-      }
+      // Rows after the last one are zeros, and give zeros.
+      const bool masked = j0 < window.first(last) || j0 + kKeys > window.end(place.begin);
+      score_gradients<Tile, false>(s, dp, score, window, factors, p.plain, masked, queries,
+                                   first_row, j0, exponents, deltas);
     }
     Packed<T, Tile::kTerms, 1, kKeys> ds;
     ds.pack(dp);
-    multiply_add<kDim>(dq, ds, LaneAddress<kDim>(tiles.k, Patch::kStacked), Tile::kKeyBytes);
+    multiply_add<kDim>(dq, ds, LaneAddress<kDim>(tiles.k, Patch::kStacked).moved(columns_at),
+                       Tile::kKeyBytes);
     __syncthreads();
     load_keys(Tile::kOneTile ? tiles.v : tiles.k, Tile::kOneTile ? p.v : p.k, j0 + kKeys);
   }
 
   const Place place = block.place;
-  const float factor = p.change.scale * ds_scale * p.k.scale(place.batch, kv_head);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int i = first_row + r * 8;
-    if (i >= queries) continue;
-    const int64_t at = p.dq.at(place.batch, block.sequence.q_begin + i, place.head);
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      p.dq.store_pair(at, n * 8 + lane % 4 * 2, dq[0][n][2 * r] * factor,
-                      dq[0][n][2 * r + 1] * factor);
-    }
-  }
+  __syncthreads();
+  put_sums<kDim>(tiles.q, dq, p.change.scale * ds_scale * p.k.scale(place.batch, kv_head),
+                 warp * 16, columns_at);
+  __syncthreads();
+  p.dq.template write_tile<kDim, Tile::kRows, Tile::kThreads, true>(
+      tiles.q, threadIdx.x, place.batch, block.sequence.q_begin + place.begin, place.head,
+      queries - place.begin);
 }
 
 // A block takes kRows x kKeys elements of bias; a dim of length 1 that is repeated is one row or
@@ -224,7 +224,7 @@ __device__ __forceinline__ void backward_bias_block(const Backward& p) {
   const int j_begin = one_column ? 0 : static_cast<int>(j_tile) * kKeys;
   const int j_end = one_column ? keys : min(j_begin + kKeys, keys);
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 % Tile::kRowWarps, lane = threadIdx.x % 32;
   const LaneAddress<kDim> q_at(tiles.q + warp * 16 * kDim * 2, Patch::kStacked);
   const LaneAddress<kDim> dout_at(tiles.dout + warp * 16 * kDim * 2, Patch::kStacked);
   float sum[kKeys / 8][4] = {};
@@ -284,8 +284,8 @@ __device__ __forceinline__ void backward_bias_block(const Backward& p) {
           multiply_transposed<T, Tile::kTerms, kDim>(
               s, FromShared<kDim>{q_at.fresh(), Tile::kQueryBytes},
               LaneAddress<kDim>(tiles.k, Patch::kSide), Tile::kKeyBytes);
-          score_gradients<Tile, true>(s, dp, score, window, factors, queries, first_row, j0,
-                                      exponents, deltas);
+          score_gradients<Tile, true>(s, dp, score, window, factors, false, true, queries,
+                                      first_row, j0, exponents, deltas);
 #pragma unroll
           for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
@@ -329,7 +329,7 @@ __device__ __forceinline__ void backward_bias_block(const Backward& p) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float total = 0.f;
-        for (int w = 0; w < Tile::kWarps; ++w) {
+        for (int w = 0; w < Tile::kRowWarps; ++w) {
           total += rows[w * kKeys + n * 8 + lane % 4 * 2 + e];
         }
         sum[n][e] = total;

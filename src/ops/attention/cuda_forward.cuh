@@ -30,20 +30,23 @@ struct ForwardBlock : Block {
   int keys_end;                // what the block's queries see, from keys_begin on
   int whole_begin, whole_end;  // what each of them sees
   const uint16_t *k_rows, *v_rows;
+  float operand_scale;
 };
 
 // kTerms: 16-bit terms an operand has. kFeatures: ScoreChange beyond a positive scale, and operands
-// that are not 16-byte aligned.
+// that are not 16-byte aligned. kSplit: so many warps have the same queries, and the same p, but
+// each its own columns of out.
 template <class T_, int kTerms_, int kDim_, int kRowTiles_, int kWarps_, int kKeys_, int kBlocks_,
-          bool kQueriesInRegisters_, bool kFeatures_, Use kUse_>
+          bool kQueriesInRegisters_, bool kFeatures_, Use kUse_, int kSplit_ = 1>
 struct ForwardTile {
   using T = T_;
   static constexpr int kTerms = kTerms_, kDim = kDim_, kRowTiles = kRowTiles_, kWarps = kWarps_,
-                       kKeys = kKeys_, kBlocks = kBlocks_;
+                       kKeys = kKeys_, kBlocks = kBlocks_, kSplit = kSplit_;
   static constexpr bool kQueriesInRegisters = kQueriesInRegisters_, kFeatures = kFeatures_;
   static constexpr Use kUse = kUse_;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kRows = kRowTiles * kWarps * 16;
+  static constexpr int kRowWarps = kWarps / kSplit, kRows = kRowTiles * kRowWarps * 16;
+  static constexpr int kWarpColumns = kDim / kSplit;
   static constexpr int kQueryBytes = kRows * kDim * 2, kKeyBytes = kKeys * kDim * 2;
   static constexpr int kTileBytes = kTerms * (kQueryBytes + 2 * kKeyBytes);
   static constexpr int kSharedBytes = kTileBytes + sizeof(ForwardBlock);
@@ -78,7 +81,6 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   ForwardBlock& block = *reinterpret_cast<ForwardBlock*>(shared + Tile::kTileBytes);
 
   int keys_begin;
-  float operand_scale;
   {
     const Place place =
         find_place<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
@@ -98,14 +100,15 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
                window.first(last_row),
                window.end(place.begin),
                p.k.at(place.batch, sequence.k_begin, kv_head),
-               p.v.at(place.batch, sequence.k_begin, kv_head)};
+               p.v.at(place.batch, sequence.k_begin, kv_head),
+               p.q.scale(place.batch, kv_head) * p.k.scale(place.batch, kv_head)};
     }
-    operand_scale = p.q.scale(place.batch, kv_head) * p.k.scale(place.batch, kv_head);
 #pragma unroll
     for (int term = 0; term < Tile::kTerms; ++term) {
       load_tile<kDim, Tile::kRows, Tile::kThreads, Tile::kFeatures>(
           q_tile + term * Tile::kQueryBytes, p.q, q_rows + term * p.q.low, queries - place.begin);
     }
+    copies_commit();
   }
   const auto load_keys = [&](uint32_t tile, const Operand& x, const uint16_t* rows, int j) {
 #pragma unroll
@@ -119,15 +122,16 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   __syncthreads();
   if (keys_begin < block.keys_end) load_keys(k_tile, p.k, block.k_rows, keys_begin);
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 % Tile::kRowWarps, lane = threadIdx.x % 32;
+  const int columns_at = threadIdx.x / 32 / Tile::kRowWarps * Tile::kWarpColumns;
   const LaneAddress<kDim> q_at(q_tile + warp * kRowTiles * 16 * kDim * 2, Patch::kStacked);
   const LaneAddress<kDim> k_at(k_tile, Patch::kSide);
-  const LaneAddress<kDim> v_at(v_tile, Patch::kStacked);
+  const LaneAddress<kDim> v_at = LaneAddress<kDim>(v_tile, Patch::kStacked).moved(columns_at);
 
-  // Scores times this are exponents of 2. With features they are made so one by one.
-  const float exponent = Tile::kFeatures ? 1.f : p.change.scale * kLog2e * operand_scale;
+  // Scores, or products where they are only scaled, times this are exponents of 2.
+  const float exponent = kLog2e * (Tile::kFeatures ? 1.f : p.change.scale * block.operand_scale);
 
-  float out[kRowTiles][kDim / 8][4] = {};
+  float out[kRowTiles][Tile::kWarpColumns / 8][4] = {};
   float maximum[kRowTiles][2], sum[kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -138,7 +142,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   if constexpr (Tile::kQueriesInRegisters) {
     copies_wait<0>();
     __syncthreads();
-    q_fragments.load(q_at, Tile::kQueryBytes);
+    q_fragments.load({q_at, Tile::kQueryBytes});
   }
 
 #pragma unroll 1
@@ -156,26 +160,33 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
           Tile::kKeyBytes);
     }
 
-    if (Tile::kFeatures || j0 < block.whole_begin || j0 + kKeys > block.whole_end) {
+    const bool masked = j0 < block.whole_begin || j0 + kKeys > block.whole_end;
+    if (Tile::kFeatures || masked) {
       const Window window = block.window;
-      const int first_row = block.place.begin + warp * kRowTiles * 16 + lane / 4;
+      const int thread = thread_index();
+      const int first_row =
+          block.place.begin + thread / 32 % Tile::kRowWarps * kRowTiles * 16 + thread % 32 / 4;
+      const int first_key = j0 + thread % 4 * 2;
       const int queries = static_cast<int>(block.sequence.q_len);
-      const HeadScore score(p.change, block.place, operand_scale, window.offset);
+      if constexpr (Tile::kFeatures) {
+        const HeadScore score(p.change, block.place, block.operand_scale, window.offset);
+        change_scores<Tile::kTerms == 1, true, false>(score, s, s, first_row, first_key, queries,
+                                                      window.keys);
+      }
+      if (masked) {
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
+        for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int i = first_row + m * 16 + e / 2 * 8;
-          const int first = window.first(i), end = i < queries ? window.end(i) : 0;
+          for (int r = 0; r < 2; ++r) {
+            const int i = first_row + m * 16 + r * 8;
+            const int first = window.first(i), end = i < queries ? window.end(i) : 0;
 #pragma unroll
-          for (int n = 0; n < kKeys / 8; ++n) {
-            const int j = j0 + n * 8 + lane % 4 * 2 + e % 2;
-            const bool seen = j >= first && j < end;
-            if constexpr (Tile::kFeatures) {
-              float squeezed;
-              s[m][n][e] = seen ? score(s[m][n][e], i, j, &squeezed) * kLog2e : -INFINITY;
-            } else {
-              s[m][n][e] = seen ? s[m][n][e] : -INFINITY;
+            for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+              for (int c = 0; c < 2; ++c) {
+                const int j = first_key + n * 8 + c;
+                if (j < first || j >= end) s[m][n][2 * r + c] = -INFINITY;
+              }
             }
           }
         }
@@ -211,7 +222,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
           maximum[m][r] = larger[m][r];
           sum[m][r] *= factor;
 #pragma unroll
-          for (int n = 0; n < kDim / 8; ++n) {
+          for (int n = 0; n < Tile::kWarpColumns / 8; ++n) {
             out[m][n][2 * r] *= factor;
             out[m][n][2 * r + 1] *= factor;
           }
@@ -248,9 +259,8 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   const float value_scale = p.v.scale(place.batch, kv_head);
   copies_wait<0>();
   __syncthreads();
-  // Halves go out through the place of the warp's own queries, 16 bytes a thread.
-  const bool staged = Tile::kTerms == 1 && p.out.vectors;
-  const uint32_t stage = shared_address(shared) + warp * kRowTiles * 16 * kDim * 2;
+  // out leaves through the place of the warp's own queries, 16 bytes a thread.
+  const uint32_t stage = shared_address(shared) + warp * kRowTiles * 16 * kDim * 2 * Tile::kTerms;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -277,37 +287,30 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
                         place.head * p.lse.head] =
             none ? -INFINITY : (highest + log2f(all) - kLift<Tile>)*kLn2;
       }
-      if (staged) {
-        const bool bfloat16 = p.out.dtype == DType::kBFloat16;
+      const int row = m * 16 + r * 8 + lane / 4;
+      const bool bfloat16 = p.out.dtype == DType::kBFloat16;
 #pragma unroll
-        for (int n = 0; n < kDim / 8; ++n) {
-          const float x = out[m][n][2 * r] * factor, y = out[m][n][2 * r + 1] * factor;
-          store_shared(piece<kDim>(stage, m * 16 + r * 8 + lane / 4, n) + lane % 4 * 4,
+      for (int n = 0; n < Tile::kWarpColumns / 8; ++n) {
+        const float x = out[m][n][2 * r] * factor, y = out[m][n][2 * r + 1] * factor;
+        if constexpr (Tile::kTerms == 2) {
+          store_shared(float_place<kDim>(stage, row, columns_at + n * 8 + lane % 4 * 2), x, y);
+        } else {
+          store_shared(piece<kDim>(stage, row, columns_at / 8 + n) + lane % 4 * 4,
                        bfloat16 ? pack_pair<__nv_bfloat16>(x, y) : pack_pair<__half>(x, y));
-        }
-      } else if (p.out.data != nullptr && i < sequence.q_len) {
-        const int64_t at = p.out.at(place.batch, sequence.q_begin + i, place.head);
-#pragma unroll
-        for (int n = 0; n < kDim / 8; ++n) {
-          p.out.store_pair(at, n * 8 + lane % 4 * 2, out[m][n][2 * r] * factor,
-                           out[m][n][2 * r + 1] * factor);
         }
       }
     }
   }
-  if (!staged) return;
-  __syncwarp();
-  constexpr int kPieces = kDim / 8, kStep = 32 / kPieces;
-  const int column = lane % kPieces;
-  if (column * 8 >= p.out.columns) return;
-  const int first = place.begin + warp * kRowTiles * 16;
-#pragma unroll 4
-  for (int r = lane / kPieces; r < kRowTiles * 16; r += kStep) {
-    if (first + r >= sequence.q_len) break;
-    uint16_t* to = static_cast<uint16_t*>(p.out.data) +
-                   p.out.at(place.batch, sequence.q_begin + first + r, place.head) + column * 8;
-    *reinterpret_cast<uint4*>(to) = load_shared(piece<kDim>(stage, r, column));
+  if (p.out.data == nullptr) return;
+  if constexpr (Tile::kSplit == 1) {
+    __syncwarp();
+  } else {
+    __syncthreads();
   }
+  const int first = place.begin + warp * kRowTiles * 16;
+  p.out.template write_tile<kDim, kRowTiles * 16, 32 * Tile::kSplit, Tile::kTerms == 2>(
+      stage, columns_at / Tile::kWarpColumns * 32 + lane, place.batch, sequence.q_begin + first,
+      place.head, static_cast<int>(sequence.q_len) - first);
 }
 
 template <class Tile>

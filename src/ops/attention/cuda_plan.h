@@ -50,7 +50,7 @@ struct Prepared {
   Operand operand(const Problem& problem) const {
     const Tensor& t = *tensor;
     Operand x;
-    x.columns = static_cast<int>(t.size(-1));
+    x.columns = static_cast<int>(needed() ? prepared_columns(t) : t.size(-1));
     x.kv_heads = static_cast<int>(problem.kv_heads);
     if (needed()) {
       x.data = to;
@@ -69,7 +69,8 @@ struct Prepared {
     x.row = view.row;
     x.head = view.head;
     x.column = view.column;
-    x.vectors = reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && (x.column == 1 || x.columns == 1);
+    x.vectors =
+        reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && x.column == 1 && x.columns % 8 == 0;
     for (int i = 0; i + 1 < t.ndim; ++i) {
       x.vectors = x.vectors && (t.shape[i] == 1 || t.strides[i] % 8 == 0);
     }

@@ -24,32 +24,27 @@ __device__ __forceinline__ uint32_t pack_rest(float x, float y, uint32_t high) {
   return pack_pair<__half>(x - h.x, y - h.y);
 }
 
+// Both, where there are two terms.
+template <class T, int kTerms>
+__device__ __forceinline__ void split_pair(uint32_t (&words)[kTerms], float x, float y) {
+  words[0] = pack_pair<T>(x, y);
+  if constexpr (kTerms == 2) words[1] = pack_rest(x, y, words[0]);
+}
+
 // The left side of a product, in registers or in shared memory: get() gives the fragments of 16
 // columns.
-template <int kDim, int kTerms, int kRowTiles>
-struct FromRegisters {
-  static constexpr int kUnrolled = kDim / 16;
-  uint32_t fragments[kDim / 16][kTerms][kRowTiles][4];
+template <int kSteps_, int kTerms, int kRowTiles>
+struct Fragments {
+  static constexpr int kSteps = kSteps_;
+  uint32_t fragments[kSteps][kTerms][kRowTiles][4];
 
-  __device__ __forceinline__ void load(const LaneAddress<kDim>& at, int term_bytes) {
-#pragma unroll
-    for (int d = 0; d < kDim / 16; ++d) {
-#pragma unroll
-      for (int term = 0; term < kTerms; ++term) {
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          load_matrices(fragments[d][term][m], at.at(m * 16, d * 16) + term * term_bytes);
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ void get(uint32_t (&a)[kTerms][kRowTiles][4], int d) const {
+  __device__ __forceinline__ void get(uint32_t (&a)[kTerms][kRowTiles][4], int step) const {
 #pragma unroll
     for (int term = 0; term < kTerms; ++term) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) a[term][m][e] = fragments[d][term][m][e];
+        for (int e = 0; e < 4; ++e) a[term][m][e] = fragments[step][term][m][e];
       }
     }
   }
@@ -63,14 +58,24 @@ struct FromShared {
   int term_bytes;
 
   template <int kTerms, int kRowTiles>
-  __device__ __forceinline__ void get(uint32_t (&a)[kTerms][kRowTiles][4], int d) const {
+  __device__ __forceinline__ void get(uint32_t (&a)[kTerms][kRowTiles][4], int step) const {
 #pragma unroll
     for (int term = 0; term < kTerms; ++term) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        load_matrices(a[term][m], at.at(m * 16, d * 16) + term * term_bytes);
+        load_matrices(a[term][m], at.at(m * 16, step * 16) + term * term_bytes);
       }
     }
+  }
+};
+
+template <int kDim, int kTerms, int kRowTiles>
+struct FromRegisters : Fragments<kDim / 16, kTerms, kRowTiles> {
+  static constexpr int kUnrolled = kDim / 16;
+
+  __device__ __forceinline__ void load(const FromShared<kDim>& from) {
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) from.get(this->fragments[step], step);
   }
 };
 
@@ -147,35 +152,29 @@ __device__ __forceinline__ void multiply_transposed(float (&s)[kRowTiles][kColum
 }
 
 // A product's result as the left side of the next one.
-template <class T_, int kTerms_, int kRowTiles_, int kColumns>
-struct Packed {
+template <class T_, int kTerms_, int kRowTiles, int kColumns>
+struct Packed : Fragments<kColumns / 16, kTerms_, kRowTiles> {
   using T = T_;
-  static constexpr int kTerms = kTerms_, kRowTiles = kRowTiles_, kSteps = kColumns / 16;
-  uint32_t fragments[kSteps][kTerms][kRowTiles][4];
+  static constexpr int kTerms = kTerms_;
 
-  __device__ __forceinline__ void pack(const float (&x)[kRowTiles][kColumns / 8][4]) {
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float* pair = &x[m][2 * j + e / 2][e % 2 * 2];
-          fragments[j][0][m][e] = pack_pair<T>(pair[0], pair[1]);
-          if constexpr (kTerms == 2) {
-            fragments[j][1][m][e] = pack_rest(pair[0], pair[1], fragments[j][0][m][e]);
-          }
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ void get(uint32_t (&a)[kTerms][kRowTiles][4], int step) const {
+  // Two neighbours, term by term, in row g + 8 r of the row tile m, column tile n.
+  __device__ __forceinline__ void set(int m, int n, int r, const uint32_t (&words)[kTerms]) {
 #pragma unroll
     for (int term = 0; term < kTerms; ++term) {
+      this->fragments[n / 2][term][m][n % 2 * 2 + r] = words[term];
+    }
+  }
+  __device__ __forceinline__ void pack(const float (&x)[kRowTiles][kColumns / 8][4]) {
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
+    for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) a[term][m][e] = fragments[step][term][m][e];
+      for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          uint32_t words[kTerms];
+          split_pair<T>(words, x[m][n][2 * r], x[m][n][2 * r + 1]);
+          set(m, n, r, words);
+        }
       }
     }
   }
@@ -213,7 +212,7 @@ __device__ __forceinline__ void multiply_add(float (&out)[kRowTiles][kColumnTile
 #pragma unroll
     for (int n = 0; n < kColumnTiles / 2; ++n) {
       // Keeps the loads of later columns behind: their registers are not free yet.
-      if (kRowTiles == 2 || kDim == 256 || n % kColumnsAhead == 0) __syncwarp();
+      if (kRowTiles == 2 || n % kColumnsAhead == 0) __syncwarp();
       float sum[kRowTiles][2][4] = {};
       uint32_t b[kSteps][2][4];
 #pragma unroll
@@ -242,6 +241,47 @@ __device__ __forceinline__ void multiply_add(float (&out)[kRowTiles][kColumnTile
 #pragma unroll
           for (int e = 0; e < 4; ++e) out[m][2 * n + h][e] += sum[m][h][e];
         }
+      }
+    }
+  }
+}
+
+// Sums of one warp into a tile of float32.
+template <int kDim, int kRowTiles, int kColumnTiles>
+__device__ __forceinline__ void put_sums(uint32_t tile,
+                                         const float (&x)[kRowTiles][kColumnTiles][4], float factor,
+                                         int row, int column) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        store_shared(
+            float_place<kDim>(tile, row + m * 16 + r * 8 + lane / 4, column + n * 8 + lane % 4 * 2),
+            x[m][n][2 * r] * factor, x[m][n][2 * r + 1] * factor);
+      }
+    }
+  }
+}
+
+// ... and of 16 bits.
+template <int kDim, int kRowTiles, int kColumnTiles>
+__device__ __forceinline__ void put_halves(uint32_t tile,
+                                           const float (&x)[kRowTiles][kColumnTiles][4],
+                                           float factor, int row, int column, DType dtype) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float a = x[m][n][2 * r] * factor, b = x[m][n][2 * r + 1] * factor;
+        store_shared(
+            piece<kDim>(tile, row + m * 16 + r * 8 + lane / 4, column / 8 + n) + lane % 4 * 4,
+            dtype == DType::kBFloat16 ? pack_pair<__nv_bfloat16>(a, b) : pack_pair<__half>(a, b));
       }
     }
   }

@@ -32,20 +32,24 @@ struct Rows {
   int64_t batch, rows;  // of the tensor: 1 and all where sequences are packed
   int heads, columns;
 
-  // Packed sequences: the last that begins at or before this row.
-  __device__ __forceinline__ int64_t sequence(int64_t row) const {
+  // The last packed sequence that began(b) holds for.
+  template <class Began>
+  __device__ __forceinline__ int64_t last_sequence(const Began& began) const {
     int64_t low = 0, high = problem.batch;
-    const int32_t* starts = queries ? problem.cu_q : problem.cu_k;
-    const int64_t stride = queries ? problem.cu_q_stride : problem.cu_k_stride;
     while (low + 1 < high) {
       const int64_t middle = (low + high) / 2;
-      if (starts[middle * stride] <= row) {
+      if (began(middle)) {
         low = middle;
       } else {
         high = middle;
       }
     }
     return low;
+  }
+  __device__ __forceinline__ int64_t sequence(int64_t row) const {
+    const int32_t* starts = queries ? problem.cu_q : problem.cu_k;
+    const int64_t stride = queries ? problem.cu_q_stride : problem.cu_k_stride;
+    return last_sequence([&](int64_t b) { return starts[b * stride] <= row; });
   }
   __device__ __forceinline__ int64_t position(int64_t row) const {
     int64_t at = row;
@@ -75,6 +79,30 @@ struct Rows {
   }
 };
 
+// A quotient and what is left over; 32-bit divisions are far quicker.
+__device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
+  const int64_t quotient =
+      ((a | b) >> 32) == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+  *rest = a - quotient * b;
+  return quotient;
+}
+
+// 8 columns of a row: what one thread takes of a tensor without gaps.
+struct Piece {
+  int64_t index, place, b, row;  // piece, and row and head, in their order
+  int head, first;               // column
+
+  __device__ __forceinline__ explicit Piece(const Rows& rows) {
+    index = (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
+    int64_t rest;
+    place = divide(index, (rows.columns + 7) / 8, &rest);
+    first = static_cast<int>(rest) * 8;
+    const int64_t token = divide(place, rows.heads, &rest);
+    head = static_cast<int>(rest);
+    b = divide(token, rows.rows, &row);
+  }
+};
+
 struct Prepare {
   Rows rows;
   View x;
@@ -96,16 +124,11 @@ struct Prepare {
 template <class T, Form kForm>
 __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__ Prepare p) {
   const Rows& rows = p.rows;
-  const int pieces = (rows.columns + 7) / 8;
-  const int64_t index =
-      (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= rows.batch * rows.rows * rows.heads * pieces) return;
-  const int64_t place = index / pieces;
-  const int first = static_cast<int>(index - place * pieces) * 8;
-  const int64_t token = place / rows.heads;
-  const int head = static_cast<int>(place - token * rows.heads);
-  const int64_t b = token / rows.rows, row = token - b * rows.rows;
-  const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head;
+  const Piece piece(rows);
+  if (piece.b >= rows.batch) return;
+  const int first = piece.first;
+  const T* x = static_cast<const T*>(p.x.data) + piece.b * p.x.batch + piece.row * p.x.row +
+               piece.head * p.x.head;
 
   float values[8];
   if (p.vectors) {
@@ -118,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
       for (int e = 0; e < kWidth; ++e) values[i + e] = part[e];
     }
   } else {
-    const int64_t position = rows.rotation.pairs > 0 ? rows.position(row) : 0;
+    const int64_t position = rows.rotation.pairs > 0 ? rows.position(piece.row) : 0;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       values[e] = first + e < rows.columns
@@ -128,11 +151,12 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
     }
   }
   if constexpr (kForm == Form::kSame) {
-    store(reinterpret_cast<T*>(p.to) + index * 8, pack<T>(values));
+    store(reinterpret_cast<T*>(p.to) + piece.index * 8, pack<T>(values));
   } else {
     const int kv_heads = static_cast<int>(rows.problem.kv_heads);
-    float factor = inverse_scale_of(p.maxima[b * kv_heads + head / (rows.heads / kv_heads)]);
-    if constexpr (sizeof(T) == 1) factor *= p.scale(b, row, head);
+    float factor =
+        inverse_scale_of(p.maxima[piece.b * kv_heads + piece.head / (rows.heads / kv_heads)]);
+    if constexpr (sizeof(T) == 1) factor *= p.scale(piece.b, piece.row, piece.head);
     // A rounded input's low term would be rounded again: rotate in float32, then split.
     float rest[8];
 #pragma unroll
@@ -141,7 +165,7 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
       const float high = to_float(from_float<__half>(values[e]));
       rest[e] = isfinite(high) ? values[e] - high : 0.f;
     }
-    __half* to = reinterpret_cast<__half*>(p.to) + index * 8;
+    __half* to = reinterpret_cast<__half*>(p.to) + piece.index * 8;
     store(to, pack<__half>(values));
     if constexpr (kForm == Form::kTwoTerms) store(to + p.low, pack<__half>(rest));
   }
@@ -173,8 +197,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = begin + i / pieces;
     const int rest = static_cast<int>(i % pieces) * width;
     const int head = first_head + rest / rows.columns, c = rest % rows.columns;
-    const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head;
     if constexpr (sizeof(T) == 1) scale = p.scale(b, row, head);
+    const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head;
     if (p.vectors) {
       constexpr int kWidth = kVecWidth<T> < 8 ? kVecWidth<T> : 8;
 #pragma unroll
@@ -200,51 +224,67 @@ __global__ void __launch_bounds__(kThreads)
 struct Finish {
   Rows rows;
   const float* sums;
-  int64_t columns;  // of the sums
+  int64_t columns;     // of the sums
+  int64_t patch_rows;  // of a head; 0: sums lie as the gradient does
   Result gradient;
 };
 
-// One thread takes 8 columns.
-__global__ void __launch_bounds__(kThreads) finish_rows(const __grid_constant__ Finish p) {
+// Eight columns of a row, whose columns are given by value(c).
+template <class Value>
+__device__ __forceinline__ void finish_piece(const Finish& p, int64_t b, int64_t row, int head,
+                                             int first, const Value& value) {
   const Rows& rows = p.rows;
-  const int pieces = (rows.columns + 7) / 8;
-  const int64_t index =
-      (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= rows.batch * rows.rows * rows.heads * pieces) return;
-  const int64_t place = index / pieces;
-  const int first = static_cast<int>(index - place * pieces) * 8;
-  const int64_t token = place / rows.heads;
-  const int head = static_cast<int>(place - token * rows.heads);
-  const int64_t b = token / rows.rows, row = token - b * rows.rows;
-  const float* sums = p.sums + place * p.columns;
-  const int64_t at = p.gradient.at(b, row, head);
   float values[8];
   if (rows.rotation.pairs == 0) {
 #pragma unroll
-    for (int i = 0; i < 8; i += 4) {
-      const float4 part = *reinterpret_cast<const float4*>(sums + first + i);
-      values[i] = part.x;
-      values[i + 1] = part.y;
-      values[i + 2] = part.z;
-      values[i + 3] = part.w;
-    }
+    for (int e = 0; e < 8; ++e) values[e] = value(first + e);
   } else {
     const int64_t position = rows.position(row);
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      values[e] = first + e < rows.columns
-                      ? rows.rotated(first + e, position, -1.f, [&](int c) { return sums[c]; })
-                      : 0.f;
+      values[e] = first + e < rows.columns ? rows.rotated(first + e, position, -1.f, value) : 0.f;
     }
   }
-  if (p.gradient.vectors && p.gradient.dtype == DType::kFloat16) {
-    store(static_cast<__half*>(p.gradient.data) + at + first, pack<__half>(values));
-  } else if (p.gradient.vectors && p.gradient.dtype == DType::kBFloat16) {
-    store(static_cast<__nv_bfloat16*>(p.gradient.data) + at + first, pack<__nv_bfloat16>(values));
-  } else {
+  p.gradient.store_eight(p.gradient.at(b, row, head), first, values);
+}
+
+__global__ void __launch_bounds__(kThreads) finish_rows(const __grid_constant__ Finish p) {
+  const Piece piece(p.rows);
+  if (piece.b >= p.rows.batch) return;
+  const float* sums = p.sums + piece.place * p.columns;
+  finish_piece(p, piece.b, piece.row, piece.head, piece.first, [&](int c) { return sums[c]; });
+}
+
+// Sums in patches (cuda_tiles.cuh): one thread takes two rows, 8 apart, of a patch.
+__global__ void __launch_bounds__(kThreads) finish_patches(const __grid_constant__ Finish p) {
+  const Rows& rows = p.rows;
+  const int64_t index =
+      (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
+  int64_t piece, patch, head;
+  const int64_t strip = divide(index / 8, p.columns / 8, &piece);
+  const int64_t place = divide(strip, p.patch_rows / 16, &patch);
+  const int64_t b = divide(place, rows.heads, &head);
+  if (b >= rows.batch) return;
+  int64_t row = patch * 16, end = rows.rows;
+  if (rows.problem.packed) {
+    const auto first_row = [&](int64_t s) {
+      return first_patch_row(rows.problem, rows.problem.sequence(s).q_begin, s);
+    };
+    const int64_t s = rows.last_sequence([&](int64_t x) { return first_row(x) <= patch * 16; });
+    const Sequence sequence = rows.problem.sequence(s);
+    row += sequence.q_begin - first_row(s);
+    end = sequence.q_begin + sequence.q_len;
+  }
+  const int in_patch = static_cast<int>(index % 8);
+  const float* sums = p.sums + strip * p.columns * 16 + in_patch * 4 * kPatchLane;
 #pragma unroll
-    for (int e = 0; e < 8; e += 2) {
-      p.gradient.store_pair(at, first + e, values[e], values[e + 1]);
+  for (int r = 0; r < 2; ++r) {
+    if (row + in_patch + r * 8 < end) {
+      finish_piece(
+          p, b, row + in_patch + r * 8, static_cast<int>(head), static_cast<int>(piece) * 8,
+          [&](int c) {
+            return sums[c / 8 * 128 + c % 8 / 2 * kPatchLane + (r * 2 + c % 2) * kPatchElement];
+          });
     }
   }
 }
@@ -315,16 +355,19 @@ Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rota
 }
 
 Status finish_gradient(const Problem& problem, const float* sums, int64_t columns, bool queries,
-                       const Rotation& rotation, const Tensor& gradient, cudaStream_t stream) {
+                       bool patches, const Rotation& rotation, const Tensor& gradient,
+                       cudaStream_t stream) {
   if (gradient.numel() == 0) return {};
   Finish p;
   p.rows = rows_of_tensor(problem, gradient, queries, rotation);
   p.sums = sums;
   p.columns = columns;
+  p.patch_rows = patches ? patch_rows(problem, p.rows.rows) : 0;
   p.gradient = result_of(gradient);
-  const int64_t threads = p.rows.batch * p.rows.rows * p.rows.heads * ceil_div(p.rows.columns, 8);
-  finish_rows<<<grid_of(ceil_div(threads, kThreads)), kThreads, 0, stream>>>(p);
-  return check_launch("attention finish_rows");
+  const int64_t rows = p.rows.batch * p.rows.heads * (patches ? p.patch_rows / 2 : p.rows.rows);
+  const auto kernel = patches ? finish_patches : finish_rows;
+  kernel<<<grid_of(ceil_div(rows * (columns / 8), kThreads)), kThreads, 0, stream>>>(p);
+  return check_launch("attention finish_gradient");
 }
 
 }  // namespace fk::cuda::attention

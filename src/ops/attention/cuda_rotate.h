@@ -57,8 +57,10 @@ Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rota
                Form form, uint32_t* maxima, void* to, cudaStream_t stream,
                const fk::attention::View& scales = {});
 
-// gradient = `sums` (float32, without gaps, `columns` of them a head), rotated back.
+// gradient = `sums` (float32, without gaps, `columns` of them a head, or in the patches of
+// cuda_tiles.cuh), rotated back.
 Status finish_gradient(const Problem& problem, const float* sums, int64_t columns, bool queries,
-                       const Rotation& rotation, const Tensor& gradient, cudaStream_t stream);
+                       bool patches, const Rotation& rotation, const Tensor& gradient,
+                       cudaStream_t stream);
 
 }  // namespace fk::cuda::attention

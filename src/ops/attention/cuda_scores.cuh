@@ -55,22 +55,71 @@ struct HeadScore {
     softcap = c.softcap;
     offset = offset_;
   }
-
-  // The score of query i and key j, natural; `squeezed` is tanh(x / cap), 0 without a cap.
-  __device__ __forceinline__ float operator()(float dot, int i, int j, float* squeezed) const {
-    float x = dot * scale;
-    *squeezed = 0.f;
-    if (softcap != 0.f) {
-      *squeezed = tanhf(x / softcap);
-      x = *squeezed * softcap;
-    }
-    if (bias != nullptr) {
-      x += load_parameter(bias, bias_at + i * bias_row + j * bias_column, bias_dtype);
-    }
-    if (slope != 0.f) x -= slope * fabsf(static_cast<float>(i + offset - j));
-    return x;
-  }
 };
+
+// tanh(x). kFast: to 1e-7 of 1, which is enough where results have 16 bits.
+template <bool kFast>
+__device__ __forceinline__ float tanh_of(float x) {
+  return kFast ? 1.f - __fdividef(2.f, exp2_approx(x * (2.f * kLog2e)) + 1.f) : tanhf(x);
+}
+
+// Products become scores, natural ones; the gradients `ds` of scores become those of products, if
+// they are wanted. Rows are queries from i0 and columns keys from j0 on, or the other way round,
+// both of this lane. One thing after another for all elements: together they make much code.
+template <bool kFast, bool kRowsAreQueries, bool kGradients, int kRowTiles, int kColumnTiles>
+__device__ __forceinline__ void change_scores(
+    const HeadScore& score, float (&s)[kRowTiles][kColumnTiles][4],
+    [[maybe_unused]] float (&ds)[kRowTiles][kColumnTiles][4], int i0, int j0, int queries,
+    int keys) {
+  const auto for_all = [&](const auto& change) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int row = m * 16 + e / 2 * 8, column = n * 8 + e % 2;
+          change(m, n, e, i0 + (kRowsAreQueries ? row : column),
+                 j0 + (kRowsAreQueries ? column : row));
+        }
+      }
+    }
+  };
+  if (score.softcap == 0.f) {
+    for_all([&](int m, int n, int e, int, int) { s[m][n][e] *= score.scale; });
+  } else {
+    const float inner = score.scale / score.softcap;
+    for_all([&](int m, int n, int e, int, int) {
+      const float squeezed = tanh_of<kFast>(s[m][n][e] * inner);
+      s[m][n][e] = squeezed * score.softcap;
+      if constexpr (kGradients) ds[m][n][e] *= 1.f - squeezed * squeezed;
+    });
+  }
+  if (score.bias != nullptr) {
+    // Of places beyond the last, which are masked anyway, the last.
+    const auto at = [&](int i, int j) {
+      return score.bias_at + min(i, queries - 1) * score.bias_row +
+             min(j, keys - 1) * score.bias_column;
+    };
+    if (score.bias_dtype == DType::kFloat32) {
+      for_all([&](int m, int n, int e, int i, int j) {
+        s[m][n][e] += static_cast<const float*>(score.bias)[at(i, j)];
+      });
+    } else {
+      const bool half = score.bias_dtype == DType::kFloat16;
+      for_all([&](int m, int n, int e, int i, int j) {
+        const uint16_t bits = static_cast<const uint16_t*>(score.bias)[at(i, j)];
+        s[m][n][e] += half ? __half2float(__ushort_as_half(bits))
+                           : __uint_as_float(static_cast<uint32_t>(bits) << 16);
+      });
+    }
+  }
+  if (score.slope != 0.f) {
+    for_all([&](int m, int n, int e, int i, int j) {
+      s[m][n][e] -= score.slope * fabsf(static_cast<float>(i + score.offset - j));
+    });
+  }
+}
 
 // out or a gradient.
 struct Result {
@@ -78,24 +127,10 @@ struct Result {
   int64_t batch = 0, row = 0, head = 0, column = 0;
   DType dtype = DType::kFloat32;
   int columns = 0;
-  bool pairs = false;    // two neighbours in one access
   bool vectors = false;  // 16 bytes in one access
 
   __device__ __forceinline__ int64_t at(int64_t b, int64_t r, int64_t h) const {
     return b * batch + r * row + h * head;
-  }
-  template <class T>
-  __device__ __forceinline__ void store_as(int64_t at, int c, float x, float y) const {
-    T* to = static_cast<T*>(data) + at;
-    if (pairs) {
-      if (c < columns) {
-        const float pair[2] = {x, y};
-        store(to + c, pack<T>(pair));
-      }
-      return;
-    }
-    if (c < columns) to[c * column] = from_float<T>(x);
-    if (c + 1 < columns) to[(c + 1) * column] = from_float<T>(y);
   }
   __device__ __forceinline__ void store_one(int64_t at, float x) const {
     if (dtype == DType::kFloat32) {
@@ -106,13 +141,57 @@ struct Result {
       static_cast<__nv_bfloat16*>(data)[at] = from_float<__nv_bfloat16>(x);
     }
   }
-  __device__ __forceinline__ void store_pair(int64_t at, int c, float x, float y) const {
-    if (dtype == DType::kFloat32) {
-      store_as<float>(at, c, x, y);
-    } else if (dtype == DType::kFloat16) {
-      store_as<__half>(at, c, x, y);
+  // Columns [c, c + 8).
+  __device__ __forceinline__ void store_eight(int64_t at, int c, const float (&x)[8]) const {
+    if (vectors && dtype == DType::kFloat16) {
+      store(static_cast<__half*>(data) + at + c, pack<__half>(x));
+    } else if (vectors && dtype == DType::kBFloat16) {
+      store(static_cast<__nv_bfloat16*>(data) + at + c, pack<__nv_bfloat16>(x));
+    } else if (vectors && c + 8 <= columns) {
+      float4* to = reinterpret_cast<float4*>(static_cast<float*>(data) + at + c);
+      to[0] = make_float4(x[0], x[1], x[2], x[3]);
+      to[1] = make_float4(x[4], x[5], x[6], x[7]);
     } else {
-      store_as<__nv_bfloat16>(at, c, x, y);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        if (c + e < columns) store_one(at + (c + e) * column, x[e]);
+      }
+    }
+  }
+  // `valid` rows from `row` on, from a tile in shared memory, of float32 (float_place) or already
+  // of the result's 16 bits (piece). `thread` is one of kThreads.
+  template <int kDim, int kRows, int kThreads, bool kFloats>
+  __device__ __forceinline__ void write_tile(uint32_t tile, int thread, int64_t b, int64_t row,
+                                             int64_t h, int valid) const {
+    constexpr int kPieces = kDim / 8;
+#pragma unroll 1
+    for (int i = thread; i < kRows * kPieces; i += kThreads) {
+      const int r = i / kPieces, c = i % kPieces * 8;
+      if (r >= valid || c >= columns) continue;
+      const int64_t to = at(b, row + r, h);
+      if constexpr (kFloats) {
+        const uint4 low = load_shared(float_place<kDim>(tile, r, c));
+        const uint4 high = load_shared(float_place<kDim>(tile, r, c + 4));
+        const float x[8] = {__uint_as_float(low.x),  __uint_as_float(low.y),
+                            __uint_as_float(low.z),  __uint_as_float(low.w),
+                            __uint_as_float(high.x), __uint_as_float(high.y),
+                            __uint_as_float(high.z), __uint_as_float(high.w)};
+        store_eight(to, c, x);
+      } else {
+        const uint4 x = load_shared(piece<kDim>(tile, r, c / 8));
+        uint16_t* out = static_cast<uint16_t*>(data) + to;
+        if (vectors) {
+          *reinterpret_cast<uint4*>(out + c) = x;
+        } else {
+          const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            if (c + e < columns) {
+              out[(c + e) * column] = static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16));
+            }
+          }
+        }
+      }
     }
   }
 };
@@ -120,7 +199,6 @@ struct Result {
 inline Result result_of(const Tensor& t) {
   if (!t) return {};
   const View view = fk::attention::view(t);
-  const auto even = [](int64_t stride, int64_t size) { return size == 1 || stride % 2 == 0; };
   Result r;
   r.data = t.data;
   r.batch = view.batch;
@@ -129,13 +207,10 @@ inline Result result_of(const Tensor& t) {
   r.column = view.column;
   r.dtype = t.dtype;
   r.columns = static_cast<int>(t.size(-1));
-  r.pairs = t.size(-1) % 2 == 0 && view.column == 1 &&
-            reinterpret_cast<uintptr_t>(t.data) % (2 * size_of(t.dtype)) == 0;
   const int64_t width = 16 / size_of(t.dtype);
   r.vectors =
       t.size(-1) % width == 0 && view.column == 1 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
   for (int i = 0; i + 1 < t.ndim; ++i) {
-    r.pairs = r.pairs && even(t.strides[i], t.shape[i]);
     r.vectors = r.vectors && (t.shape[i] == 1 || t.strides[i] % width == 0);
   }
   return r;

@@ -124,15 +124,13 @@ Status launch(const AttentionFwd& a, const Exec& exec) {
                             {blocks, Tile::kThreads, Tile::kSharedBytes}, stream, arguments);
 }
 
-// Calls use(tile) with the tile for a call. As measured: the more keys at a time the better, unless
-// there are few.
+// Calls use(tile) with the tile for a call.
 template <class Use>
 auto with_tile(const Problem& p, const Use& use) {
-  constexpr int64_t kManyKeys = 1536;
   const int64_t width = std::max(p.head_dim, p.value_dim);
   if (width <= 64) return use(Float8Tile<64, 128, 3, 4>());
-  if (width > 128) return use(Float8Tile<256, 96, 2>());
-  return p.k_len < kManyKeys ? use(Float8Tile<128, 128, 2>()) : use(Float8Tile<128, 224, 2>());
+  if (width <= 128) return use(Float8Tile<128, 192, 2>());
+  return use(Float8Tile<256, 96, 2>());
 }
 
 }  // namespace

@@ -17,196 +17,13 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/wgmma.cuh"
+#include "ops/attention/cuda_sm90_fp8_producer.cuh"
+#include "ops/attention/cuda_sm90_fp8_softmax.cuh"
 #include "ops/attention/cuda_sm90_fp8_values.cuh"
-#include "ops/attention/cuda_sm90_schedule.cuh"
-#include "ops/attention/cuda_sm90_softmax.cuh"
 
 namespace fk::cuda_sm90 {
 
-struct Float8Arguments {
-  ForwardArguments forward;
-  const char* values;       // packed
-  int blocks_per_sequence;  // of packed values; 0 where sequences are packed
-  int value_blocks;         // in all
-  attention::Scales scales;
-};
-
-// A tile as the producer found it, with what depends on its head.
-struct Float8Head {
-  TileOfQueries tile;
-  // The softmax wants a positive scale: where it is negative, the queries change their signs. 0
-  // becomes small enough to make no difference.
-  float scale_log2, v_scale;
-  bool negative;
-  int next_tile;  // for the producer
-};
-
-template <int kWidth_, int kKeys_, int kWarpgroups_, int kStages_ = 2>
-struct Float8Tile {
-  static constexpr int kWidth = kWidth_;            // head size, rounded up
-  static constexpr int kKeys = kKeys_;              // of a block
-  static constexpr int kWarpgroups = kWarpgroups_;  // that multiply
-  static constexpr int kStages = kStages_;
-  static constexpr int kQueries = 64 * kWarpgroups;
-  static constexpr int kThreads = 128 * (kWarpgroups + 1);
-  // Together no more than the block starts with.
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kRegisters = kWarpgroups == 2 ? 232 : 152;
-  // Shared memory. Rows of q and k take 128 bytes, or several columns of these; what of them
-  // is behind the head size is 0.
-  static constexpr int kColumns = (kWidth + 127) / 128;
-  static constexpr int kKeyColumnBytes = kKeys * 128;
-  static constexpr int kKBytes = kColumns * kKeyColumnBytes;
-  static constexpr int kVBytes = kKeys * kWidth;
-  static constexpr int kQueryColumnBytes = 64 * 128;  // of one warpgroup
-  static constexpr int kQueryBytes = kColumns * kQueryColumnBytes;
-  static constexpr int kTileBytes = kWarpgroups * kQueryBytes;
-  static constexpr int kOutBytes = 64 * kWidth * 2;
-  static constexpr int kOutOffset = 2 * kTileBytes;
-  static constexpr int kKOffset = kOutOffset + kWarpgroups * kOutBytes;
-  static constexpr int kVOffset = kKOffset + kStages * kKBytes;
-  static constexpr int kEnd = kVOffset + kStages * kVBytes;
-  static constexpr int kSharedBytes = kEnd + 512;
-  static_assert(kKeys % 32 == 0 && kWidth % 32 == 0 && kSharedBytes <= 227 * 1024);
-};
-
-struct Float8Barriers {
-  uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
-};
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
-
-template <class Tile>
-struct Float8Producer {
-  const Float8Arguments& a;
-  char* const shared;
-  Float8Barriers* const barriers;
-  Float8Head* const shared_heads;
-  int block = 0;  // of keys, since the start
-
-  __device__ __forceinline__ void load_tile(const TileOfQueries& tile, int q_stage) {
-    const ForwardArguments& f = a.forward;
-    const int batch = f.packed ? 0 : tile.batch;
-    cuda::barrier_arrive_expect(&barriers->q_full[q_stage], Tile::kTileBytes);
-#pragma unroll
-    for (int i = 0; i < Tile::kWarpgroups * Tile::kColumns; ++i) {
-      const int w = i / Tile::kColumns, c = i % Tile::kColumns;
-      cuda::tensor_load(shared + q_stage * Tile::kTileBytes + i * Tile::kQueryColumnBytes, &f.q,
-                        &barriers->q_full[q_stage], 128 * c, tile.q_begin + tile.query + 64 * w,
-                        tile.head, batch);
-    }
-    const int kv_head = tile.head / f.group, kv_heads = f.heads / f.group;
-    const int first =
-        f.packed ? tile.k_begin / Tile::kKeys + tile.batch : tile.batch * a.blocks_per_sequence;
-    for (int n = tile.first_block; n < tile.end_block; ++n, ++block) {
-      const int s = static_cast<unsigned>(block) % Tile::kStages;
-      const uint32_t parity = ((static_cast<unsigned>(block) / Tile::kStages) & 1) ^ 1;
-      cuda::barrier_wait(&barriers->k_empty[s], parity);
-      cuda::barrier_arrive_expect(&barriers->k_full[s], Tile::kKBytes);
-#pragma unroll
-      for (int c = 0; c < Tile::kColumns; ++c) {
-        cuda::tensor_load(shared + Tile::kKOffset + s * Tile::kKBytes + c * Tile::kKeyColumnBytes,
-                          &f.k, &barriers->k_full[s], 128 * c, tile.k_begin + n * Tile::kKeys,
-                          kv_head, batch);
-      }
-      cuda::barrier_wait(&barriers->v_empty[s], parity);
-      cuda::barrier_arrive_expect(&barriers->v_full[s], Tile::kVBytes);
-      const int64_t from =
-          static_cast<int64_t>(min(first + n, a.value_blocks - 1)) * kv_heads + kv_head;
-      cuda::bulk_copy_to_shared(shared + Tile::kVOffset + s * Tile::kVBytes,
-                                a.values + from * Tile::kVBytes, Tile::kVBytes,
-                                &barriers->v_full[s]);
-    }
-  }
-
-  __device__ __forceinline__ void run() {
-    const ForwardArguments& f = a.forward;
-    PackedCursor cursor;
-    int index = blockIdx.x;
-    for (int round = 0;; ++round) {
-      Float8Head& head = shared_heads[round % 2];
-      cuda::barrier_wait(&barriers->q_empty[round % 2], ((round / 2) & 1) ^ 1);
-      find_tile<Tile>(f, index, cursor, &head.tile);
-      __syncwarp();
-      if (threadIdx.x == 0) {
-        if (head.tile.batch >= 0) {
-          head.next_tile = (f.next_tile == nullptr ? index : atomicAdd(f.next_tile, 1)) + gridDim.x;
-          find_scales(head);
-          load_tile(head.tile, round % 2);
-        } else {
-          cuda::barrier_arrive(&barriers->q_full[round % 2]);
-        }
-      }
-      __syncwarp();
-      if (head.tile.batch < 0) return;
-      index = head.next_tile;
-    }
-  }
-
- private:
-  __device__ __forceinline__ void find_scales(Float8Head& head) const {
-    const ForwardArguments& f = a.forward;
-    const int batch = head.tile.batch, query_head = head.tile.head;
-    const float scale = cuda::kLog2E * f.scale * a.scales.scores(batch, query_head, f.group);
-    head.negative = scale < 0.f;
-    head.scale_log2 = scale == 0.f ? 1e-30f : fabsf(scale);
-    head.v_scale = a.scales.values(batch, query_head, f.group);
-  }
-};
-
-// Four neighbours of the left operand, the first in the lowest byte.
-__device__ __forceinline__ uint32_t pack_four(float a, float b, float c, float d) {
-  uint32_t word;
-  asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}\n"
-      : "=r"(word)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return word;
-}
-
-// The running softmax (cuda_sm90_softmax.cuh) with probabilities of up to 448.
-struct Float8Softmax {
-  static constexpr float kShift = 8.f;  // of probabilities, as a power of 2
-  // How far the maximum may stay behind, likewise: 2^(8 + 0.8) is below 448.
-  static constexpr float kLag = 0.8f;
-  float max[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.f, 0.f};
-
-  // Makes probabilities of scores, rounded to the left operand of the product with the values.
-  template <int N>
-  __device__ __forceinline__ void step(float (&s)[N], float scale_log2, float (&correction)[2],
-                                       uint32_t (&p)[N / 16][4]) {
-    float block_max[2] = {max[0], max[1]};
-#pragma unroll
-    for (int i = 0; i < N; ++i) block_max[row_of(i)] = fmaxf(block_max[row_of(i)], s[i]);
-    float offset[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 1));
-      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 2));
-      const bool grown = (block_max[j] - max[j]) * scale_log2 > kLag;
-      correction[j] = grown ? exp2_fast((max[j] - block_max[j]) * scale_log2) : 1.f;
-      max[j] = grown ? block_max[j] : max[j];
-      offset[j] = max[j] == -INFINITY ? 0.f : max[j] * scale_log2 - kShift;
-      sum[j] *= correction[j];
-    }
-#pragma unroll
-    for (int c = 0; c < N / 16; ++c) {
-#pragma unroll
-      for (int i = 16 * c; i < 16 * c + 16; ++i) {
-        s[i] = exp2_fast(s[i] * scale_log2 - offset[row_of(i)]);
-        sum[row_of(i)] += s[i];
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* x = s + 16 * c + 8 * (i / 2) + 2 * (i % 2);
-        p[c][i] = pack_four(x[0], x[1], x[4], x[5]);
-      }
-    }
-  }
-};
 
 // One warpgroup, which owns 64 queries of every tile.
 template <class Tile>
@@ -410,11 +227,9 @@ struct Float8Consumer {
   // Waits for the product with the values of the block before and puts this block's probabilities
   // in its place. Called after a branch only: the compiler would move the wait to before the
   // softmax.
-  __device__ __forceinline__ void next_probabilities(float (&o)[Tile::kWidth / 2],
-                                                     const uint32_t (&next)[kSteps][4],
-                                                     uint32_t (&p)[kSteps][4],
-                                                     const float (&correction)[2],
-                                                     bool release_values) const {
+  __device__ __forceinline__ void next_probabilities(
+      float (&o)[Tile::kWidth / 2], const float (&s)[kScores], const uint32_t (&next)[kSteps][4],
+      uint32_t (&p)[kSteps][4], const float (&correction)[2], bool release_values) const {
     cuda::warpgroup_wait<0>();
     cuda::keep_registers(o);
     if (release_values) release(barriers->v_empty, block - 2);
@@ -423,7 +238,14 @@ struct Float8Consumer {
       for (int i = 0; i < Tile::kWidth / 2; ++i) o[i] *= correction[row_of(i)];
     }
 #pragma unroll
-    for (int i = 0; i < 4 * kSteps; ++i) p[i / 4][i % 4] = next[i / 4][i % 4];
+    for (int c = 0; c < kSteps; ++c) {
+      if constexpr (Tile::kRoundLate) {
+        round_sixteen(s + 16 * c, p[c]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) p[c][i] = next[c][i];
+      }
+    }
   }
 
   __device__ __forceinline__ void run() {
@@ -449,13 +271,13 @@ struct Float8Consumer {
         cuda::keep_registers(s);
         release(barriers->k_empty, block);
         mask(s, first_block, round);
-        softmax.step(s, scale_log2(round), correction, next);
+        softmax.step<Tile::kRoundLate>(s, scale_log2(round), correction, next);
         ++block;
         bool values_read = false;
 #pragma unroll 1
         for (int n = first_block + 1; n < end_block(round); ++n) {
           wait(barriers->k_full, block);
-          next_probabilities(o, next, p, correction, values_read);
+          next_probabilities(o, s, next, p, correction, values_read);
           values_read = true;
           wait_for_turn();
           cuda::keep_registers(o);
@@ -467,11 +289,11 @@ struct Float8Consumer {
           cuda::keep_registers(s);
           release(barriers->k_empty, block);
           mask(s, n, round);
-          softmax.step(s, scale_log2(round), correction, next);
+          softmax.step<Tile::kRoundLate>(s, scale_log2(round), correction, next);
           ++block;
         }
         wait(barriers->v_full, block - 1);
-        next_probabilities(o, next, p, correction, values_read);
+        next_probabilities(o, s, next, p, correction, values_read);
         issue_values(o, p, block - 1);
         finish_rows(softmax, round, factor);
         cuda::warpgroup_wait<0>();

@@ -68,7 +68,7 @@ struct Operand {
   const uint32_t* maxima = nullptr;
   int kv_heads = 0;
   int columns = 0;       // others are read as 0
-  bool vectors = false;  // 16 bytes at a time: unit stride, all rows aligned
+  bool vectors = false;  // 16 bytes at a time: unit stride, all rows aligned, columns in eights
 
   __device__ __forceinline__ const uint16_t* at(int64_t b, int64_t r, int64_t h) const {
     return data + b * batch + r * row + h * head;
@@ -252,6 +252,13 @@ struct LaneAddress {
 // that has none to spare.
 __device__ __forceinline__ void hide(int64_t& x) { asm volatile("" : "+l"(x)); }
 
+// threadIdx.x, read anew: likewise.
+__device__ __forceinline__ int thread_index() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 // How many copies are unrolled. On Turing they go through registers, which tiles with few threads
 // have none to spare of.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -260,25 +267,38 @@ constexpr int kCopiesAtOnce = kThreads > 64 ? 4 : 1;
 constexpr int kColumnsAhead = 1;
 #else
 template <int kThreads>
-constexpr int kCopiesAtOnce = 64;
+constexpr int kCopiesAtOnce = 4;
 constexpr int kColumnsAhead = 4;
 #endif
 
-// Copies kRows rows from `rows` on; those from `valid` on are zeros. Not done before copies_wait
-// and a barrier.
+// Copies kRows rows of 16-byte pieces; those from `valid` on are zeros. `thread` of kThreads reads
+// its first piece at `from`. Not done before copies_wait and a barrier.
+template <int kDim, int kRows, int kThreads>
+__device__ __forceinline__ void copy_rows(uint32_t tile, const Operand& x, const uint16_t* from,
+                                          int thread, int valid) {
+  constexpr int kPieces = kDim / 8, kStep = kThreads / kPieces;
+  static_assert(kThreads % kPieces == 0 && kRows % kStep == 0);
+  const int column = thread % kPieces, first = thread / kPieces;
+  valid = column * 8 < x.columns ? valid - first : 0;
+  int64_t step = kStep * x.row;
+  hide(step);
+#pragma unroll(kCopiesAtOnce <kThreads>)
+  for (int r = 0; r < kRows; r += kStep) {
+    copy_16_bytes(piece<kDim>(tile, first + r, column), from, r < valid);
+    from += step;
+  }
+}
+
+// The same from the tile's first row on, of operands with any strides.
 template <int kDim, int kRows, int kThreads, bool kAnyStride>
 __device__ __forceinline__ void load_tile(uint32_t tile, const Operand& x, const uint16_t* rows,
                                           int valid) {
-  constexpr int kPieces = kDim / 8;
-  static_assert(kThreads % kPieces == 0);
-  constexpr int kStep = kThreads / kPieces;
-  static_assert(kRows % kStep == 0);
-  const int column = threadIdx.x % kPieces;
-  const int first = threadIdx.x / kPieces;
-  int wanted = x.columns - column * 8;
-  wanted = wanted < 0 ? 0 : wanted > 8 ? 8 : wanted;
+  constexpr int kPieces = kDim / 8, kStep = kThreads / kPieces;
+  const int thread = thread_index();
+  const int column = thread % kPieces, first = thread / kPieces;
   if constexpr (kAnyStride) {
     if (!x.vectors) {
+      const int wanted = x.columns - column * 8;
 #pragma unroll 1
       for (int r = first; r < kRows; r += kStep) {
         uint32_t words[4] = {};
@@ -297,15 +317,53 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Operand& x, const
       return;
     }
   }
-  const uint16_t* from = rows + first * x.row + column * 8;
-  int64_t step = kStep * x.row;
-  hide(step);
-#pragma unroll(kCopiesAtOnce <kThreads>)
-  for (int r = 0; r < kRows; r += kStep) {
-    const bool in = first + r < valid;
-    copy_16_bytes(piece<kDim>(tile, first + r, column), in ? from : x.data, in ? wanted * 2 : 0);
-    from += step;
+  copy_rows<kDim, kRows, kThreads>(tile, x, rows + first * x.row + column * 8, thread, valid);
+}
+
+// Sums that atomics add to lie in patches of 16 rows x 8 columns, in the order in which the lanes
+// of a warp hold them after a product, and so that a warp adds to whole lines; patches of the same
+// rows one after another. Each sequence's rows begin a new patch: first_patch_row says where among
+// the patch_rows of a head.
+inline int64_t patch_rows(const Problem& p, int64_t length) {
+  return (length / 16 + (p.packed ? p.batch + 1 : length % 16 != 0)) * 16;
+}
+__device__ __forceinline__ int64_t first_patch_row(const Problem& p, int64_t begin, int64_t b) {
+  return p.packed ? (begin / 16 + b) * 16 : 0;
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int kPatchLane = 4, kPatchElement = 1;
+#else
+constexpr int kPatchLane = 1, kPatchElement = 32;
+#endif
+// Adds a warp's sums times `factor`; `patch` is where this lane's first element lies, sums have
+// `columns` columns. Of them, the first `rows` rows of patches and `count` patches of each count.
+template <int kColumnTiles, int kRowTiles>
+__device__ __forceinline__ void add_patches(float* patch,
+                                            const float (&x)[kRowTiles][kColumnTiles][4],
+                                            float factor, int columns, int rows, int count) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+      if (m < rows && n < count) {
+        float* to = patch + n * 128;
+        const float(&four)[4] = x[m][n];
+        if constexpr (kPatchElement == 1) {
+          add_four(to, four[0] * factor, four[1] * factor, four[2] * factor, four[3] * factor);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) add_one(to + e * kPatchElement, four[e] * factor);
+        }
+      }
+    }
+    patch += 16 * columns;
   }
+}
+
+// A tile of float32 on its way out.
+template <int kDim>
+__device__ __forceinline__ uint32_t float_place(uint32_t tile, int row, int column) {
+  return tile + row * (kDim * 4) + (((column >> 2) ^ (row & 7)) << 4) + (column & 3) * 4;
 }
 
 }  // namespace fk::cuda::attention

@@ -171,6 +171,7 @@ void set_layout(std::initializer_list<const Tensor*> tensors, ScanArgs& a) {
     units = units && aligned(unit) && whole(2, unit);
     pairs = pairs && t->stride(2) == 1 && aligned(2) && whole(1, 2);
   }
+  pairs = pairs && (a.groups == 1 || a.channels / a.groups % 2 == 0);  // where blocks begin
   a.time_contiguous = time && !pairs;
   a.vectors = a.time_contiguous ? units : pairs;
 }

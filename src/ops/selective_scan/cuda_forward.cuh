@@ -269,17 +269,6 @@ struct StepBatch {
       for (int j = 0; j < Tile::kC; ++j) x[m][j] = inputs[l * Tile::kPitch + place.channels[j]];
     }
   }
-  __device__ __forceinline__ void decays(const float (&A)[Tile::kC][Tile::kS],
-                                         float (&decay)[Tile::kBatch][Tile::kC][Tile::kS]) const {
-#pragma unroll
-    for (int m = 0; m < Tile::kBatch; ++m) {
-#pragma unroll
-      for (int j = 0; j < Tile::kC; ++j) {
-#pragma unroll
-        for (int s = 0; s < Tile::kS; ++s) decay[m][j][s] = exp2_fast(x[m][j].x * A[j][s]);
-      }
-    }
-  }
 };
 
 template <class T, class Tile, ScanPass kPass>
@@ -381,19 +370,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     const float* bc = states + (i & 1) * kT * Tile::kStatePitch + mine.first * 2;
     float* y =
         outputs + ((i & 1) * Tile::kGroups + mine.group) * kT * Tile::kPitch + mine.channels[0];
-    // Decays are computed a batch ahead of their use, and the values of a batch are asked for two
-    // batches ahead: there are few warps to hide behind.
-    StepBatch<Tile, kPass> batch(x, bc, mine, 0), next(x, bc, mine, Tile::kBatch);
-    float decay[Tile::kBatch][kC][kS];
-    batch.decays(A, decay);
+    StepBatch<Tile, kPass> batch(x, bc, mine, 0);
 #pragma unroll
     for (int k = 0; k < kT; k += Tile::kBatch) {
-      StepBatch<Tile, kPass> after;
-      float next_decay[Tile::kBatch][kC][kS];
-      if (k + 2 * Tile::kBatch < kT) {
-        after = StepBatch<Tile, kPass>(x, bc, mine, k + 2 * Tile::kBatch);
-      }
-      if (k + Tile::kBatch < kT) next.decays(A, next_decay);
+      // The next steps' values are asked for ahead of this batch's stores.
+      StepBatch<Tile, kPass> next;
+      if (k + Tile::kBatch < kT) next = StepBatch<Tile, kPass>(x, bc, mine, k + Tile::kBatch);
       float sum[Tile::kBatch][kC];
 #pragma unroll
       for (int m = 0; m < Tile::kBatch; ++m) {
@@ -403,10 +385,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
           if (kPass != ScanPass::kOutputs) sums[j] += v.x;
 #pragma unroll
           for (int s = 0; s < kS; ++s) {
+            const float decay = exp2_fast(v.x * A[j][s]);
             if (kPass == ScanPass::kAdjoints) {
-              h[j][s] = decay[m][j][s] * fmaf(v.y, batch.C[m][s], h[j][s]);
+              h[j][s] = decay * fmaf(v.y, batch.C[m][s], h[j][s]);
             } else {
-              h[j][s] = fmaf(decay[m][j][s], h[j][s], v.y * batch.B[m][s]);
+              h[j][s] = fmaf(decay, h[j][s], v.y * batch.B[m][s]);
             }
             sum[m][j] = s == 0 ? h[j][s] * batch.C[m][s] : fmaf(h[j][s], batch.C[m][s], sum[m][j]);
           }
@@ -421,15 +404,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         }
       }
       batch = next;
-      next = after;
-#pragma unroll
-      for (int m = 0; m < Tile::kBatch; ++m) {
-#pragma unroll
-        for (int j = 0; j < kC; ++j) {
-#pragma unroll
-          for (int s = 0; s < kS; ++s) decay[m][j][s] = next_decay[m][j][s];
-        }
-      }
     }
     __syncthreads();
   }
@@ -456,7 +430,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 }
 
 // Two scanning warps a scheduler.
-using ManyTile = ScanTile<2, 4, 4, 1, 256, 16, 2, 1>;
+using ManyTile = ScanTile<2, 4, 4, 1, 128, 16, 2, 2>;
 using FewTile = ScanTile<1, 2, 8, 1, 128, 32, 4, 1>;
 // A value of B or C serves four channels; four groups of warps share the states.
 using WideTile = ScanTile<4, 4, 4, 4, 256, 16, 2, 1>;

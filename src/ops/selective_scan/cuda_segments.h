@@ -74,6 +74,7 @@ inline Segments segments_of(const scan::Sequences& sequences, int64_t steps) {
   g.steps = steps;
   g.slots = !sequences.packed ? sequences.count * g.per_row()
                               : sequences.length / steps + sequences.count;
+  if (sequences.count == 0) g.slots = 0;
   return g;
 }
 

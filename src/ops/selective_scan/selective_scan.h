@@ -22,8 +22,8 @@ enum ScanAlgorithm : int64_t {
 };
 
 // Steps between the states that are kept, unless the caller says otherwise: one state of N float32
-// per channel is then a quarter of one of the inputs' size for N = 16.
-constexpr int64_t kScanCheckpoint = 64;
+// per channel is then half of one float32 input for N = 16.
+constexpr int64_t kScanCheckpoint = 32;
 constexpr int64_t kMaxScanStates = 256;
 
 struct SelectiveScanFwd {
