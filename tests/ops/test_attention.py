@@ -383,6 +383,31 @@ def test_large_scores(backend):
     run_forward(case, backend, "float32")
 
 
+@pytest.mark.parametrize("softcap", (0.0, 20.0))
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d", (64, 128))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_packed_sequences_stay_apart(backend, dtype, d, causal, softcap):
+    """NaN in one sequence reaches no other: blocks of rows end in the middle of a neighbour."""
+    q_ends, k_ends = (0, 100, 230, 430), (0, 130, 200, 520)
+    generator = seeded("apart", dtype, d, causal)
+    q = normal(generator, q_ends[-1], 2, d)
+    k, v = (normal(generator, k_ends[-1], 2, d) for _ in range(2))
+    for t, ends in ((q, q_ends), (k, k_ends), (v, k_ends)):
+        t[ends[1] : ends[2]] = math.nan
+    leaves = [convert(t.to(getattr(torch, dtype)), backend).requires_grad_() for t in (q, k, v)]
+    offsets = [convert(torch.tensor(e, dtype=torch.int32), backend) for e in (q_ends, k_ends)]
+    out = fk.attention(
+        *leaves, causal=causal, softcap=softcap, cu_seqlens_q=offsets[0], cu_seqlens_k=offsets[1]
+    )
+    gradients = torch.autograd.grad(out.float().square().sum(), leaves)
+    for result, ends in zip((out, *gradients), (q_ends, q_ends, k_ends, k_ends), strict=True):
+        middle = result[ends[1] : ends[2]]
+        assert middle.isnan().any()
+        assert not torch.cat([result[: ends[1]], result[ends[2] :]]).isnan().any()
+
+
 @settings(
     max_examples=400, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
