@@ -97,7 +97,7 @@ struct Field {
   std::string also_gradient_of;  // a backward's output: the gradient of this forward input as well
   std::string repeats;  // an output that is this input, repeated along the axis: it may be a view
   double drawn_from = 0, drawn_to = 0;  // values that checks draw; both 0: of any sign and size
-  bool with_float8 = false;  // an input that only calls with 8-bit activations have
+  bool with_float8 = false;             // an input that only calls with 8-bit activations have
 
   // Attributes.
   double number_default = 0;
@@ -115,7 +115,7 @@ struct OpDeclaration {
   bool multiplies = false;  // kernels may round what they multiply to the activations' dtype
   bool reorders = false;    // kernels may take products and sums in another order
   std::vector<std::pair<std::string, std::string>> size_unless_given;  // symbol, whose size it has
-  bool float8 = false;      // activations may be 8-bit floats; there is no gradient then
+  bool float8 = false;  // activations may be 8-bit floats; there is no gradient then
 
   int find(const std::string& field) const;  // -1 if there is none
   // Parses `type` into the field's dtype rule and shapes. Aborts on a malformed declaration.

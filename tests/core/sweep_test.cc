@@ -57,8 +57,7 @@ TEST_P(Sweep, MatchesReference) {
     // 0 times infinity is NaN: a product of whole tiles hands it to rows that do not see it.
     const bool reorders = op.declaration.multiplies || op.declaration.reorders;
     if (variant.options.special && reorders) continue;
-    for (DType dtype :
-         {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3}) {
+    for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3}) {
       if (dtype == DType::kFloat8E4M3 && !op.declaration.float8) continue;
       for (int seed = 0; seed < variant.samples; ++seed) {
         SampleOptions options = variant.options;

@@ -54,7 +54,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
           (head * p.dq_rows + first_patch_row(p.problem, sequence.q_begin, place.b)) * p.dq_columns,
           window.first_query(last_key),
           last_key + 1 == place.begin + kKeys ? window.end_query(place.begin, queries) : 0,
-          p.q.scale(place.batch, place.head) * p.k.scale(place.batch, place.head),
+          product_scale(p.q, p.k, place.batch, place.head),
           ds_scale,
           gradient_factors<Tile>(p, place.batch, place.head, ds_scale)};
     }

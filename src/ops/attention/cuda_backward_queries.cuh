@@ -168,8 +168,7 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
     {
       const Window window = block.window;
       const Place place = block.place;
-      const HeadScore score(p.change, place,
-                            p.q.scale(place.batch, kv_head) * p.k.scale(place.batch, kv_head),
+      const HeadScore score(p.change, place, product_scale(p.q, p.k, place.batch, kv_head),
                             window.offset);
       const GradientFactors factors = gradient_factors<Tile>(p, place.batch, kv_head, ds_scale);
       const int last = min(place.begin + Tile::kRows, queries) - 1;
@@ -238,8 +237,7 @@ __device__ __forceinline__ void backward_bias_block(const Backward& p) {
          ++place.head) {
       const int kv_head = place.head / p.group;
       const float ds_scale = score_gradient_scale(p, place.batch, kv_head);
-      const HeadScore score(p.change, place,
-                            p.q.scale(place.batch, kv_head) * p.k.scale(place.batch, kv_head),
+      const HeadScore score(p.change, place, product_scale(p.q, p.k, place.batch, kv_head),
                             window.offset);
       const GradientFactors factors = gradient_factors<Tile>(p, place.batch, kv_head, ds_scale);
 #pragma unroll 1

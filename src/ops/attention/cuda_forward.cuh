@@ -101,7 +101,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
                window.end(place.begin),
                p.k.at(place.batch, sequence.k_begin, kv_head),
                p.v.at(place.batch, sequence.k_begin, kv_head),
-               p.q.scale(place.batch, kv_head) * p.k.scale(place.batch, kv_head)};
+               product_scale(p.q, p.k, place.batch, kv_head)};
     }
 #pragma unroll
     for (int term = 0; term < Tile::kTerms; ++term) {

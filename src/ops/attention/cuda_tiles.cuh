@@ -79,6 +79,13 @@ struct Operand {
   }
 };
 
+// What products of the two are to be multiplied with. Of operands that are next to nothing it would
+// underflow, and a masked score, -inf, times 0 is NaN.
+__device__ __forceinline__ float product_scale(const Operand& x, const Operand& y, int64_t b,
+                                               int kv_head) {
+  return fmaxf(x.scale(b, kv_head) * y.scale(b, kv_head), 0x1p-100f);
+}
+
 // A block's work: rows [begin, begin + kRows) of a sequence.
 struct Place {
   int64_t batch;  // of the tensors: 0 where sequences are packed

@@ -62,10 +62,16 @@ __global__ void __launch_bounds__(kJoinThreads)
   for (int64_t i = 0; i < blocks; ++i) sum += parts[i * all + index];
   const int64_t value = index % (2 * states), row = index / (2 * states);
   const int64_t n = value % states, group = row % groups, l = row / groups % rows_per_batch;
-  const scan::GroupView& to = value < states ? dB : dC;
-  if (to.data == nullptr) return;
-  static_cast<T*>(to.data)[row / groups / rows_per_batch * to.batch + l * to.step +
-                           group * to.group + n * to.state] = from_float<T>(sum);
+  const auto store = [&](const scan::GroupView& to) {
+    if (to.data == nullptr) return;
+    static_cast<T*>(to.data)[row / groups / rows_per_batch * to.batch + l * to.step +
+                             group * to.group + n * to.state] = from_float<T>(sum);
+  };
+  if (value < states) {
+    store(dB);
+  } else {
+    store(dC);
+  }
 }
 
 // Sums over slots of rows [slot][outer][inner], to a tensor of those two dims.
@@ -235,7 +241,10 @@ Status run_forward(const SelectiveScanFwd& op, const Exec& exec) {
   set_layout({&op.u, &op.delta, &op.z, &op.y}, a);
   const bool keeps = op.checkpoints && op.checkpoints.numel() > 0;
   KeptStates kept;
-  if (keeps) kept = {op.checkpoints.ptr<float>(), p.spacing, op.checkpoints.size(1)};
+  if (keeps) {
+    kept = {op.checkpoints.ptr<float>(), p.spacing, op.checkpoints.size(1)};
+    std::copy_n(op.checkpoints.strides, 4, kept.strides);
+  }
   a.segments.sequences = p.sequences;
   if (named(op.algorithm)) {
     a.kept = kept;
@@ -321,11 +330,23 @@ Status sum_to(const float* parts, const Segments& segments, int64_t slot_stride,
       out.dtype == DType::kFloat32, out.ndim == 2 ? out.stride(0) : int64_t{0}, out.stride(-1));
 }
 
+// dB and dC, zeros where there are no parts.
+template <class T>
+Status sum_states(const SelectiveScanBwd& op, const scan::Problem& p, const float* parts,
+                  int64_t count, cudaStream_t stream) {
+  const int64_t values = p.batch * p.length * p.groups * 2 * p.states;
+  if ((!op.dB && !op.dC) || values == 0) return {};
+  return launch_early(sum_state_parts<T>, "sum_state_parts",
+                      {grid_of(ceil_div(values, kJoinThreads)), kJoinThreads}, stream, parts, count,
+                      p.length, p.batch, static_cast<int>(p.groups), static_cast<int>(p.states),
+                      scan::group_view_of(op.dB), scan::group_view_of(op.dC));
+}
+
 template <class T>
 Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
   const cudaStream_t stream = stream_of(exec);
   const scan::Problem p = scan::problem_of(op);
-  if (p.channels == 0) return {};
+  if (p.channels == 0) return sum_states<T>(op, p, nullptr, 0, stream);
   const ReversePlan plan = plan_of(op, p);
   WorkspaceParts parts(exec.workspace());
   const ReverseMemory memory(parts, p, plan);
@@ -371,14 +392,7 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
     r.scan.sums_after = first + block.states < a.states ? memory.sums : nullptr;
     FK_RETURN_IF_ERROR(launch_reverse<T>(plan.shape, r, stream));
   }
-  const int64_t values = p.batch * p.length * p.groups * 2 * p.states;
-  if ((op.dB || op.dC) && values > 0) {
-    FK_RETURN_IF_ERROR(launch_early(sum_state_parts<T>, "sum_state_parts",
-                                    {grid_of(ceil_div(values, kJoinThreads)), kJoinThreads}, stream,
-                                    memory.partial_states, plan.parts, p.length, p.batch, a.groups,
-                                    a.states, scan::group_view_of(op.dB),
-                                    scan::group_view_of(op.dC)));
-  }
+  FK_RETURN_IF_ERROR(sum_states<T>(op, p, memory.partial_states, plan.parts, stream));
   FK_RETURN_IF_ERROR(sum_to<T>(memory.partial_A, plan.segments, p.channels * p.states, p.channels,
                                p.states, op.dA, stream));
   FK_RETURN_IF_ERROR(sum_to<T>(memory.partial_channels, plan.segments, 2 * p.channels, 1,

@@ -132,8 +132,10 @@ __global__ void __launch_bounds__(kSteps)
       if (exists) {
         y = fmaf(h, state_at(a.C, l, n), y);
         if (a.kept.data != nullptr && (l + 1) % a.kept.spacing == 0) {
-          const int64_t row = a.kept.rows_per_batch * q.batch + (l + 1) / a.kept.spacing - 1;
-          a.kept.data[(row * a.states + n) * a.channels + c] = h;
+          const int64_t row = (l + 1) / a.kept.spacing - 1;
+          const int64_t* strides = a.kept.strides;
+          a.kept.data[q.batch * strides[0] + row * strides[1] + n * strides[2] + c * strides[3]] =
+              h;
         }
       }
       __syncthreads();

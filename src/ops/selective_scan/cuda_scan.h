@@ -30,6 +30,7 @@ struct KeptStates {
   float* data = nullptr;
   int64_t spacing = 1;
   int64_t rows_per_batch = -1;
+  int64_t strides[4] = {};  // of a tensor that may have gaps: only cuda_named.cu writes to one
 
   FK_HOST_DEVICE int64_t base(const Segments& segments, const Segment& g) const {
     if (rows_per_batch >= 0) return rows_per_batch * g.batch - 1;

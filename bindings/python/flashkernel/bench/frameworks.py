@@ -159,7 +159,7 @@ class Torch(Numpy):
         """Largest absolute error of our forward and of torch's, against torch in float64."""
         torch = self.module
         limit = 1 << (28 if self.device == "cuda" else 23)
-        if next(iter(tensors.values())).numel() > limit:
+        if not workload.errors or next(iter(tensors.values())).numel() > limit:
             return {}
         exact = {k: t.double() if t.is_floating_point() else t for k, t in tensors.items()}
         with torch.no_grad():

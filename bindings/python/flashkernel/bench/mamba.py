@@ -2,21 +2,20 @@
 
 import numpy as np
 
-from .workloads import Workload
+from .workloads import Workload, normal
 
 
 def _inputs(params, rng):
     b, length, d, n = (params[k] for k in "BLDN")
-    normal = rng.standard_normal
     return {
-        "u": normal((b, length, d), np.float32),
-        "delta": normal((b, length, d), np.float32),
-        "A": -np.exp(normal((d, n), np.float32)),
-        "B": normal((b, length, n), np.float32),
-        "C": normal((b, length, n), np.float32),
-        "D": normal(d, np.float32),
-        "z": normal((b, length, d), np.float32),
-        "delta_bias": normal(d, np.float32),
+        "u": normal(rng, b, length, d),
+        "delta": normal(rng, b, length, d),
+        "A": -np.exp(normal(rng, d, n)),
+        "B": normal(rng, b, length, n),
+        "C": normal(rng, b, length, n),
+        "D": normal(rng, d),
+        "z": normal(rng, b, length, d),
+        "delta_bias": normal(rng, d),
     }
 
 
@@ -90,13 +89,13 @@ def _in_jax(function):
 
 def _conv_inputs(params, rng):
     b, length, d, w = (params[k] for k in "BLDW")
-    x = rng.standard_normal((b, length, d), np.float32)
+    x = normal(rng, b, length, d)
     if params.get("time_contiguous"):
         x = np.ascontiguousarray(x.transpose(0, 2, 1)).transpose(0, 2, 1)
     return {
         "x": x,
-        "weight": rng.standard_normal((d, w), np.float32),
-        "bias": rng.standard_normal(d, np.float32),
+        "weight": normal(rng, d, w),
+        "bias": normal(rng, d),
     }
 
 
@@ -121,6 +120,7 @@ WORKLOADS = [
         {"fwd": 4, "bwd": 7},
         ("u", "delta", "A", "B", "C", "D", "z", "delta_bias"),
         options=True,
+        errors=False,
     ),
     Workload(
         "causal_conv1d",

@@ -142,6 +142,21 @@ def _scan(direction, dtype, peers, b, length, d, n, **params):
     return Case("selective_scan", direction, dtype, tuple(sizes.items()), peers)
 
 
+def mamba():
+    """The selective scan, short and long, and its convolution, on a GPU."""
+    shapes = (
+        (1, 60, 1024, 16), (32, 60, 1024, 16), (8, 2048, 2048, 16), (1, 2048, 1536, 16),
+        (8, 2048, 2048, 64), (1, 65536, 2048, 16),
+    )  # fmt: skip
+    for direction in ("fwd", "bwd"):
+        for dtype in ("bfloat16", "float32"):
+            for b, length, d, n in shapes:
+                yield _scan(direction, dtype, ("none",), b, length, d, n)
+        for b, length, d in ((8, 2048, 2048), (2, 16384, 5120)):
+            sizes = {"B": b, "L": length, "D": d, "W": 4}
+            yield Case("causal_conv1d", direction, "bfloat16", tuple(sizes.items()), ("none",))
+
+
 def mamba_cpu():
     """The selective scan beside JAX's scans (by --framework jax, whose backward is timed with
     its forward)."""
@@ -178,6 +193,6 @@ def conv1d():
 _ALL = (
     demo, rows, bandwidth, overhead, attention, attention_more, attention_float8, attention_grid,
     attention_cpu,
-    mamba_cpu, mamba_algorithms, mamba_agent, conv1d,
+    mamba, mamba_cpu, mamba_algorithms, mamba_agent, conv1d,
 )  # fmt: skip
 SUITES = {f.__name__: f for f in _ALL}

@@ -26,6 +26,7 @@ class Workload:
     flops: Callable | None = None
     backward_flops: float = 0.0
     options: bool = False
+    errors: bool = True  # torch's formula is quick enough to compare with
 
     def bound(self, params: dict) -> "Workload":
         """The workload of one case."""
@@ -35,7 +36,7 @@ class Workload:
         return replace(self, ours=self.ours(params), peers=peers)
 
 
-def _normal(rng, *shape):
+def normal(rng, *shape):
     """Normal numbers; of many, the first four million again and again, which takes no time."""
     count = int(np.prod(shape))
     return np.resize(rng.standard_normal(min(count, 1 << 22), np.float32), shape)
@@ -43,14 +44,14 @@ def _normal(rng, *shape):
 
 def _rows(params, rng, *names, scale=1.0):
     shape = params["rows"], params["cols"]
-    return {n: _normal(rng, *shape) * np.float32(scale) for n in names}
+    return {n: normal(rng, *shape) * np.float32(scale) for n in names}
 
 
 def _norm_inputs(*vectors):
     def inputs(params, rng):
         out = _rows(params, rng, *(["x", "residual"] if params.get("residual") else ["x"]))
         for name in vectors:
-            out[name] = _normal(rng, params["cols"])
+            out[name] = normal(rng, params["cols"])
         return out
 
     return inputs
@@ -107,7 +108,7 @@ def _rope_inputs(params, rng):
     b, length, h, d = (params[k] for k in "BLHD")
     angle = np.arange(length)[:, None] * 10000.0 ** (-np.arange(0, d, 2) / d)[None, :]
     return {
-        "x": _normal(rng, b, length, h, d),
+        "x": normal(rng, b, length, h, d),
         "cos": np.cos(angle).astype(np.float32),
         "sin": np.sin(angle).astype(np.float32),
     }
@@ -151,7 +152,7 @@ def _attention_inputs(params, rng):
     b, length, heads, d = (params[k] for k in "BLHD")
     kv = params.get("G", heads)
     shapes = {"q": heads, "k": kv, "v": kv}
-    return {n: _normal(rng, b, length, h, d) for n, h in shapes.items()}
+    return {n: normal(rng, b, length, h, d) for n, h in shapes.items()}
 
 
 def _attention_flops(params):
