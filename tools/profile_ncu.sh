@@ -22,5 +22,6 @@ metrics+=,smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.rat
 metrics+=,smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio
 metrics+=,smsp__average_warps_issue_stalled_mio_throttle_per_issue_active.ratio
 metrics+=,smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio
-exec ncu --clock-control none --csv --kernel-name "${FK_NCU_KERNELS:-regex:fk}" \
+exec ncu --clock-control none --csv --kernel-name-base demangled \
+  --kernel-name "${FK_NCU_KERNELS:-regex:fk::}" \
   --launch-count "${FK_NCU_COUNT:-20}" --metrics "$metrics" --log-file "$output" "$@"

@@ -181,19 +181,13 @@ def _attention(params):
     return call
 
 
-_WIDE: dict[tuple, dict] = {}
-
-
-def _widened(m, t):
-    """8-bit tensors as bfloat16, made once: torch has no attention of its own for them."""
-    if t["q"].dtype != m.float8_e4m3fn:
-        return t
-    key = tuple(t[n].data_ptr() for n in "qkv")
-    if key not in _WIDE:
-        if len(_WIDE) == 16:
-            _WIDE.clear()
-        _WIDE[key] = {n: t[n].to(m.bfloat16) for n in "qkv"}
-    return _WIDE[key]
+def _widened(m, x):
+    """An 8-bit tensor as bfloat16, made once: torch has no attention of its own for it."""
+    if x.dtype != m.float8_e4m3fn:
+        return x
+    if not hasattr(x, "as_bfloat16"):
+        x.as_bfloat16 = x.to(m.bfloat16)
+    return x.as_bfloat16
 
 
 def _sdpa(backend=None):
@@ -201,8 +195,7 @@ def _sdpa(backend=None):
 
     def make(params):
         def call(m, t):
-            t = _widened(m, t)
-            q, k, v = (t[n].transpose(1, 2) for n in "qkv")
+            q, k, v = (_widened(m, t[n]).transpose(1, 2) for n in "qkv")
             sdpa = m.nn.functional.scaled_dot_product_attention
             gqa = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
             if backend is None or q.dtype == m.float64:
