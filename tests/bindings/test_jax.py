@@ -113,8 +113,9 @@ def differentiable_inputs(case: Case, inputs: dict) -> list[int]:
 
 
 def assert_close(actual, expected, dtype, what=""):
+    """What is expected comes from the CPU; a GPU may add up in another order."""
     assert actual.shape == expected.shape and actual.dtype == expected.dtype, what
-    tolerance = 8 * EPSILON[dtype]
+    tolerance = 32 * EPSILON[dtype]
     np.testing.assert_allclose(
         np.asarray(actual, np.float64),
         np.asarray(expected, np.float64),
