@@ -223,6 +223,8 @@ def test_inputs_without_gradient_say_so():
         for f in op.inputs:
             if f.name in sampling.differentiable(op) or f.dtype_rule in "IJ":
                 continue
+            if sample[f.name] is None:  # only calls with 8-bit inputs have it
+                continue
             with pytest.raises(fk.Error, match=f"{op.public_name}: {f.name}: .*no gradient"):
                 call(op, to_torch(sample, requires_grad=[f.name]))
 
