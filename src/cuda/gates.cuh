@@ -1,4 +1,4 @@
-// exp2, sigmoid and softplus for one thread, from the special function unit's approximations: good
+// Sigmoid and softplus for one thread, from the special function unit's approximations: good
 // to a few units in the last place of a float.
 #pragma once
 
@@ -7,18 +7,6 @@
 namespace fk::cuda {
 
 constexpr float kLn2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-__device__ __forceinline__ float reciprocal_fast(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 
 __device__ __forceinline__ float sigmoid(float x) {
   return reciprocal_fast(1.f + exp2_fast(-kLog2E * x));

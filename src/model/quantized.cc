@@ -58,20 +58,10 @@ void expand(const BlockQ5_1& b, float* out) {
   }
 }
 
-void expand(const BlockQ4_K& b, float* out) {
-  uint8_t scale[8], minimum[8];
-  unpack_scales_k(b.scales, scale, minimum);
-  const float d = half_to_float(b.d), dmin = half_to_float(b.dmin);
-  for (int group = 0; group < 8; ++group) {
-    const float s = d * scale[group], m = dmin * minimum[group];
-    for (int i = 0; i < 32; ++i) {
-      const int q = b.q[group / 2 * 32 + i] >> (group % 2 * 4) & 15;
-      *out++ = s * static_cast<float>(q) - m;
-    }
-  }
-}
-
-void expand(const BlockQ5_K& b, float* out) {
+// Eight groups of 32 codes, each with a scale and a minimum. `high(group, i)`: the bits of a code
+// above its four low ones.
+template <class Block, class High>
+void expand_groups(const Block& b, float* out, const High& high) {
   uint8_t scale[8], minimum[8];
   unpack_scales_k(b.scales, scale, minimum);
   const float d = half_to_float(b.d), dmin = half_to_float(b.dmin);
@@ -79,9 +69,17 @@ void expand(const BlockQ5_K& b, float* out) {
     const float s = d * scale[group], m = dmin * minimum[group];
     for (int i = 0; i < 32; ++i) {
       const int low = b.q[group / 2 * 32 + i] >> (group % 2 * 4) & 15;
-      *out++ = s * static_cast<float>(low | (b.high[i] >> group & 1) << 4) - m;
+      *out++ = s * static_cast<float>(low | high(group, i)) - m;
     }
   }
+}
+
+void expand(const BlockQ4_K& b, float* out) {
+  expand_groups(b, out, [](int, int) { return 0; });
+}
+
+void expand(const BlockQ5_K& b, float* out) {
+  expand_groups(b, out, [&](int group, int i) { return (b.high[i] >> group & 1) << 4; });
 }
 
 void expand(const BlockQ6_K& b, float* out) {

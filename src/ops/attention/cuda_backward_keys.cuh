@@ -187,7 +187,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
               const int e = 2 * r + c;
-              probabilities[c] = exp2_approx(fmaf(s[m][n][e], exponent, bases[c]));
+              probabilities[c] = exp2_fast(fmaf(s[m][n][e], exponent, bases[c]));
               if constexpr (Tile::kWithKeys) {
                 gradients[c] =
                     probabilities[c] *

@@ -83,7 +83,7 @@ __device__ __forceinline__ void score_gradients(
     const float base = kProbabilityLift<Tile> - exponents[e / 2];
 #pragma unroll
     for (int n = 0; n < Tile::kKeys / 8; ++n) {
-      dp[0][n][e] *= exp2_approx(fmaf(s[0][n][e], exponent, base));
+      dp[0][n][e] *= exp2_fast(fmaf(s[0][n][e], exponent, base));
     }
   }
 }

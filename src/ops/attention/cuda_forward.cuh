@@ -218,7 +218,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float base = larger[m][r] == -INFINITY ? 0.f : larger[m][r];
-          const float factor = exp2_approx((maximum[m][r] - base) * exponent);
+          const float factor = exp2_fast((maximum[m][r] - base) * exponent);
           maximum[m][r] = larger[m][r];
           sum[m][r] *= factor;
 #pragma unroll
@@ -240,7 +240,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
         for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
           for (int e = 2 * r; e < 2 * r + 2; ++e) {
-            s[m][n][e] = exp2_approx(fmaf(s[m][n][e], exponent, base));
+            s[m][n][e] = exp2_fast(fmaf(s[m][n][e], exponent, base));
             tile_sum += s[m][n][e];
           }
         }
@@ -274,8 +274,8 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
         const float sink =
             load_parameter(p.sinks.data, place.head * p.sinks.head, p.sinks_dtype) * kLog2e;
         const float top = fmaxf(highest, sink);
-        factor *= exp2_approx(highest - top);
-        all = keys_sum * exp2_approx(highest - top) + exp2_approx(sink - top + kLift<Tile>);
+        factor *= exp2_fast(highest - top);
+        all = keys_sum * exp2_fast(highest - top) + exp2_fast(sink - top + kLift<Tile>);
         highest = top;
       }
       // A query whose every score is -inf: 0, with or without a sink.

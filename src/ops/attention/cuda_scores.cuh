@@ -2,15 +2,10 @@
 // write them.
 #pragma once
 
+#include "cuda/math.cuh"
 #include "ops/attention/cuda_products.cuh"
 
 namespace fk::cuda::attention {
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 
 // A parameter (slopes, sinks, bias) is float32 or of the activations' dtype.
 __device__ __forceinline__ float load_parameter(const void* data, int64_t at, DType dtype) {
@@ -60,7 +55,7 @@ struct HeadScore {
 // tanh(x). kFast: to 1e-7 of 1, which is enough where results have 16 bits.
 template <bool kFast>
 __device__ __forceinline__ float tanh_of(float x) {
-  return kFast ? 1.f - __fdividef(2.f, exp2_approx(x * (2.f * kLog2e)) + 1.f) : tanhf(x);
+  return kFast ? 1.f - __fdividef(2.f, exp2_fast(x * (2.f * kLog2e)) + 1.f) : tanhf(x);
 }
 
 // Products become scores, natural ones; the gradients `ds` of scores become those of products, if

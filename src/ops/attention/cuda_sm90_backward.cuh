@@ -35,12 +35,6 @@ namespace fk::cuda_sm90::backward {
 
 using namespace fk::cuda;  // NOLINT: the instructions
 
-__device__ __forceinline__ float exp2_approx(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
 // Tiles in shared memory as multiplications take them (cuda/wgmma.cuh): the low words of their
 // descriptors. The high words are all the same, and offsets never carry into them; with sums of 64
 // bits the compiler would leave the uniform registers.
@@ -176,7 +170,7 @@ struct Consumer {
           factor[j] = 1.f;
           if (p.softcap > 0) {
             // tanh(y) = 1 - 2 / (exp(2 y) + 1), as exact as its float.
-            const float t = 1.f - __fdividef(2.f, exp2_approx(x * (2.f / p.softcap)) + 1.f);
+            const float t = 1.f - __fdividef(2.f, exp2_fast(x * (2.f / p.softcap)) + 1.f);
             x = p.softcap * kLog2E * t;
             factor[j] = 1.f - t * t;
           }
@@ -188,7 +182,7 @@ struct Consumer {
         if constexpr (kMasked) {
           if (static_cast<uint32_t>(8 * i + j % 2 - low[j / 2]) > span[j / 2]) x = -INFINITY;
         }
-        s[4 * i + j] = exp2_approx(x);
+        s[4 * i + j] = exp2_fast(x);
       }
       if constexpr (kFeatures) {
 #pragma unroll

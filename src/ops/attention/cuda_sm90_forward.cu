@@ -5,9 +5,9 @@
 
 #include "core/workspace.h"
 #include "cuda/launch.h"
-#include "cuda/tma.h"
 #include "ops/attention/cuda_rotate.h"
 #include "ops/attention/cuda_sm90_forward.cuh"
+#include "ops/attention/cuda_sm90_tensors.h"
 
 namespace fk::cuda_sm90 {
 
@@ -15,36 +15,6 @@ namespace {
 
 using attention::Mask;
 using attention::Problem;
-using attention::View;
-
-constexpr int64_t kMaxLength = int64_t{1} << 28;  // positions and their differences are ints
-
-bool copy_engine_takes(const Tensor& t) {
-  if (t.stride(-1) != 1 && t.size(-1) != 1) return false;
-  for (int i = 0; i + 1 < t.ndim; ++i) {
-    if (!cuda::tensor_map_takes(t.shape[i], t.strides[i] * size_of(t.dtype))) return false;
-  }
-  return true;
-}
-
-bool aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
-
-// (D, rows, heads, batch), in boxes of 64 columns and `rows` rows.
-Status make_map(CUtensorMap* map, const Tensor& t, int rows) {
-  const View view = attention::view(t);
-  const int64_t bytes = size_of(t.dtype);
-  cuda::TensorMapShape shape;
-  shape.dims = 4;
-  const int64_t sizes[] = {t.size(-1), t.size(-3), t.size(-2), t.ndim == 4 ? t.size(0) : 1};
-  const int64_t strides[] = {0, view.row * bytes, view.head * bytes, view.batch * bytes};
-  const int box[] = {64, rows, 1, 1};
-  std::copy(sizes, sizes + 4, shape.sizes);
-  std::copy(strides, strides + 4, shape.strides);
-  std::copy(box, box + 4, shape.box);
-  return cuda::make_tensor_map(map, t.data, t.dtype, shape);
-}
-
-int limit(int64_t window) { return static_cast<int>(std::min(window, 2 * kMaxLength)); }
 
 // What the workspace holds: the index of the next tile and, if they are rotated, q and k.
 struct Scratch {
@@ -167,8 +137,7 @@ bool accepts(const AttentionFwd& a) {
       p.batch * p.heads * (p.q_len / 128 + 1) > kMaxLength) {
     return false;
   }
-  return copy_engine_takes(a.q) && copy_engine_takes(a.k) && copy_engine_takes(a.v) &&
-         (!a.out || copy_engine_takes(a.out));
+  return copy_engine_takes(a);
 }
 
 size_t workspace(const AttentionFwd& a) {
@@ -177,7 +146,7 @@ size_t workspace(const AttentionFwd& a) {
 }
 
 Status run(const AttentionFwd& a, const Exec& exec) {
-  if (!aligned(a.q) || !aligned(a.k) || !aligned(a.v) || (a.out && !aligned(a.out))) {
+  if (!aligned(a)) {
     return cuda::run(a, exec);
   }
   AttentionFwd rotated = a;

@@ -4,44 +4,14 @@
 
 #include "core/workspace.h"
 #include "cuda/launch.h"
-#include "cuda/tma.h"
 #include "ops/attention/cuda_sm90_fp8.cuh"
+#include "ops/attention/cuda_sm90_tensors.h"
 
 namespace fk::cuda_sm90 {
 
 namespace {
 
 using attention::Problem;
-using attention::View;
-
-constexpr int64_t kMaxLength = int64_t{1} << 28;  // positions and their differences are ints
-
-bool copy_engine_takes(const Tensor& t) {
-  if (t.stride(-1) != 1 && t.size(-1) != 1) return false;
-  for (int i = 0; i + 1 < t.ndim; ++i) {
-    if (!cuda::tensor_map_takes(t.shape[i], t.strides[i] * size_of(t.dtype))) return false;
-  }
-  return true;
-}
-
-bool aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
-
-// (D, rows, heads, batch), in boxes of 128 bytes and `rows` rows.
-Status make_map(CUtensorMap* map, const Tensor& t, int rows) {
-  const View view = attention::view(t);
-  const int64_t bytes = size_of(t.dtype);
-  cuda::TensorMapShape shape;
-  shape.dims = 4;
-  const int64_t sizes[] = {t.size(-1), t.size(-3), t.size(-2), t.ndim == 4 ? t.size(0) : 1};
-  const int64_t strides[] = {0, view.row * bytes, view.head * bytes, view.batch * bytes};
-  const int box[] = {static_cast<int>(128 / bytes), rows, 1, 1};
-  std::copy(sizes, sizes + 4, shape.sizes);
-  std::copy(strides, strides + 4, shape.strides);
-  std::copy(box, box + 4, shape.box);
-  return cuda::make_tensor_map(map, t.data, t.dtype, shape);
-}
-
-int limit(int64_t window) { return static_cast<int>(std::min(window, 2 * kMaxLength)); }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -148,8 +118,7 @@ bool accepts_float8(const AttentionFwd& a) {
       value_blocks(p, kFewestKeys) * p.kv_heads > kMaxLength) {
     return false;
   }
-  return copy_engine_takes(a.q) && copy_engine_takes(a.k) && copy_engine_takes(a.v) &&
-         (!a.out || copy_engine_takes(a.out));
+  return copy_engine_takes(a);
 }
 
 size_t float8_workspace(const AttentionFwd& a) {
@@ -160,7 +129,7 @@ size_t float8_workspace(const AttentionFwd& a) {
 }
 
 Status run_float8(const AttentionFwd& a, const Exec& exec) {
-  if (!aligned(a.q) || !aligned(a.k) || !aligned(a.v) || (a.out && !aligned(a.out))) {
+  if (!aligned(a)) {
     return cuda::run(a, exec);
   }
   return with_tile(attention::problem_of(a),

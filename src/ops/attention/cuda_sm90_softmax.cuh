@@ -10,23 +10,9 @@
 
 namespace fk::cuda_sm90 {
 
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float reciprocal_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+using cuda::exp2_fast;
+using cuda::log2_fast;
+using cuda::reciprocal_fast;
 
 // 1 - 2 / (1 + e^2x): right at both ends, and exact enough for scores around 0.
 __device__ __forceinline__ float tanh_fast(float x) {
