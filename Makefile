@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # ccache's own default evicts too late to matter, but a full disk would.
 export CCACHE_MAXSIZE ?= 5G
+# What one build folder compiled serves the others; and a first build needs no preprocessor twice.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_DEPEND := 1
 
 # The demo compiles CUDA code only where it could run.
 GPU := $(wildcard /dev/nvidiactl /dev/dxg)

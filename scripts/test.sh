@@ -57,15 +57,12 @@ tsan() {
   quietly 1 build-tsan/fk_pool_tests --gtest_brief=1
 }
 
-# `build` has compiled the CUDA code; the wheel needs it only where it can run.
-wheel() {
-  local cuda=OFF
-  if [ -e /dev/nvidiactl ] || [ -e /dev/dxg ]; then cuda=AUTO; fi
-  scripts/wheel.sh "$bin/python" "$cuda" FK_WERROR=ON
-}
+# The same code as in `build`, so ccache has all of it.
+wheel() { scripts/wheel.sh "$bin/python" AUTO FK_WERROR=ON; }
 
-# Last, so that the run ends with its summary.
-python_tests() { python -m pytest -q -n 2; }
+# Last, so that the run ends with its summary. A worker for each of two cores: more threads in each
+# would wait for one another.
+python_tests() { OMP_NUM_THREADS=1 python -m pytest -q -n 2; }
 
 steps=("$@")
 [ $# -gt 0 ] || steps=(style build cpp house asan tsan wheel python_tests)

@@ -1,70 +1,115 @@
-// fk bench decode: tokens a second, prompt and generation apart, beside the memory's bandwidth.
+// fk bench decode: tokens a second, prompt and generation apart, beside the memory's bandwidth and
+// llama.cpp. Everything is measured in turns, round by round, so that a machine that changes its
+// pace in between changes it for all.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "cli/result_file.h"
 #include "cli/text_options.h"
 #include "core/thread_pool.h"
 #include "cpu/targets.h"
+#include "engine/bandwidth.h"
+#include "engine/sampler.h"
 
 namespace fk::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 struct BenchOptions {
   int64_t prompt = 512;
   int64_t tokens = 64;
   int repeats = 5;
   std::string peer;  // llama.cpp's llama-bench
+  std::string json;  // a result file
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
+// One entry per round.
 struct Measured {
-  std::vector<double> prompt_seconds, token_seconds;  // per repeat; per token, a repeat's mean
-  double bytes = 0;                                   // read by one token, on average
+  std::vector<double> prompt_seconds;  // of the whole prompt
+  std::vector<double> token_seconds;   // of one token, on average
+  std::vector<double> bandwidth;
+  std::vector<double> share;        // of the bandwidth
+  std::vector<double> first_token;  // from the start of a process of its own
+  std::vector<double> peer_prompt_seconds, peer_token_seconds;
+  std::string peer_version;
+  double bytes = 0;  // read by one token, on average
 };
 
-Status measure(engine::Engine& engine, const BenchOptions& bench, Measured* out) {
-  std::vector<int32_t> prompt(static_cast<size_t>(bench.prompt));
+Status run_prompt(engine::Engine& engine, int64_t length, double* seconds) {
+  std::vector<int32_t> prompt(static_cast<size_t>(length));
   for (size_t i = 0; i < prompt.size(); ++i) {
     prompt[i] = static_cast<int32_t>((i * 7919 + 13) % static_cast<size_t>(engine.vocab()));
   }
   std::vector<float> logits(static_cast<size_t>(engine.vocab()));
-  const auto last = engine::Engine::Logits::kLast;
-  const auto seconds = [](Clock::time_point from) {
-    return std::chrono::duration<double>(Clock::now() - from).count();
-  };
-  for (int r = -1; r < bench.repeats; ++r) {  // the first round warms up
-    engine.rewind(0);
-    auto start = Clock::now();
-    FK_RETURN_IF_ERROR(engine.forward(prompt.data(), bench.prompt, last, logits.data()));
-    const double prompt_seconds = seconds(start);
-    engine.rewind(0);
-    int32_t token = 1;
-    double bytes = 0;
-    start = Clock::now();
-    for (int64_t i = 0; i < bench.tokens; ++i) {
-      FK_RETURN_IF_ERROR(engine.forward(&token, 1, last, logits.data()));
-      token = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-      bytes += static_cast<double>(engine.weight_bytes() + engine.cache_bytes());
-    }
-    if (r < 0) continue;
-    out->prompt_seconds.push_back(prompt_seconds);
-    out->token_seconds.push_back(seconds(start) / static_cast<double>(bench.tokens));
-    out->bytes = bytes / static_cast<double>(bench.tokens);
-  }
+  engine.rewind(0);
+  const auto start = Clock::now();
+  FK_RETURN_IF_ERROR(
+      engine.forward(prompt.data(), length, engine::Engine::Logits::kLast, logits.data()));
+  *seconds = seconds_since(start);
   return {};
 }
 
-struct Peer {
-  double prompt = 0, decode = 0;  // tokens a second; 0: not known
-};
+// Greedy, from an empty context. *seconds and *bytes: of one token.
+Status run_tokens(engine::Engine& engine, int64_t count, double* seconds, double* bytes) {
+  std::vector<float> logits(static_cast<size_t>(engine.vocab()));
+  engine.rewind(0);
+  int32_t token = 1;
+  double all = 0;
+  const auto start = Clock::now();
+  for (int64_t i = 0; i < count; ++i) {
+    FK_RETURN_IF_ERROR(engine.forward(&token, 1, engine::Engine::Logits::kLast, logits.data()));
+    token = engine::likeliest(logits.data(), engine.vocab());
+    all += static_cast<double>(engine.weight_bytes() + engine.cache_bytes());
+  }
+  *seconds = seconds_since(start) / static_cast<double>(count);
+  *bytes = all / static_cast<double>(count);
+  return {};
+}
+
+// How long a process of its own takes from its start to its first piece of text; 0: it wrote none.
+double time_first_token(const TextOptions& options) {
+  const std::string threads = std::to_string(num_threads());
+  std::vector<const char*> line = {"fk",
+                                   "generate",
+                                   "-n",
+                                   "1",
+                                   "-q",
+                                   "--temp",
+                                   "0",
+                                   "--threads",
+                                   threads.c_str(),
+                                   "--tokenizer",
+                                   options.open.tokenizer.c_str()};
+  if (options.open.tokenizer.empty()) line.resize(line.size() - 2);
+  if (!options.open.model.empty()) line.push_back(options.open.model.c_str());
+  line.push_back(nullptr);
+  int ends[2];
+  if (pipe(ends) != 0) return 0;
+  const auto start = Clock::now();
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDOUT_FILENO);
+    execv("/proc/self/exe", const_cast<char* const*>(line.data()));
+    _exit(1);
+  }
+  close(ends[1]);
+  char byte;
+  const bool came = child > 0 && read(ends[0], &byte, 1) == 1;
+  const double took = seconds_since(start);
+  close(ends[0]);
+  if (child > 0) waitpid(child, nullptr, 0);
+  return came ? took : 0;
+}
 
 // A word for the shell.
 std::string quoted(const std::string& text) {
@@ -73,12 +118,12 @@ std::string quoted(const std::string& text) {
   return out + "'";
 }
 
-// Runs llama-bench on the same file with the same threads, right after us.
-Status measure_peer(const BenchOptions& bench, const std::string& model, Peer* peer) {
+// One round of llama-bench (it warms up by itself) on the same file with the same threads.
+Status run_peer(const BenchOptions& bench, const std::string& model, Measured* out) {
   const std::string command = quoted(bench.peer) + " -m " + quoted(model) + " -t " +
                               std::to_string(num_threads()) + " -p " +
                               std::to_string(bench.prompt) + " -n " + std::to_string(bench.tokens) +
-                              " -r " + std::to_string(bench.repeats) + " -o json 2>/dev/null";
+                              " -r 1 -o json 2>/dev/null";
   FILE* pipe = popen(command.c_str(), "r");
   std::string text;
   char buffer[4096];
@@ -89,15 +134,147 @@ Status measure_peer(const BenchOptions& bench, const std::string& model, Peer* p
   }
   const int status = pipe == nullptr ? -1 : pclose(pipe);
   const nlohmann::json rows = nlohmann::json::parse(text, nullptr, false);
-  if (status != 0 || !rows.is_array()) {
+  double prompt = 0, decode = 0;  // tokens a second
+  if (status == 0 && rows.is_array()) {
+    for (const nlohmann::json& row : rows) {
+      (row.value("n_prompt", 0) > 0 ? prompt : decode) = row.value("avg_ts", 0.0);
+      out->peer_version = row.value("build_commit", "");
+    }
+  }
+  if (prompt <= 0 || decode <= 0) {
     return invalid("peer: expected llama.cpp's llama-bench, and " + bench.peer +
-                   " gave no figures");
+                   " gave no figures for " + model);
   }
-  for (const nlohmann::json& row : rows) {
-    const bool is_prompt = row.value("n_prompt", 0) > 0;
-    (is_prompt ? peer->prompt : peer->decode) = row.value("avg_ts", 0.0);
-  }
+  out->peer_prompt_seconds.push_back(static_cast<double>(bench.prompt) / prompt);
+  out->peer_token_seconds.push_back(1 / decode);
   return {};
+}
+
+Status measure(engine::TextModel& model, const TextOptions& options, const BenchOptions& bench,
+               Measured* out) {
+  engine::Engine& engine = model.engine();
+  const engine::MemoryReader memory;
+  const bool terminal = isatty(STDERR_FILENO);
+  for (int r = -1; r < bench.repeats; ++r) {  // the first round warms up
+    if (terminal) std::fprintf(stderr, "\rround %d of %d\x1b[K", r + 1, bench.repeats);
+    double prompt = 0, token = 0;
+    FK_RETURN_IF_ERROR(run_prompt(engine, bench.prompt, &prompt));
+    const double before = memory.bytes_per_second(3);
+    FK_RETURN_IF_ERROR(run_tokens(engine, bench.tokens, &token, &out->bytes));
+    const double bandwidth = std::max(before, memory.bytes_per_second(3));
+    if (r < 0) continue;
+    out->prompt_seconds.push_back(prompt);
+    out->token_seconds.push_back(token);
+    out->bandwidth.push_back(bandwidth);
+    out->share.push_back(bandwidth > 0 ? out->bytes / token / bandwidth : 0);
+    if (model.tokenizer() != nullptr) {
+      if (const double first = time_first_token(options); first > 0) {
+        out->first_token.push_back(first);
+      }
+    }
+    if (!bench.peer.empty()) FK_RETURN_IF_ERROR(run_peer(bench, model.path(), out));
+  }
+  if (terminal) std::fprintf(stderr, "\r\x1b[K");
+  return {};
+}
+
+nlohmann::json rounded(double value) { return std::stod(std::to_string(value)); }
+
+// The rows of a result file: the prompt, the tokens after it, and the first token of all.
+nlohmann::json rows_of(engine::TextModel& model, const BenchOptions& bench, const Measured& m) {
+  std::string name = model.path();
+  name = name.substr(name.rfind('/') + 1);  // all of it where there is no slash
+  const auto row = [&](const char* op, const char* unit, int64_t count,
+                       const std::vector<double>& ours, const std::vector<double>& theirs) {
+    nlohmann::json j = {{"op", op},
+                        {"case",
+                         {{"model", name},
+                          {"dtype", model.engine().description()},
+                          {"threads", num_threads()},
+                          {"target", cpu::active_target()}}},
+                        {"impl", "cpu"},
+                        {"iterations", bench.repeats},
+                        {"ms", milliseconds(ours)},
+                        {"peers", nlohmann::json::object()}};
+    if (unit != nullptr) j["case"][unit] = count;
+    if (!theirs.empty()) {
+      j["peers"]["llama.cpp"] = {{"ms", milliseconds(theirs)}, {"version", m.peer_version}};
+      j["ratio_to_best_peer"] = rounded(median(theirs) / median(ours));
+    }
+    return j;
+  };
+  nlohmann::json rows;
+  rows.push_back(row("prefill", "prompt", bench.prompt, m.prompt_seconds, m.peer_prompt_seconds));
+  rows.back()["tokens_per_second"] =
+      rounded(static_cast<double>(bench.prompt) / median(m.prompt_seconds));
+  rows.push_back(row("decode", "tokens", bench.tokens, m.token_seconds, m.peer_token_seconds));
+  const double rate = m.bytes / median(m.token_seconds);
+  rows.back()["tokens_per_second"] = rounded(1 / median(m.token_seconds));
+  rows.back()["tbps"] = rounded(rate * 1e-12);
+  rows.back()["bytes_per_token"] = m.bytes;
+  rows.back()["read_tbps"] = rounded(median(m.bandwidth) * 1e-12);
+  rows.back()["percent_of_ceiling"] = rounded(100 * median(m.share));
+  if (!m.first_token.empty()) {
+    rows.push_back(row("first_token", nullptr, 0, m.first_token, {}));
+  }
+  return rows;
+}
+
+void print_json(engine::TextModel& model, const BenchOptions& bench, const Measured& m) {
+  const double prompt = static_cast<double>(bench.prompt) / median(m.prompt_seconds);
+  const double decode = 1 / median(m.token_seconds);
+  nlohmann::json j = {{"model", model.path()},
+                      {"weights", model.engine().description()},
+                      {"threads", num_threads()},
+                      {"target", cpu::active_target()},
+                      {"prompt_tokens", bench.prompt},
+                      {"prompt_tokens_per_second", prompt},
+                      {"tokens", bench.tokens},
+                      {"tokens_per_second", decode},
+                      {"prompt_seconds", m.prompt_seconds},
+                      {"token_seconds", m.token_seconds},
+                      {"bytes_per_token", m.bytes},
+                      {"bytes_per_second", m.bytes * decode},
+                      {"read_bandwidth", median(m.bandwidth)},
+                      {"share_of_bandwidth", median(m.share)},
+                      {"shares_of_bandwidth", m.share}};
+  if (!m.first_token.empty()) j["first_token_seconds"] = median(m.first_token);
+  if (!m.peer_token_seconds.empty()) {
+    const double their_prompt = static_cast<double>(bench.prompt) / median(m.peer_prompt_seconds);
+    const double their_decode = 1 / median(m.peer_token_seconds);
+    j["peers"]["llama.cpp"] = {{"prompt_tokens_per_second", their_prompt},
+                               {"tokens_per_second", their_decode},
+                               {"version", m.peer_version}};
+    j["ratio_to_best_peer"] = {{"prompt", prompt / their_prompt},
+                               {"decode", decode / their_decode}};
+  }
+  std::printf("%s\n", j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
+void print_text(engine::TextModel& model, const BenchOptions& bench, const Measured& m) {
+  const double prompt = static_cast<double>(bench.prompt) / median(m.prompt_seconds);
+  const double decode = 1 / median(m.token_seconds);
+  std::printf("%s\n%s; %d threads, %s\n", model.path().c_str(),
+              model.engine().description().c_str(), num_threads(), cpu::active_target());
+  const auto line = [&](const std::string& what, double rate) {
+    std::printf("%-18s %10.1f tokens/s", what.c_str(), rate);
+  };
+  line("prompt of " + std::to_string(bench.prompt), prompt);
+  std::printf("\n");
+  line("decode, " + std::to_string(bench.tokens), decode);
+  std::printf(", %.1f GB/s, %.0f%% of the %.1f this machine reads\n", m.bytes * decode * 1e-9,
+              100 * median(m.share), median(m.bandwidth) * 1e-9);
+  if (!m.first_token.empty()) {
+    std::printf("%-18s %10.3f s from the start of a process\n", "first token",
+                median(m.first_token));
+  }
+  if (m.peer_token_seconds.empty()) return;
+  const double their_prompt = static_cast<double>(bench.prompt) / median(m.peer_prompt_seconds);
+  const double their_decode = 1 / median(m.peer_token_seconds);
+  line("llama.cpp, prompt", their_prompt);
+  std::printf("; we are %.2fx as fast\n", prompt / their_prompt);
+  line("llama.cpp, decode", their_decode);
+  std::printf("; we are %.2fx as fast\n", decode / their_decode);
 }
 
 }  // namespace
@@ -108,6 +285,19 @@ int bench_decode(int count, char** arguments) {
   CLI::App app("Tokens a second of a model, and the share of the memory's bandwidth",
                "fk bench decode");
   add_model_options(&app, &options);
+  app.remove_option(app.get_option("--json"));
+  const CLI::Option* json =
+      app.add_option("--json", bench.json,
+                     "One JSON object instead of text; with a name that ends in .json: rows for "
+                     "that result file")
+          ->expected(0, 1)
+          ->check(CLI::Validator(
+              [](std::string& name) {
+                const bool good =
+                    name.empty() || (name.size() > 5 && name.substr(name.size() - 5) == ".json");
+                return good ? std::string() : "expected a name that ends in .json, got " + name;
+              },
+              "FILE"));
   app.add_option("--prompt", bench.prompt, "Tokens of the prompt")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -117,57 +307,35 @@ int bench_decode(int count, char** arguments) {
   app.add_option("--repeats", bench.repeats, "Rounds; medians are reported")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--peer", bench.peer, "llama.cpp's llama-bench, to run on the same file");
+  app.add_option("--peer", bench.peer,
+                 "llama.cpp's llama-bench, to run on the same file in every round");
+  app.get_option("MODEL")->description(
+      "A model, or a Hugging Face config.json (weights are then made up)");
   CLI11_PARSE(app, count, arguments);
 
   options.open.need_tokenizer = false;
+  options.open.make_up_weights = true;
   const std::unique_ptr<engine::TextModel> model = open_model("bench decode", &options);
   if (model == nullptr) return 1;
+  bench.prompt = std::min(bench.prompt, model->engine().context());
+  bench.tokens = std::min(bench.tokens, model->engine().context());
   Measured measured;
-  Peer peer;
-  Status status = measure(model->engine(), bench, &measured);
-  if (status.ok() && !bench.peer.empty()) status = measure_peer(bench, model->path(), &peer);
+  Status status = measure(*model, options, bench, &measured);
+  if (status.ok() && !bench.json.empty()) {
+    const nlohmann::json method = {
+        {"warmup", 1},
+        {"iterations", bench.repeats},
+        {"timer", "steady_clock, in turns with the peer and with passes over 256 MB of memory"}};
+    status = write_results(bench.json, method, rows_of(*model, bench, measured));
+  }
   if (!status.ok()) {
     std::fprintf(stderr, "fk bench decode: %s\n", status.message().c_str());
     return 1;
   }
-  const double bandwidth = engine::read_bandwidth();
-  const double prompt = static_cast<double>(bench.prompt) / median(measured.prompt_seconds);
-  const double decode = 1 / median(measured.token_seconds);
-  const double rate = measured.bytes * decode;
-  if (options.json) {
-    nlohmann::json j = {{"model", model->path()},
-                        {"weights", model->engine().description()},
-                        {"threads", num_threads()},
-                        {"target", cpu::active_target()},
-                        {"prompt_tokens", bench.prompt},
-                        {"prompt_tokens_per_second", prompt},
-                        {"tokens", bench.tokens},
-                        {"tokens_per_second", decode},
-                        {"prompt_seconds", measured.prompt_seconds},
-                        {"token_seconds", measured.token_seconds},
-                        {"bytes_per_token", measured.bytes},
-                        {"bytes_per_second", rate},
-                        {"read_bandwidth", bandwidth},
-                        {"share_of_bandwidth", rate / bandwidth}};
-    if (peer.decode > 0) {
-      j["peers"]["llama.cpp"] = {{"prompt_tokens_per_second", peer.prompt},
-                                 {"tokens_per_second", peer.decode}};
-      j["ratio_to_best_peer"] = {{"prompt", prompt / peer.prompt},
-                                 {"decode", decode / peer.decode}};
-    }
-    std::printf("%s\n", j.dump(2).c_str());
-    return 0;
-  }
-  std::printf("%s\n%s; %d threads, %s\n", model->path().c_str(),
-              model->engine().description().c_str(), num_threads(), cpu::active_target());
-  std::printf("prompt of %lld: %10.1f tokens/s\n", static_cast<long long>(bench.prompt), prompt);
-  std::printf("decode, %lld:   %10.1f tokens/s, %.1f GB/s, %.0f%% of the %.1f this machine reads\n",
-              static_cast<long long>(bench.tokens), decode, rate * 1e-9, 100 * rate / bandwidth,
-              bandwidth * 1e-9);
-  if (peer.decode > 0) {
-    std::printf("llama.cpp:     %10.1f and %.1f tokens/s; we are %.2fx and %.2fx as fast\n",
-                peer.prompt, peer.decode, prompt / peer.prompt, decode / peer.decode);
+  if (json->count() > 0 && bench.json.empty()) {
+    print_json(*model, bench, measured);
+  } else {
+    print_text(*model, bench, measured);
   }
   return 0;
 }

@@ -8,6 +8,7 @@
 
 #include "cli/line_editor.h"
 #include "cli/text_options.h"
+#include "engine/bandwidth.h"
 #include "engine/known_models.h"
 
 namespace fk::cli {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/text_options.h"
+#include "engine/bandwidth.h"
 
 namespace fk::cli {
 namespace {

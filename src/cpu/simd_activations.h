@@ -57,11 +57,10 @@ HWY_INLINE V Silu(D d, V x) {
   return hn::Div(x, hn::Add(hn::Set(d, 1.0f), Exp(d, hn::Neg(x))));
 }
 
-// log(1 + exp(x)), with a small relative error also where it is small.
+// log(1 + exp(x)), with a small relative error also where it is small, of y = exp(-|x|).
 template <class D, class V>
-HWY_INLINE V Softplus(D d, V x) {
-  // max(x, 0) + log1p(y), y = exp(-|x|); log1p(y) = 2 atanh(s), s = y / (2 + y) in [0, 1/3].
-  const auto y = Exp(d, hn::Neg(hn::Abs(x)));
+HWY_INLINE V SoftplusOf(D d, V x, V y) {
+  // max(x, 0) + log1p(y); log1p(y) = 2 atanh(s), s = y / (2 + y) in [0, 1/3].
   const auto s = hn::Div(y, hn::Add(y, hn::Set(d, 2.0f)));
   const auto q = hn::Mul(s, s);
   auto p = hn::MulAdd(hn::Set(d, 0x1.f3facap-3f), q, hn::Set(d, 0x1.b62240p-3f));
@@ -71,6 +70,21 @@ HWY_INLINE V Softplus(D d, V x) {
   p = hn::MulAdd(p, q, hn::Set(d, 2.0f));
   // The second operand comes through if it is NaN.
   return hn::MulAdd(p, s, hn::Max(hn::Zero(d), x));
+}
+
+template <class D, class V>
+HWY_INLINE V Softplus(D d, V x) {
+  return SoftplusOf(d, x, Exp(d, hn::Neg(hn::Abs(x))));
+}
+
+// Softplus, and its slope, which is Sigmoid.
+template <class D, class V>
+HWY_INLINE V Softplus(D d, V x, V* slope) {
+  const auto y = Exp(d, hn::Neg(hn::Abs(x)));
+  const auto one = hn::Set(d, 1.0f);
+  const auto numerator = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), y, one);
+  *slope = hn::Div(numerator, hn::Add(one, y));
+  return SoftplusOf(d, x, y);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -4,38 +4,49 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cpu/bfloat16_products.h"
+
 namespace fk::cpu {
 namespace {
 
 struct Target {
   const char* name;
+  int index;  // in FK_CPU_EXPORT's table
+  bool multiplies_bfloat16;
   bool (*supported)();
 };
 
-// In the order of FK_CPU_EXPORT's table: each is better than those before it. What is asked of the
-// machine are the features Highway's headers let the compiler use for that target.
+#if defined(__x86_64__)
+bool has_avx3() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bw");
+}
+#endif
+
+// Each is better than those before it. What is asked of the machine are the features Highway's
+// headers let the compiler use for that target, and those of cpu/matrix_bfloat16.h.
 const Target kTargets[] = {
 #if defined(__x86_64__)
-    {"sse4", [] { return true; }},  // the least that the library runs on
-    {"avx2",
+    {"sse4", 0, false, [] { return true; }},  // the least that the library runs on
+    {"avx2", 1, false,
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
               __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
               __builtin_cpu_supports("f16c");
      }},
-    {"avx3",
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-              __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx512f") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512bw");
-     }},
+    {"avx3", 2, false, has_avx3},
+    {"avx3_bf16", 2, true, [] { return has_avx3() && __builtin_cpu_supports("avx512bf16"); }},
 #else
-    {"neon", [] { return true; }},
+    {"neon", 0, false, [] { return true; }},
 #endif
 };
 constexpr int kCount = sizeof(kTargets) / sizeof(kTargets[0]);
+
+// Place in kTargets of the one in use; -1 until it is first asked for.
+std::atomic<int> chosen{-1};
 
 int best_index() {
   int i = kCount - 1;
@@ -70,7 +81,9 @@ int choose_index() {
     return best_index();
   }();
   int unset = -1;  // set_target on another thread wins
-  active_index.compare_exchange_strong(unset, initial);
+  chosen.compare_exchange_strong(unset, initial);
+  unset = -1;
+  active_index.compare_exchange_strong(unset, kTargets[chosen.load()].index);
   return active_index.load();
 }
 
@@ -93,10 +106,19 @@ std::string target_list() {
 bool set_target(const char* name) {
   const int index = name == nullptr ? best_index() : index_of(name);
   if (index < 0) return false;
-  detail::active_index.store(index);
+  chosen.store(index);
+  detail::active_index.store(kTargets[index].index);
   return true;
 }
 
-const char* active_target() { return kTargets[active_index()].name; }
+const char* active_target() {
+  active_index();
+  return kTargets[chosen.load()].name;
+}
+
+bool multiplies_bfloat16() {
+  active_index();
+  return kTargets[chosen.load(std::memory_order_relaxed)].multiplies_bfloat16;
+}
 
 }  // namespace fk::cpu

@@ -9,7 +9,7 @@
 namespace fk::cpu {
 
 // Names of the instruction sets that are compiled in and that this machine has, best first:
-// "avx3" (AVX-512 F, BW, DQ, VL), "avx2" (with FMA and F16C), "sse4"; or "neon".
+// "avx3_bf16", "avx3" (AVX-512 F, BW, DQ, VL), "avx2" (with FMA, F16C), "sse4"; or "neon".
 std::vector<std::string> supported_targets();
 std::string target_list();  // the same for people: "avx3, avx2, sse4"
 

@@ -258,8 +258,10 @@ Status launch_tiles(const Op& op, TileShape shape, int64_t items, cudaStream_t s
                       {grid_of(ceil_div(shape.rows, block.y)), block}, stream, op, shape);
 }
 
-template <class Op>
-Status map_tiles(const Op& op, const RowLayout& layout, cudaStream_t stream) {
+// `any` does the same as `op`, for rows that lie anywhere: a type of its own where one kernel for
+// them serves several ops.
+template <class Op, class AnyOp>
+Status map_tiles(const Op& op, const AnyOp& any, const RowLayout& layout, cudaStream_t stream) {
   constexpr int kWidth = kVecWidth<typename Op::Element>;
   if (layout.rows == 0 || layout.n == 0) return {};
   TileShape shape{layout.rows, static_cast<int>(layout.n), 1, layout.vectors};
@@ -276,7 +278,12 @@ Status map_tiles(const Op& op, const RowLayout& layout, cudaStream_t stream) {
     shape.vectors = items < kMaxTileVectors;
     items += shape.vectors ? 1 : 0;
   }
-  return launch_tiles<Op, TileKind::kAny>(op, shape, items, stream);
+  return launch_tiles<AnyOp, TileKind::kAny>(any, shape, items, stream);
+}
+
+template <class Op>
+Status map_tiles(const Op& op, const RowLayout& layout, cudaStream_t stream) {
+  return map_tiles(op, op, layout, stream);
 }
 
 }  // namespace fk::cuda

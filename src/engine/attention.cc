@@ -21,7 +21,8 @@ using engine::AttentionRows;
 using engine::kKeyBlock;
 using engine::KvCache;
 
-constexpr int64_t kKeyTile = 64;
+constexpr int64_t kKeyTile = 64;  // a chunk of the cache is whole tiles
+static_assert(engine::kKeyChunk % kKeyTile == 0);
 
 // scores[r][j] = q[r] . key[begin + j] for a tile; keys past `blocks` blocks are not touched.
 template <class T, int kRows>
@@ -90,7 +91,7 @@ HWY_INLINE void soften(float* scores, int64_t keys, int64_t padded_dim, float* m
 }
 
 template <class T, int kRows>
-HWY_NOINLINE void attend_tile_rows(const KvCache& cache, const T* keys, const T* values,
+HWY_NOINLINE void attend_tile_rows(const KvCache& cache, int64_t layer, int64_t head,
                                    const AttentionRows& rows, int64_t row, int64_t begin,
                                    int64_t end) {
   const int64_t dim = cache.padded_dim;
@@ -111,7 +112,8 @@ HWY_NOINLINE void attend_tile_rows(const KvCache& cache, const T* keys, const T*
     const int64_t count = std::min(kKeyTile, end - tile);
     if (tile + count <= first) continue;
     const int64_t blocks = (count + kKeyBlock - 1) / kKeyBlock;
-    score_tile<T, kRows>(rows.q + row, keys + tile * dim, cache.head_dim, dim, blocks, scores);
+    const T* keys = static_cast<const T*>(cache.keys(layer, head, tile));
+    score_tile<T, kRows>(rows.q + row, keys, cache.head_dim, dim, blocks, scores);
     for (int r = 0; r < kRows; ++r) {
       if (tile < highest_first || tile + blocks * kKeyBlock - 1 > lowest_last) {
         const int64_t low = rows.first[row + r] - tile;
@@ -123,28 +125,27 @@ HWY_NOINLINE void attend_tile_rows(const KvCache& cache, const T* keys, const T*
       soften(scores[r], blocks * kKeyBlock, dim, &rows.max[row + r], &rows.sum[row + r],
              rows.out[row + r]);
     }
-    add_values<T, kRows>(scores, values + tile * dim, dim, count, rows.out + row);
+    const T* values = static_cast<const T*>(cache.values(layer, head, tile));
+    add_values<T, kRows>(scores, values, dim, count, rows.out + row);
   }
 }
 
 template <class T>
 void attend_rows(const KvCache& cache, int64_t layer, int64_t head, const AttentionRows& rows,
                  int64_t begin, int64_t end) {
-  const T* keys = static_cast<const T*>(cache.keys(layer, head));
-  const T* values = static_cast<const T*>(cache.values(layer, head));
   constexpr int kMany = HWY_TARGET == HWY_AVX3 ? 8 : 6;
   int64_t r = 0;
   for (; r + kMany <= rows.rows; r += kMany) {
-    attend_tile_rows<T, kMany>(cache, keys, values, rows, r, begin, end);
+    attend_tile_rows<T, kMany>(cache, layer, head, rows, r, begin, end);
   }
   for (; r + 3 <= rows.rows; r += 3) {
-    attend_tile_rows<T, 3>(cache, keys, values, rows, r, begin, end);
+    attend_tile_rows<T, 3>(cache, layer, head, rows, r, begin, end);
   }
   if (r + 2 <= rows.rows) {
-    attend_tile_rows<T, 2>(cache, keys, values, rows, r, begin, end);
+    attend_tile_rows<T, 2>(cache, layer, head, rows, r, begin, end);
     r += 2;
   }
-  if (r < rows.rows) attend_tile_rows<T, 1>(cache, keys, values, rows, r, begin, end);
+  if (r < rows.rows) attend_tile_rows<T, 1>(cache, layer, head, rows, r, begin, end);
 }
 
 void attend_head(const KvCache& cache, int64_t layer, int64_t head, const AttentionRows& rows,
@@ -156,9 +157,9 @@ void attend_head(const KvCache& cache, int64_t layer, int64_t head, const Attent
 template <class T>
 HWY_INLINE void append_as(const KvCache& cache, int64_t layer, int64_t head, int64_t position,
                           const float* key, const float* value) {
-  T* k = static_cast<T*>(cache.keys(layer, head)) +
-         position / kKeyBlock * kKeyBlock * cache.padded_dim + position % kKeyBlock;
-  T* v = static_cast<T*>(cache.values(layer, head)) + position * cache.padded_dim;
+  const int64_t lane = position % kKeyBlock;
+  T* k = static_cast<T*>(cache.keys(layer, head, position - lane)) + lane;
+  T* v = static_cast<T*>(cache.values(layer, head, position));
   for (int64_t i = 0; i < cache.head_dim; ++i) {
     FromF32(key[i], k + i * kKeyBlock);
     FromF32(value[i], v + i);

@@ -32,9 +32,8 @@ HWY_AFTER_NAMESPACE();
 #include <chrono>
 #include <cstring>
 
-#include "engine/arena.h"
+#include "engine/bandwidth.h"
 #include "engine/parallel.h"
-#include "engine/text_model.h"
 
 namespace fk::cpu {
 FK_CPU_EXPORT(read_all);
@@ -42,28 +41,36 @@ static auto read_now() { return FK_CPU_DISPATCH(read_all); }
 }  // namespace fk::cpu
 
 namespace fk::engine {
+namespace {
 
-double read_bandwidth() {
-  constexpr int64_t kBytes = int64_t{256} << 20;  // more than the caches hold
-  constexpr int64_t kPiece = int64_t{1} << 20;
-  constexpr int kTries = 5;
-  Arena memory;
-  if (!memory.reserve(kBytes)) return 0;
+constexpr int64_t kBytes = int64_t{256} << 20;
+constexpr int64_t kPiece = int64_t{1} << 20;
+
+}  // namespace
+
+MemoryReader::MemoryReader() {
+  if (!memory_.reserve(kBytes)) return;
   parallel(kBytes / kPiece, 1, [&](int64_t begin, int64_t end) {
-    std::memset(memory.data() + begin * kPiece, 1, static_cast<size_t>((end - begin) * kPiece));
+    std::memset(memory_.data() + begin * kPiece, 1, static_cast<size_t>((end - begin) * kPiece));
   });
+}
+
+double MemoryReader::bytes_per_second(int passes) const {
+  if (memory_.data() == nullptr) return 0;
   std::atomic<uint64_t> sink{0};
   double best = 0;
-  for (int i = 0; i < kTries; ++i) {
+  for (int i = 0; i < passes; ++i) {
     const auto start = std::chrono::steady_clock::now();
     parallel(kBytes / kPiece, 1, [&](int64_t begin, int64_t end) {
-      sink ^= cpu::read_now()(memory.data() + begin * kPiece, (end - begin) * kPiece);
+      sink ^= cpu::read_now()(memory_.data() + begin * kPiece, (end - begin) * kPiece);
     });
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(kBytes) / took.count());
   }
   return best;
 }
+
+double read_bandwidth() { return MemoryReader().bytes_per_second(5); }
 
 }  // namespace fk::engine
 #endif

@@ -10,6 +10,7 @@
 #include "engine/kernels.h"
 #include "engine/kv_cache.h"
 #include "engine/packed_matrix.h"
+#include "engine/team.h"
 
 namespace fk::engine {
 
@@ -22,8 +23,17 @@ struct PackedLayer {
 
 // Tokens that are run at once: as many as keep a stage's inputs in the second-level cache.
 constexpr int64_t kBatch = 256;
-// Keys that one thread takes at a time when a single token looks back.
-constexpr int64_t kKeyChunk = 256;
+
+// What each thread has for itself while it works on one token.
+struct MemberBuffers {
+  float* x;     // residual stream
+  float* turn;  // cosines, then sines
+  float* q;     // queries, rotated
+  Activations normed, attended;
+};
+
+// The tokens whose logits are computed at once.
+constexpr int64_t kLogitRows = 8;
 
 class CpuEngine final : public Engine {
  public:
@@ -49,14 +59,23 @@ class CpuEngine final : public Engine {
   void pack(const model::Weight& weight, const model::Weight& bias, PackedMatrix* matrix);
   const float* read_vector(const model::Weight& weight);
   void allocate_buffers();
+  bool reserve_members(int count);
+
+  // cpu_decode.cc: one token, by all threads together.
+  void decode(int32_t token, float* logits);
+  void project_qkv(const PackedLayer& layer, const Team::Member& me, const Activations& x);
+  void attend_chunks(int64_t l, const Team::Member& me, const MemberBuffers& mine);
+  void merge_chunks(const PackedLayer& layer, const MemberBuffers& mine);
+  void gate_and_up(const PackedLayer& layer, const Team::Member& me, const Activations& x);
 
   // cpu_forward.cc: one batch of `n` <= kBatch tokens.
+  void read_token(int32_t token, int64_t position, float* x, float* turn) const;
+  void turn_head(const PackedLayer& layer, bool is_query, const float* turn, float* head) const;
   void embed(const int32_t* tokens, int64_t n);
   void run_layer(int64_t l, int64_t n, const float* pending);
   void project_qkv(const PackedLayer& layer, int64_t n);
   void rotate_and_append(int64_t l, int64_t n);
   void attention(int64_t l, int64_t n);
-  void attend_one(int64_t l);
   void project(const PackedMatrix& w, const Activations& x, int64_t n);
   void feed_forward(const PackedLayer& layer, int64_t n);
   void norm(const float* weight, const float* bias, const float* pending, int64_t n,
@@ -88,6 +107,8 @@ class CpuEngine final : public Engine {
   std::vector<float*> row_out_;
   std::vector<int64_t> row_first_, row_last_;
   std::vector<float> row_max_, row_sum_, row_values_;
+  std::vector<MemberBuffers> members_;
+  std::unique_ptr<Arena> member_memory_;
 };
 
 }  // namespace fk::engine

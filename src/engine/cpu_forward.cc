@@ -1,8 +1,5 @@
-// A forward pass, stage by stage; between two stages all threads meet once.
-//
-// One token reads every weight once: its floor is the packed weights' bytes (and the cache's) at
-// memory bandwidth. What needs a whole row (norms, int8 blocks of a norm's output) is done by the
-// calling thread between stages for one token, and token by token on all threads for many.
+// A forward pass of many tokens, stage by stage; between two stages all threads meet once. What
+// needs a whole row (norms, int8 blocks of a norm's output) is done token by token on all threads.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,19 +9,6 @@
 
 namespace fk::engine {
 namespace {
-
-int64_t padded(int64_t n) { return (n + kGroupRows - 1) / kGroupRows * kGroupRows; }
-
-constexpr int64_t kLogitRows = 8;
-// The least bytes of weights that are worth a claim.
-constexpr int64_t kClaimBytes = 8192;
-// Weights of the next stage that are fetched while the caches are idle.
-constexpr int64_t kFetchBytes = int64_t{192} << 10;
-
-int64_t grain_of(const PackedMatrix& w, int64_t tokens) {
-  if (tokens > 1) return 1;
-  return std::max<int64_t>(1, kClaimBytes / group_bytes(w.packing, w.columns));
-}
 
 void rotate(float* head, const float* turn, int64_t pairs, bool interleaved, float scale) {
   const float* cosine = turn;
@@ -52,6 +36,11 @@ Status CpuEngine::forward(const int32_t* tokens, int64_t count, Logits which, fl
                      std::to_string(config_.vocab) + ", got " + std::to_string(tokens[i]));
     }
   }
+  if (count == 1 && which != Logits::kNone) {
+    if (!reserve_members(num_threads())) return {FK_UNSUPPORTED, "too little memory"};
+    decode(tokens[0], logits);
+    return {};
+  }
   for (int64_t begin = 0; begin < count; begin += kBatch) {
     const int64_t n = std::min(kBatch, count - begin);
     embed(tokens + begin, n);
@@ -66,25 +55,27 @@ Status CpuEngine::forward(const int32_t* tokens, int64_t count, Logits which, fl
   return {};
 }
 
-void CpuEngine::embed(const int32_t* tokens, int64_t n) {
+void CpuEngine::read_token(int32_t token, int64_t position, float* x, float* turn) const {
+  model::read_row(decoder_.token_embedding, token, x);
+  if (config_.learned_positions) {
+    std::vector<float> place(static_cast<size_t>(config_.dim));
+    model::read_row(decoder_.position_embedding, position, place.data());
+    for (int64_t i = 0; i < config_.dim; ++i) x[i] += place[static_cast<size_t>(i)];
+  }
   const int64_t pairs = config_.rotary_dim / 2;
+  for (int64_t i = 0; i < pairs; ++i) {
+    const float angle =
+        static_cast<float>(position) * config_.rope_frequencies[static_cast<size_t>(i)];
+    turn[i] = std::cos(angle) * config_.rope_magnitude;
+    turn[pairs + i] = std::sin(angle) * config_.rope_magnitude;
+  }
+}
+
+void CpuEngine::embed(const int32_t* tokens, int64_t n) {
   parallel(n, 16, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      float* x = x_ + t * padded(config_.dim);
-      model::read_row(decoder_.token_embedding, tokens[t], x);
-      const int64_t position = position_ + t;
-      if (config_.learned_positions) {
-        float* place = projected_ + t * padded(config_.dim);
-        model::read_row(decoder_.position_embedding, position, place);
-        for (int64_t i = 0; i < config_.dim; ++i) x[i] += place[i];
-      }
-      float* turn = turn_ + t * config_.rotary_dim;
-      for (int64_t i = 0; i < pairs; ++i) {
-        const float angle =
-            static_cast<float>(position) * config_.rope_frequencies[static_cast<size_t>(i)];
-        turn[i] = std::cos(angle) * config_.rope_magnitude;
-        turn[pairs + i] = std::sin(angle) * config_.rope_magnitude;
-      }
+      read_token(tokens[t], position_ + t, x_ + t * padded(config_.dim),
+                 turn_ + t * config_.rotary_dim);
     }
   });
 }
@@ -120,7 +111,7 @@ void CpuEngine::run_layer(int64_t l, int64_t n, const float* pending) {
 void CpuEngine::project_qkv(const PackedLayer& layer, int64_t n) {
   const PackedMatrix* parts[] = {&layer.q, &layer.k, &layer.v};
   const int64_t count = layer.q.groups() + layer.k.groups() + layer.v.groups();
-  parallel(count, grain_of(layer.q, n), [&](int64_t begin, int64_t end) {
+  parallel(count, 1, [&](int64_t begin, int64_t end) {
     int64_t first = 0;  // group number of this part's first
     for (const PackedMatrix* w : parts) {
       const int64_t from = std::max(begin - first, int64_t{0});
@@ -131,39 +122,41 @@ void CpuEngine::project_qkv(const PackedLayer& layer, int64_t n) {
   });
 }
 
+// A head's norm where it has one, its rotation, and for queries the scale of the scores.
+void CpuEngine::turn_head(const PackedLayer& layer, bool is_query, const float* turn,
+                          float* head) const {
+  const int64_t dim = config_.head_dim;
+  const float* weight = is_query ? layer.q_norm : layer.k_norm;
+  constexpr bool kRms = true;
+  if (weight != nullptr) {
+    add_and_norm(head, nullptr, weight, nullptr, config_.norm_eps, kRms, dim, head);
+  }
+  const float scale = is_query ? 1.0f / std::sqrt(static_cast<float>(dim)) : 1.0f;
+  rotate(head, turn, config_.rotary_dim / 2, config_.rope_interleaved, scale);
+  if (!is_query) return;
+  for (int64_t i = config_.rotary_dim; i < dim; ++i) head[i] *= scale;
+}
+
 void CpuEngine::rotate_and_append(int64_t l, int64_t n) {
   const PackedLayer& layer = layers_[static_cast<size_t>(l)];
   const int64_t dim = config_.head_dim;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   const int64_t k_at = padded(config_.heads * dim);
   const int64_t v_at = k_at + padded(config_.kv_heads * dim);
-  const bool rms = true;
   parallel(n, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       float* qkv = qkv_ + t * qkv_stride_;
       const float* turn = turn_ + t * config_.rotary_dim;
-      for (int64_t h = 0; h < config_.heads + config_.kv_heads; ++h) {
-        const bool is_query = h < config_.heads;
-        float* head = is_query ? qkv + h * dim : qkv + k_at + (h - config_.heads) * dim;
-        const float* weight = is_query ? layer.q_norm : layer.k_norm;
-        if (weight != nullptr) {
-          add_and_norm(head, nullptr, weight, nullptr, config_.norm_eps, rms, dim, head);
-        }
-        const float factor = is_query ? scale : 1.0f;
-        rotate(head, turn, config_.rotary_dim / 2, config_.rope_interleaved, factor);
-        if (is_query) {
-          for (int64_t i = config_.rotary_dim; i < dim; ++i) head[i] *= scale;
-        } else {
-          append(cache_, l, h - config_.heads, position_ + t, head,
-                 qkv + v_at + (h - config_.heads) * dim);
-        }
+      for (int64_t h = 0; h < config_.heads; ++h) turn_head(layer, true, turn, qkv + h * dim);
+      for (int64_t h = 0; h < config_.kv_heads; ++h) {
+        float* key = qkv + k_at + h * dim;
+        turn_head(layer, false, turn, key);
+        append(cache_, l, h, position_ + t, key, qkv + v_at + h * dim);
       }
     }
   });
 }
 
 void CpuEngine::attention(int64_t l, int64_t n) {
-  if (n == 1) return attend_one(l);
   constexpr int64_t kQueryBlock = 16;
   const PackedLayer& layer = layers_[static_cast<size_t>(l)];
   const int64_t group = config_.heads / config_.kv_heads;
@@ -206,54 +199,8 @@ void CpuEngine::attention(int64_t l, int64_t n) {
   });
 }
 
-// One token: the keys are cut into chunks, whose results are merged in order.
-void CpuEngine::attend_one(int64_t l) {
-  const PackedLayer& layer = layers_[static_cast<size_t>(l)];
-  const int64_t group = config_.heads / config_.kv_heads, heads = config_.heads;
-  const int64_t end = position_ + 1;
-  const int64_t first = layer.window > 0 ? std::max<int64_t>(0, end - layer.window) : 0;
-  const int64_t first_chunk = first / kKeyChunk;
-  const int64_t chunks = (end - 1) / kKeyChunk + 1 - first_chunk;
-  for (int64_t i = 0; i < chunks * heads; ++i) {
-    const auto row = static_cast<size_t>(i);
-    row_q_[row] = qkv_ + i % heads * config_.head_dim;
-    row_first_[row] = first;
-    row_last_[row] = end - 1;
-  }
-  const int64_t items = chunks * config_.kv_heads;
-  const int64_t share = std::min(layer.o.bytes(), kFetchBytes) / items;
-  parallel(items, 1, [&](int64_t b, int64_t e) {
-    for (int64_t i = b; i < e; ++i) {
-      prefetch(layer.o.data + i * share, share);
-      const int64_t chunk = i / config_.kv_heads, h = i % config_.kv_heads;
-      const int64_t row = chunk * heads + h * group;
-      const AttentionRows rows = {group,          &row_q_[row],   &row_first_[row], &row_last_[row],
-                                  &row_out_[row], &row_max_[row], &row_sum_[row]};
-      const int64_t from = (first_chunk + chunk) * kKeyChunk;
-      attend(cache_, l, h, rows, from, std::min(end, from + kKeyChunk));
-    }
-  });
-  for (int64_t h = 0; h < heads; ++h) {
-    float max = row_max_[static_cast<size_t>(h)];
-    for (int64_t c = 1; c < chunks; ++c) {
-      max = std::max(max, row_max_[static_cast<size_t>(c * heads + h)]);
-    }
-    float sum = 0;
-    float* out = attended_.x + h * config_.head_dim;
-    std::fill_n(out, config_.head_dim, 0.0f);
-    for (int64_t c = 0; c < chunks; ++c) {
-      const auto row = static_cast<size_t>(c * heads + h);
-      const float weight = chunks == 1 ? 1.0f : std::exp(row_max_[row] - max);
-      sum += weight * row_sum_[row];
-      for (int64_t i = 0; i < config_.head_dim; ++i) out[i] += weight * row_out_[row][i];
-    }
-    for (int64_t i = 0; i < config_.head_dim; ++i) out[i] /= sum;
-  }
-  if (!is_float(layer.o.packing)) quantize(attended_, 0, 0, attended_.columns / 32);
-}
-
 void CpuEngine::project(const PackedMatrix& w, const Activations& x, int64_t n) {
-  parallel(w.groups(), grain_of(w, n), [&](int64_t begin, int64_t end) {
+  parallel(w.groups(), 1, [&](int64_t begin, int64_t end) {
     multiply(w, begin, end, x, n, projected_, padded(config_.dim));
   });
 }
@@ -300,7 +247,7 @@ void CpuEngine::head(int64_t first, int64_t n, float* logits) {
     x.sum += t * blocks;
     x.minus32 += t * blocks;
     x.minus16 += t * blocks * 2;
-    parallel(output_.groups(), grain_of(output_, rows), [&](int64_t begin, int64_t end) {
+    parallel(output_.groups(), 1, [&](int64_t begin, int64_t end) {
       multiply(output_, begin, end, x, rows, logits_, row);
     });
     for (int64_t r = 0; r < rows; ++r) {

@@ -14,10 +14,6 @@ namespace {
 
 using model::Weight;
 
-constexpr int64_t kLogitRows = 8;
-
-int64_t padded(int64_t n) { return (n + kGroupRows - 1) / kGroupRows * kGroupRows; }
-
 std::string megabytes(int64_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) * 1e-6);
@@ -36,22 +32,22 @@ int64_t available_memory() {
   return 0;
 }
 
-Activations take_activations(Arena& arena, int64_t columns) {
+Activations take_activations(Arena& arena, int64_t columns, int64_t tokens) {
   const int64_t blocks = (columns + 31) / 32;
   const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(arena.take(n * 4)); };
   const auto integers = [&](int64_t n) { return reinterpret_cast<int32_t*>(arena.take(n * 4)); };
   Activations a;
   a.columns = columns;
-  a.x = floats(kBatch * columns + kGroupRows);
-  a.q = reinterpret_cast<int8_t*>(arena.take(kBatch * columns));
-  a.scale = floats(kBatch * blocks);
-  a.sum = floats(kBatch * blocks);
-  a.minus32 = integers(kBatch * blocks);
-  a.minus16 = integers(kBatch * blocks * 2);
+  a.x = floats(tokens * columns + kGroupRows);
+  a.q = reinterpret_cast<int8_t*>(arena.take(tokens * columns));
+  a.scale = floats(tokens * blocks);
+  a.sum = floats(tokens * blocks);
+  a.minus32 = integers(tokens * blocks);
+  a.minus16 = integers(tokens * blocks * 2);
   return a;
 }
 
-int64_t activation_bytes(int64_t columns) { return kBatch * columns * 6 + 4096; }
+int64_t activation_bytes(int64_t columns, int64_t tokens) { return tokens * columns * 6 + 4096; }
 
 }  // namespace
 
@@ -158,8 +154,7 @@ Status CpuEngine::load(const EngineOptions& options) {
   cache_.heads = config_.kv_heads;
   cache_.head_dim = config_.head_dim;
   cache_.padded_dim = padded(config_.head_dim);
-  // Whole tiles, so that a tile's last block of keys is always there.
-  cache_.capacity = (context_ + 63) / 64 * 64;
+  cache_.capacity = (context_ + kKeyChunk - 1) / kKeyChunk * kKeyChunk;
   if (!cache_.memory.reserve(cache_.bytes())) {
     return {FK_UNSUPPORTED, "too little memory: keys and values of " + std::to_string(context_) +
                                 " positions need " + megabytes(cache_.bytes()) +
@@ -204,9 +199,9 @@ void CpuEngine::allocate_buffers() {
   const int64_t head_dim = padded(config_.head_dim);
   const int64_t floats = kBatch * (2 * dim + qkv_stride_ + config_.rotary_dim + 2 * hidden) +
                          kLogitRows * padded(config_.vocab) + 1024;
-  const int64_t bytes = floats * 4 + activation_bytes(config_.dim) +
-                        activation_bytes(config_.heads * config_.head_dim) +
-                        activation_bytes(config_.hidden) + 65536;
+  const int64_t bytes = floats * 4 + activation_bytes(config_.dim, kBatch) +
+                        activation_bytes(config_.heads * config_.head_dim, kBatch) +
+                        activation_bytes(config_.hidden, kBatch) + 65536;
   if (!buffers_.reserve(bytes)) return;
   const auto take = [&](int64_t n) { return reinterpret_cast<float*>(buffers_.take(n * 4)); };
   x_ = take(kBatch * dim);
@@ -216,9 +211,9 @@ void CpuEngine::allocate_buffers() {
   gate_ = take(kBatch * hidden);
   up_ = take(kBatch * hidden);
   logits_ = take(kLogitRows * padded(config_.vocab));
-  normed_ = take_activations(buffers_, config_.dim);
-  attended_ = take_activations(buffers_, config_.heads * config_.head_dim);
-  hidden_ = take_activations(buffers_, config_.hidden);
+  normed_ = take_activations(buffers_, config_.dim, kBatch);
+  attended_ = take_activations(buffers_, config_.heads * config_.head_dim, kBatch);
+  hidden_ = take_activations(buffers_, config_.hidden, kBatch);
 
   // A single token over a long context has as many rows as chunks of keys.
   const int64_t chunks = (context_ + kKeyChunk - 1) / kKeyChunk;
@@ -231,6 +226,28 @@ void CpuEngine::allocate_buffers() {
   row_sum_.resize(all);
   row_values_.resize(all * static_cast<size_t>(head_dim));
   for (size_t i = 0; i < all; ++i) row_out_[i] = row_values_.data() + i * head_dim;
+}
+
+bool CpuEngine::reserve_members(int count) {
+  if (static_cast<int>(members_.size()) >= count) return true;
+  const int64_t attended = config_.heads * config_.head_dim;
+  const int64_t bytes = padded(config_.dim) * 4 + config_.rotary_dim * 4 + attended * 4 +
+                        activation_bytes(config_.dim, 1) + activation_bytes(attended, 1) + 1024;
+  auto memory = std::make_unique<Arena>();
+  if (!memory->reserve(bytes * count)) return false;
+  members_.clear();
+  for (int i = 0; i < count; ++i) {
+    const auto take = [&](int64_t n) { return reinterpret_cast<float*>(memory->take(n * 4)); };
+    MemberBuffers m;
+    m.x = take(padded(config_.dim));
+    m.turn = take(config_.rotary_dim);
+    m.q = take(attended);
+    m.normed = take_activations(*memory, config_.dim, 1);
+    m.attended = take_activations(*memory, attended, 1);
+    members_.push_back(m);
+  }
+  member_memory_ = std::move(memory);
+  return true;
 }
 
 std::string CpuEngine::description() const {

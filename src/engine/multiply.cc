@@ -7,8 +7,9 @@
 // A lane is a row. A block's codes are unpacked to eight vectors of unsigned bytes, four columns a
 // lane; each token's four columns are broadcast against them. Sums of products are exact integers
 // within a block; float sums run over the blocks in order, the same for one token as for many.
-// Where vectors hold fewer than 16 rows, the parts of a group are taken one after the other: its
-// bytes are then in the first-level cache.
+// Where vectors hold fewer than 16 rows, one token takes the parts of a block one after the other,
+// so that memory is read at one pace, and many tokens those of a group, whose bytes are then in the
+// first-level cache.
 #include <atomic>
 #include <cstdlib>
 #undef HWY_TARGET_INCLUDE
@@ -126,8 +127,9 @@ HWY_INLINE hn::Vec<I32> start_of(const int32_t* minus) {
   }
 }
 
-// One vector of rows, from byte `part` * 4 * lanes of each line on, for kTokens tokens.
-template <Packing kPacking, bool kVnni, int kTokens>
+// kParts vectors of rows, from the group's vector `part` on, for kTokens tokens; those of a part
+// lie together in `sum`.
+template <Packing kPacking, bool kVnni, int kTokens, int kParts>
 HWY_INLINE void multiply_integers(const uint8_t* w, int64_t part, const Activations& x,
                                   int64_t token, hn::Vec<F32>* sum) {
   const F32 d;
@@ -135,93 +137,107 @@ HWY_INLINE void multiply_integers(const uint8_t* w, int64_t part, const Activati
   constexpr bool kSuper = super_bytes(kPacking) > 0;
   constexpr bool kFloatScale = kPacking == Packing::kQ8_Float;
   constexpr int64_t kParameters = kSuper || (!has_minimum(kPacking) && !kFloatScale) ? 32 : 64;
-  const int64_t rows = part * static_cast<int64_t>(hn::Lanes(d));
+  const int64_t lanes = hn::Lanes(d);
   const int64_t blocks = x.columns / 32;
   const int8_t* xq = x.q + token * x.columns;
   const float* scale = x.scale + token * blocks;
   const float* xsum = x.sum + token * blocks;
   const int32_t* minus32 = x.minus32 + token * blocks;
   const int32_t* minus16 = x.minus16 + token * blocks * 2;
-  V super_d = hn::Zero(d), super_m = hn::Zero(d);
+  const uint8_t* super = w;
   for (int64_t b = 0; b < blocks; ++b) {
     if constexpr (kSuper) {
       if (b % 8 == 0) {
-        super_d = load_halves(w + 2 * rows);
-        if constexpr (has_minimum(kPacking)) super_m = load_halves(w + 32 + 2 * rows);
+        super = w;
         w += super_bytes(kPacking);
       }
     }
     if (kTokens == 1 && part == 0) {
       for (int64_t i = 0; i < block_bytes(kPacking); i += 64) hwy::Prefetch(w + kAhead + i);
     }
-    hn::Vec<Bytes> q[8];
-    unpack<kPacking, kVnni>(w + kParameters + 4 * rows, q);
-    V factor, factor1 = hn::Zero(d), minimum = hn::Zero(d);
-    if constexpr (kPacking == Packing::kQ6_K) {
-      factor = hn::Mul(super_d, load_small<int8_t>(w + rows));
-      factor1 = hn::Mul(super_d, load_small<int8_t>(w + 16 + rows));
-    } else if constexpr (kSuper) {
-      factor = hn::Mul(super_d, load_small<uint8_t>(w + rows));
-      minimum = hn::Neg(hn::Mul(super_m, load_small<uint8_t>(w + 16 + rows)));
-    } else if constexpr (kFloatScale) {
-      factor = hn::LoadU(d, reinterpret_cast<const float*>(w) + rows);
-    } else {
-      factor = load_halves(w + 2 * rows);
-      if constexpr (has_minimum(kPacking)) minimum = load_halves(w + 32 + 2 * rows);
-    }
-    constexpr int kLargest = largest_code(kPacking);
-    detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY {
-      const int8_t* quads = xq + t * x.columns + b * 32;
-      const V xscale = hn::Set(d, scale[t * blocks + b]);
+    detail::repeat<kParts>([&](auto p) FK_MATRIX_BODY {
+      const int64_t rows = (part + p) * lanes;
+      V* sums = sum + p * kTokens;
+      hn::Vec<Bytes> q[8];
+      unpack<kPacking, kVnni>(w + kParameters + 4 * rows, q);
+      V factor, factor1 = hn::Zero(d), minimum = hn::Zero(d);
       if constexpr (kPacking == Packing::kQ6_K) {
-        const int32_t* minus = minus16 + (t * blocks + b) * 2;
-        const auto first = dot<kVnni, kLargest, 4>(start_of<kPacking, kVnni>(minus), q, quads);
-        const auto second =
-            dot<kVnni, kLargest, 4>(start_of<kPacking, kVnni>(minus + 1), q + 4, quads + 16);
-        const V both =
-            hn::MulAdd(hn::ConvertTo(d, first), factor, hn::Mul(hn::ConvertTo(d, second), factor1));
-        sum[t] = hn::MulAdd(both, xscale, sum[t]);
+        const V super_d = load_halves(super + 2 * rows);
+        factor = hn::Mul(super_d, load_small<int8_t>(w + rows));
+        factor1 = hn::Mul(super_d, load_small<int8_t>(w + 16 + rows));
+      } else if constexpr (kSuper) {
+        const V super_m = load_halves(super + 32 + 2 * rows);
+        factor = hn::Mul(load_halves(super + 2 * rows), load_small<uint8_t>(w + rows));
+        minimum = hn::Neg(hn::Mul(super_m, load_small<uint8_t>(w + 16 + rows)));
+      } else if constexpr (kFloatScale) {
+        factor = hn::LoadU(d, reinterpret_cast<const float*>(w) + rows);
       } else {
-        const auto start = start_of<kPacking, kVnni>(minus32 + t * blocks + b);
-        const auto product = dot<kVnni, kLargest, 8>(start, q, quads);
-        sum[t] = hn::MulAdd(hn::Mul(hn::ConvertTo(d, product), xscale), factor, sum[t]);
-        if constexpr (has_minimum(kPacking)) {
-          sum[t] = hn::MulAdd(minimum, hn::Set(d, xsum[t * blocks + b]), sum[t]);
-        }
+        factor = load_halves(w + 2 * rows);
+        if constexpr (has_minimum(kPacking)) minimum = load_halves(w + 32 + 2 * rows);
       }
+      constexpr int kLargest = largest_code(kPacking);
+      detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY {
+        const int8_t* quads = xq + t * x.columns + b * 32;
+        const V xscale = hn::Set(d, scale[t * blocks + b]);
+        if constexpr (kPacking == Packing::kQ6_K) {
+          const int32_t* minus = minus16 + (t * blocks + b) * 2;
+          const auto first = dot<kVnni, kLargest, 4>(start_of<kPacking, kVnni>(minus), q, quads);
+          const auto second =
+              dot<kVnni, kLargest, 4>(start_of<kPacking, kVnni>(minus + 1), q + 4, quads + 16);
+          const V both = hn::MulAdd(hn::ConvertTo(d, first), factor,
+                                    hn::Mul(hn::ConvertTo(d, second), factor1));
+          sums[t] = hn::MulAdd(both, xscale, sums[t]);
+        } else {
+          const auto start = start_of<kPacking, kVnni>(minus32 + t * blocks + b);
+          const auto product = dot<kVnni, kLargest, 8>(start, q, quads);
+          sums[t] = hn::MulAdd(hn::Mul(hn::ConvertTo(d, product), xscale), factor, sums[t]);
+          if constexpr (has_minimum(kPacking)) {
+            sums[t] = hn::MulAdd(minimum, hn::Set(d, xsum[t * blocks + b]), sums[t]);
+          }
+        }
+      });
     });
     w += block_bytes(kPacking);
   }
 }
 
-template <class T, int kTokens>
+template <class T, int kTokens, int kParts>
 HWY_INLINE void multiply_floats(const uint8_t* w, int64_t part, const Activations& x, int64_t token,
                                 hn::Vec<F32>* sum) {
   const F32 d;
   using V = hn::Vec<F32>;
-  const T* p = reinterpret_cast<const T*>(w) + part * static_cast<int64_t>(hn::Lanes(d));
+  const int64_t lanes = hn::Lanes(d);
+  const T* column = reinterpret_cast<const T*>(w) + part * lanes;
   const float* values = x.x + token * x.columns;
-  V odd[kTokens];  // columns by turns to two sums, which halves the chain of additions
-  detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY { odd[t] = hn::Zero(d); });
+  V odd[kParts * kTokens];  // columns by turns to two sums, which halves the chain of additions
+  detail::repeat<kParts * kTokens>([&](auto i) FK_MATRIX_BODY { odd[i] = hn::Zero(d); });
   int64_t k = 0;
-  for (; k + 2 <= x.columns; k += 2, p += 2 * kGroupRows) {
+  for (; k + 2 <= x.columns; k += 2, column += 2 * kGroupRows) {
     if (kTokens == 1 && part == 0) {
-      hwy::Prefetch(reinterpret_cast<const uint8_t*>(p) + kAhead);
-      if (sizeof(T) == 4) hwy::Prefetch(reinterpret_cast<const uint8_t*>(p) + kAhead + 64);
+      hwy::Prefetch(reinterpret_cast<const uint8_t*>(column) + kAhead);
+      if (sizeof(T) == 4) hwy::Prefetch(reinterpret_cast<const uint8_t*>(column) + kAhead + 64);
     }
-    const V w0 = LoadF32(d, p), w1 = LoadF32(d, p + kGroupRows);
-    detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY {
-      sum[t] = hn::MulAdd(w0, hn::Set(d, values[t * x.columns + k]), sum[t]);
-      odd[t] = hn::MulAdd(w1, hn::Set(d, values[t * x.columns + k + 1]), odd[t]);
+    detail::repeat<kParts>([&](auto p) FK_MATRIX_BODY {
+      const V w0 = LoadF32(d, column + p * lanes);
+      const V w1 = LoadF32(d, column + kGroupRows + p * lanes);
+      detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY {
+        constexpr int i = p * kTokens + t;
+        sum[i] = hn::MulAdd(w0, hn::Set(d, values[t * x.columns + k]), sum[i]);
+        odd[i] = hn::MulAdd(w1, hn::Set(d, values[t * x.columns + k + 1]), odd[i]);
+      });
     });
   }
   if (k < x.columns) {
-    const V w0 = LoadF32(d, p);
-    detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY {
-      sum[t] = hn::MulAdd(w0, hn::Set(d, values[t * x.columns + k]), sum[t]);
+    detail::repeat<kParts>([&](auto p) FK_MATRIX_BODY {
+      const V w0 = LoadF32(d, column + p * lanes);
+      detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY {
+        constexpr int i = p * kTokens + t;
+        sum[i] = hn::MulAdd(w0, hn::Set(d, values[t * x.columns + k]), sum[i]);
+      });
     });
   }
-  detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY { sum[t] = hn::Add(sum[t], odd[t]); });
+  detail::repeat<kParts * kTokens>([&](auto i)
+                                       FK_MATRIX_BODY { sum[i] = hn::Add(sum[i], odd[i]); });
 }
 
 template <Packing kPacking, bool kVnni, int kTokens>
@@ -229,23 +245,28 @@ HWY_NOINLINE void multiply_group(const PackedMatrix& w, int64_t group, const Act
                                  int64_t token, float* out, int64_t stride) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
+  constexpr int kAll = static_cast<int>(kGroupRows / hn::MaxLanes(F32()));
+  constexpr int kParts = kTokens == 1 ? kAll : 1;
   const uint8_t* data = w.group(group);
-  for (int64_t part = 0; part < kGroupRows / lanes; ++part) {
+  for (int64_t part = 0; part < kAll; part += kParts) {
     const int64_t row = group * kGroupRows + part * lanes;
-    hn::Vec<F32> sum[kTokens];
-    const auto start = w.bias == nullptr ? hn::Zero(d) : hn::LoadU(d, w.bias + row);
-    detail::repeat<kTokens>([&](auto t) FK_MATRIX_BODY { sum[t] = start; });
+    hn::Vec<F32> sum[kParts * kTokens];
+    detail::repeat<kParts * kTokens>([&](auto i) FK_MATRIX_BODY {
+      sum[i] = w.bias == nullptr ? hn::Zero(d) : hn::LoadU(d, w.bias + row + i / kTokens * lanes);
+    });
     if constexpr (kPacking == Packing::kF32) {
-      multiply_floats<float, kTokens>(data, part, x, token, sum);
+      multiply_floats<float, kTokens, kParts>(data, part, x, token, sum);
     } else if constexpr (kPacking == Packing::kF16) {
-      multiply_floats<float16_t, kTokens>(data, part, x, token, sum);
+      multiply_floats<float16_t, kTokens, kParts>(data, part, x, token, sum);
     } else if constexpr (kPacking == Packing::kBF16) {
-      multiply_floats<bfloat16_t, kTokens>(data, part, x, token, sum);
+      multiply_floats<bfloat16_t, kTokens, kParts>(data, part, x, token, sum);
     } else {
-      multiply_integers<kPacking, kVnni, kTokens>(data, part, x, token, sum);
+      multiply_integers<kPacking, kVnni, kTokens, kParts>(data, part, x, token, sum);
     }
-    detail::repeat<kTokens>(
-        [&](auto t) FK_MATRIX_BODY { hn::StoreU(sum[t], d, out + (token + t) * stride + row); });
+    detail::repeat<kParts * kTokens>([&](auto i) FK_MATRIX_BODY {
+      const int64_t at = row + i / kTokens * lanes;
+      hn::StoreU(sum[i], d, out + (token + i % kTokens) * stride + at);
+    });
   }
 }
 

@@ -25,6 +25,8 @@
 namespace fk::engine {
 
 constexpr int64_t kGroupRows = 16;
+// Rows with those that fill up the last group.
+constexpr int64_t padded(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows * kGroupRows; }
 
 enum class Packing : uint8_t {
   kF32,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace fk::engine {
 namespace {
@@ -10,6 +11,22 @@ namespace {
 constexpr float kNegligible = 40.0f;
 
 }  // namespace
+
+int32_t likeliest(const float* logits, int64_t count) {
+  constexpr int64_t kLanes = 32;  // so many chains that the compiler makes vectors of them
+  float lanes[kLanes];
+  std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) {
+      lanes[j] = logits[i + j] > lanes[j] ? logits[i + j] : lanes[j];
+    }
+  }
+  float best = *std::max_element(lanes, lanes + kLanes);
+  for (; i < count; ++i) best = logits[i] > best ? logits[i] : best;
+  const float* found = std::find(logits, logits + count, best);
+  return found == logits + count ? 0 : static_cast<int32_t>(found - logits);
+}
 
 Sampler::Sampler(const SamplingOptions& options, int64_t vocab)
     : options_(options),
@@ -45,7 +62,7 @@ int32_t Sampler::sample(float* logits) {
 }
 
 int32_t Sampler::choose(float* logits) {
-  const auto best = static_cast<int32_t>(std::max_element(logits, logits + vocab_) - logits);
+  const int32_t best = likeliest(logits, vocab_);
   // Infinity and NaN leave nothing to draw from.
   if (options_.temperature <= 0 || !std::isfinite(logits[best])) return best;
 

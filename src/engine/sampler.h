@@ -16,6 +16,9 @@ struct SamplingOptions {
   uint64_t seed = 0;
 };
 
+// The first of the largest; numbers that are none do not count.
+int32_t likeliest(const float* logits, int64_t count);
+
 class Sampler {
  public:
   Sampler(const SamplingOptions& options, int64_t vocab);

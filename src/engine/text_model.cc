@@ -16,6 +16,7 @@ Status TextModel::open(const OpenOptions& options, std::unique_ptr<TextModel>* o
   model::LoadOptions load;
   load.tokenizer = options.tokenizer;
   load.need_tokenizer = options.need_tokenizer;
+  load.make_up_weights = options.make_up_weights;
   FK_RETURN_IF_ERROR(model::load(path, load, &text->model_));
   const Status made = make_engine(text->model_.decoder, engine, &text->engine_);
   if (!made.ok()) return {made.code(), text->path() + ": " + made.message()};

@@ -19,6 +19,7 @@ struct OpenOptions {
   std::string cache = "auto";  // "f16" or "f32" keys and values; auto: f32 for float32 models
   int64_t context = 0;         // 0: what the model was made for
   bool need_tokenizer = true;
+  bool make_up_weights = false;  // take a config.json without weights, to time it
 };
 
 class TextModel {
@@ -47,8 +48,5 @@ class TextModel {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Session> session_;
 };
-
-// Bytes a second that this machine's threads read from memory, measured (about 0.1 s).
-double read_bandwidth();
 
 }  // namespace fk::engine

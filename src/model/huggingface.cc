@@ -283,7 +283,7 @@ Status decoder_from_huggingface(const std::string& config_file, const Json& json
                             : read_llama_layer(table, config, at, &layer));
     decoder->layers.push_back(layer);
   }
-  config.tied = !table.has("lm_head.weight");
+  config.tied = table.made_up() ? gpt2 : !table.has("lm_head.weight");
   FK_RETURN_IF_ERROR(fields.get("tie_word_embeddings", &config.tied));
   decoder->output = decoder->token_embedding;
   if (config.tied) return {};

@@ -137,6 +137,41 @@ Status load_huggingface(const std::string& folder, const std::string& weights, M
                                   table, &model->decoder);
 }
 
+// A decoder with all its weights in one place, as large as the largest, full of small numbers.
+Status load_made_up(const std::string& config_path, Model* model) {
+  Json config;
+  FK_RETURN_IF_ERROR(read_json(config_path, &config));
+  std::string name = "bfloat16";
+  const JsonFields fields(config_path, config);
+  FK_RETURN_IF_ERROR(fields.get("torch_dtype", &name));
+  FK_RETURN_IF_ERROR(fields.get("dtype", &name));
+  const WeightType type = name == "float32"   ? WeightType::kF32
+                          : name == "float16" ? WeightType::kF16
+                                              : WeightType::kBF16;
+  model->made_up.resize(1);
+  int64_t largest = 0;
+  for (const bool sizes_known : {false, true}) {
+    model->decoder = Decoder();
+    TensorTable table(config_path);
+    table.make_up(type, model->made_up.data());
+    FK_RETURN_IF_ERROR(
+        decoder_from_huggingface(config_path, config, nullptr, table, &model->decoder));
+    if (sizes_known) break;
+    for (const auto& [weight_name, weight] : named_weights(model->decoder)) {
+      largest = std::max(largest, weight->rows * weight->columns * type_info(type).bytes);
+    }
+    model->made_up.resize(static_cast<size_t>(largest / 2));
+  }
+  // From 1/64 to 1/32 in all three types.
+  const uint16_t least = type == WeightType::kF16 ? 0x2400 : 0x3c80;
+  uint32_t state = 1;
+  for (uint16_t& half : model->made_up) {
+    state = state * 1664525 + 1013904223;
+    half = static_cast<uint16_t>(least | (state >> 25) | (state >> 9 & 0x8000));
+  }
+  return {};
+}
+
 Status load_bytes(const std::string& file, std::string_view bytes, Model* model) {
   if (is_gguf(bytes)) {
     model->format = FileFormat::kGguf;
@@ -218,7 +253,14 @@ Status load(const std::string& path, const LoadOptions& options, Model* model) {
   const bool folder = is_folder(path);
   std::shared_ptr<const MappedFile> file;
   if (!folder) FK_RETURN_IF_ERROR(MappedFile::open(path, &file));
-  if (folder) {
+  const bool weightless = folder && exists(join(path, "config.json")) &&
+                          !exists(join(path, "model.safetensors")) &&
+                          !exists(join(path, "model.safetensors.index.json"));
+  if (options.make_up_weights && (weightless || ends_with(path, ".json"))) {
+    FK_RETURN_IF_ERROR(load_made_up(folder ? join(path, "config.json") : path, model));
+  } else if (ends_with(path, ".json")) {
+    return file_error(path, "is no model; name the folder it is in");
+  } else if (folder) {
     FK_RETURN_IF_ERROR(load_huggingface(path, "", model));
   } else if (!is_gguf(file->bytes()) &&
              (ends_with(path, ".safetensors") || is_safetensors(file->bytes()))) {

@@ -31,12 +31,15 @@ class Model {
   FileFormat format = FileFormat::kSafetensors;
   std::string path;
   std::vector<std::shared_ptr<const MappedFile>> files;
+  std::vector<uint16_t> made_up;  // where the weights of a configuration alone lie
 };
 
 struct LoadOptions {
   // tokenizer.json, llama2.c's tokenizer.bin, or a .gguf; empty: what is in or beside the model.
   std::string tokenizer;
   bool need_tokenizer = false;  // without one, fail
+  // A config.json (or a folder that has one and no weights) gives a model whose weights are noise.
+  bool make_up_weights = false;
 };
 
 // A Hugging Face folder, a .safetensors (config.json beside it), .gguf or llama2.c .bin file.

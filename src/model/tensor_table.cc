@@ -21,9 +21,21 @@ const StoredTensor* TensorTable::find(const std::string& name) const {
   return found == tensors_.end() ? nullptr : &found->second;
 }
 
+void TensorTable::make_up(WeightType type, const void* data) {
+  made_up_ = data;
+  made_up_type_ = type;
+}
+
 Status TensorTable::find_weight(const std::string& name, const std::vector<int64_t>& shape,
                                 Weight* weight) const {
   const StoredTensor* tensor = find(name);
+  StoredTensor made_up;
+  if (made_up_ != nullptr) {
+    made_up.data = static_cast<const char*>(made_up_);
+    made_up.shape = shape;
+    made_up.type = made_up_type_;
+    tensor = &made_up;
+  }
   if (tensor == nullptr) return file_error(file_, "tensor " + name + ": is missing");
   const std::string where = "tensor " + name + ": ";
   if (!tensor->readable) {

@@ -31,6 +31,11 @@ class TensorTable {
   bool has(const std::string& name) const { return find(name) != nullptr; }
   size_t size() const { return tensors_.size(); }
 
+  // From now on every weight that is asked for is there, with this type and at this address: what
+  // a configuration without weights gives. Optional vectors are not.
+  void make_up(WeightType type, const void* data);
+  bool made_up() const { return made_up_ != nullptr; }
+
   // A weight of exactly this shape; an error where it is missing or not so.
   Status matrix(const std::string& name, int64_t rows, int64_t columns, Weight* weight) const;
   // A matrix stored as (columns, rows).
@@ -45,6 +50,8 @@ class TensorTable {
                      Weight* weight) const;
 
   std::string file_;  // for errors about what is missing
+  const void* made_up_ = nullptr;
+  WeightType made_up_type_ = WeightType::kF32;
   std::unordered_map<std::string, StoredTensor> tensors_;
 };
 

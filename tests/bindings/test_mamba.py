@@ -96,8 +96,85 @@ def test_conv_states():
     first, state = theirs_conv.causal_conv1d_fn(x[..., :5], weight, return_final_states=True)
     second = theirs_conv.causal_conv1d_fn(x[..., 5:], weight, initial_states=state)
     torch.testing.assert_close(torch.cat([first, second], -1), whole)
+    seq_idx = torch.zeros(2, 9, dtype=torch.int32)
     with pytest.raises(fk.Error, match="causal_conv1d_fn: seq_idx: expected None"):
-        theirs_conv.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 9))
+        theirs_conv.causal_conv1d_fn(x, weight, seq_idx=seq_idx, return_final_states=True)
+
+
+def test_conv_of_sequences_side_by_side():
+    x = torch.randn(2, 6, 9, requires_grad=True)
+    weight, bias = torch.randn(6, 4), torch.randn(6)
+    seq_idx = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 2], [0, 1, 1, 1, 1, 1, 1, -1, -1]])
+    out = theirs_conv.causal_conv1d_fn(x, weight, bias, seq_idx.int(), activation="silu")
+    expected = torch.zeros_like(out)
+    for row, cuts in ((0, (0, 3, 5, 9)), (1, (0, 1, 7))):
+        for i, j in zip(cuts, cuts[1:], strict=False):
+            part = x[row : row + 1, :, i:j]
+            alone = theirs_conv.causal_conv1d_fn(part, weight, bias, activation="silu")
+            expected[row, :, i:j] = alone[0]
+    torch.testing.assert_close(out, expected)
+    given = torch.randn_like(out)
+    ours = torch.autograd.grad(out, x, given)[0]
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, x, given)[0])
+
+    steps, offsets = torch.randn(9, 6), torch.tensor([0, 2, 2, 9], dtype=torch.int32)
+    states = theirs_conv.causal_conv1d_varlen_states(steps, offsets, 4)
+    assert states.shape == (3, 6, 4)
+    torch.testing.assert_close(states[2], steps[5:].T)
+    torch.testing.assert_close(states[0, :, 2:], steps[:2].T)
+    assert not states[0, :, :2].any() and not states[1].any()
+
+
+@pytest.mark.parametrize("kept", [3, 5])
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_conv_update_in_a_ring(kept, length):
+    x, weight, bias = torch.randn(2, 6, 3 * length), torch.randn(6, 4), torch.randn(6)
+    whole = theirs_conv.causal_conv1d_fn(x, weight, bias, activation="silu")
+    ring = torch.zeros(2, 6, kept)
+    # The rows' rings begin in different places.
+    seen = torch.tensor([0, 4], dtype=torch.int32)
+    for i in range(0, 3 * length, length):
+        out = theirs_conv.causal_conv1d_update(
+            x[..., i : i + length], ring, weight, bias, "silu", cache_seqlens=seen
+        )
+        torch.testing.assert_close(out, whole[..., i : i + length])
+        seen += length
+    for row in range(2):
+        order = [(int(seen[row]) + i) % kept for i in range(kept)]
+        padded = torch.nn.functional.pad(x[row], (kept, 0))
+        torch.testing.assert_close(ring[row][:, order], padded[:, -kept:])
+
+
+def test_states_by_index():
+    t = draw(b=3, length=1)
+    indices = torch.tensor([4, -1, 1], dtype=torch.int32)
+    used, unused = [4, 1], [0, 2, 3]
+    rows = [0, 2]  # of the batch
+    step = {k: t[k][..., 0] for k in ("u", "delta", "B", "C", "z")}
+
+    cache = torch.randn(5, 6, 4)
+    before, expected = cache.clone(), cache[used].clone()
+    names = {"D": t["D"], "dt_bias": t["delta_bias"], "dt_softplus": True}
+
+    def update(state, rows, **more):
+        u, dt, B, C, z = (step[k][rows] for k in ("u", "delta", "B", "C", "z"))
+        return theirs.selective_state_update(state, u, dt, t["A"], B, C, z=z, **names, **more)
+
+    y = update(expected, rows)
+    out = update(cache, slice(None), state_batch_indices=indices)
+    torch.testing.assert_close(out[rows], y)
+    assert not out[1].any()
+    torch.testing.assert_close(cache[used], expected)
+    assert torch.equal(cache[unused], before[unused])
+
+    cache, weight = torch.randn(5, 6, 3), torch.randn(6, 4)
+    before, expected = cache.clone(), cache[used].clone()
+    y = theirs_conv.causal_conv1d_update(step["u"][rows], expected, weight)
+    out = theirs_conv.causal_conv1d_update(step["u"], cache, weight, conv_state_indices=indices)
+    torch.testing.assert_close(out[rows], y)
+    assert not out[1].any()
+    torch.testing.assert_close(cache[used], expected)
+    assert torch.equal(cache[unused], before[unused])
 
 
 # Logits, loss and gradients of a tiny random model, by the path that `install` makes Transformers

@@ -92,3 +92,66 @@ def test_bench_decode(fk_program):
     said = json.loads(result.stdout)
     assert said["tokens_per_second"] > 0 and said["prompt_tokens_per_second"] > 0
     assert said["read_bandwidth"] > 0
+
+
+def test_bench_decode_result_file(fk_program, tmp_path):
+    """Rows of the same case are replaced, others stay."""
+    path = tmp_path / "decode.json"
+    for prompt in (16, 32, 16):
+        options = ("--prompt", prompt, "-n", 4, "--repeats", 2, "--json", path)
+        result = run(fk_program, "bench", "decode", *options)
+        assert result.returncode == 0, result.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert sorted(row["op"] for row in rows) == ["decode", "first_token", "prefill", "prefill"]
+    assert all(row["ms"]["p50"] > 0 and row["commit"] for row in rows)
+    decode = next(row for row in rows if row["op"] == "decode")
+    assert decode["percent_of_ceiling"] > 0 and decode["tbps"] > 0
+
+
+def test_bench_decode_beside_a_peer(fk_program, tmp_path):
+    """A stand-in for llama-bench: 100 tokens a second of the prompt, 10 of the text."""
+    peer = tmp_path / "llama-bench"
+    rows = [
+        {"n_prompt": p, "n_gen": n, "avg_ts": ts, "build_commit": "abc"}
+        for p, n, ts in ((16, 0, 100.0), (0, 4, 10.0))
+    ]
+    peer.write_text(f"#!/bin/sh\necho '{json.dumps(rows)}'\n")
+    peer.chmod(0o755)
+    options = ("--prompt", 16, "-n", 4, "--repeats", 2, "--json", "--peer")
+    said = json.loads(run(fk_program, "bench", "decode", *options, peer).stdout)
+    theirs = said["peers"]["llama.cpp"]
+    assert theirs["prompt_tokens_per_second"] == pytest.approx(100)
+    assert theirs["tokens_per_second"] == pytest.approx(10)
+    ratio = said["tokens_per_second"] / 10
+    assert said["ratio_to_best_peer"]["decode"] == pytest.approx(ratio)
+    refused = run(fk_program, "bench", "decode", *options, "/bin/false")
+    assert refused.returncode == 1 and "gave no figures" in refused.stderr
+
+
+def test_bench_decode_of_a_configuration(fk_program, tmp_path):
+    """Weights are made up, for a benchmark and for nothing else."""
+    config = {
+        "model_type": "qwen3",
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 128,
+        "torch_dtype": "bfloat16",
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    options = ("--prompt", 8, "-n", 4, "--repeats", 1, "--json")
+    for model in (path, tmp_path):
+        result = run(fk_program, "bench", "decode", model, *options)
+        said = json.loads(result.stdout)
+        assert said["weights"].startswith("BF16") and said["tokens_per_second"] > 0
+        # Layers, head: 2 * (4 + 2 + 2 + 4) * 32 * 64 + 2 * 3 * 64 * 96 + 320 * 64 weights.
+        assert said["bytes_per_token"] >= 2 * (49152 + 36864 + 20480)
+    refused = run(fk_program, "generate", path)
+    assert refused.returncode == 1 and "name the folder" in refused.stderr
+    refused = run(fk_program, "bench", "decode", "--json", tmp_path)
+    assert refused.returncode != 0 and "ends in .json" in refused.stderr

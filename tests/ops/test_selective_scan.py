@@ -191,6 +191,52 @@ def test_decays_of_any_size(algorithm, backend):
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_gradients_of_decays_of_any_size(algorithm, backend):
+    """As above, backwards: every gradient is finite and near the exact one, relative to its
+    largest."""
+    generator = seeded("gradients of decays", algorithm)
+    for scale in (1e-4, 0.3, 30.0, 3000.0):
+        tensors = {
+            "u": normal(generator, 1, 70, 4),
+            "delta": normal(generator, 1, 70, 4).abs() * scale,
+            "A": -torch.ones(4, 3, dtype=torch.float64) * torch.tensor([0.1, 1.0, 10.0]),
+            "B": normal(generator, 1, 70, 3) / scale,
+            "C": normal(generator, 1, 70, 3),
+            "initial_state": normal(generator, 1, 4, 3),
+        }
+        tensors = {k: t.float() for k, t in tensors.items()}
+        exact = {k: t.double().requires_grad_() for k, t in tensors.items()}
+        formula()(**exact).sum().backward()
+        ours = {k: convert(t, backend).requires_grad_() for k, t in tensors.items()}
+        fk.selective_scan(**ours, algorithm=algorithm).sum().backward()
+        for k, t in exact.items():
+            error = (ours[k].grad.double().cpu() - t.grad).abs().max()
+            relative = 2e-4 if backend == "torch_cuda" else 2e-5  # whose powers are rougher
+            bar = relative * t.grad.abs().max() + 1e-30  # below, float32 has nothing
+            assert error <= bar, f"{algorithm} {scale} d{k}: {error:.2e}, bar {bar:.2e}"
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_in_time_contiguous_memory(algorithm, backend):
+    """Each gives what it gives where channels are contiguous."""
+    case = scan_case(b=2, length=67, d=19, n=5, delta_softplus=True)
+    inputs = {k: t.float() for k, t in case.inputs(seeded("turned", algorithm)).items()}
+    results = []
+    for turn in (False, True):
+        leaves = {}
+        for k, t in inputs.items():
+            if turn and k in ("u", "delta", "z"):
+                t = t.transpose(1, 2).contiguous().transpose(1, 2)
+            leaves[k] = convert(t, backend).detach().requires_grad_()
+        y = fk.selective_scan(**leaves, delta_softplus=True, algorithm=algorithm)
+        results.append((y, *torch.autograd.grad(y.square().sum(), list(leaves.values()))))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout, backend):
     case = scan_case(groups=1, initial=True, return_last_state=True, delta_softplus=True)

@@ -51,7 +51,8 @@ def check(status: int) -> None:
 
 
 def set_cpu_target(name: str | None) -> None:
-    """Restricts CPU kernels to a SIMD target ("sse4", "avx2", "avx3", "neon"); None: the best."""
+    """Restricts CPU kernels to a SIMD target ("sse4", "avx2", "avx3", "avx3_bf16", "neon"); None:
+    the best."""
     check(_set_cpu_target(None if name is None else name.encode()))
 
 

@@ -16,6 +16,7 @@
 #ifndef FK_OPS_ATTENTION_CPU_BACKWARD_ONCE_
 #define FK_OPS_ATTENTION_CPU_BACKWARD_ONCE_
 
+#include "cpu/bfloat16_products.h"
 #include "ops/attention/cpu_backward_plan.h"
 
 namespace fk::attention {
@@ -25,16 +26,11 @@ namespace {
 // and dv.
 constexpr int64_t kFewestBlocks = 4;
 
-// Where an item's rows of keys are.
-struct KeyMemory {
-  float *keys, *values;  // copies of k and v
-  float *dkeys, *dvalues;
-};
-
 struct GradientJob {
   const BackwardJob& job;
   int64_t splits;   // items per key head
   KeyMemory items;  // all items' memory, or all workers'
+  bool in_pairs;    // by products of bfloat16
 
   const Problem& problem() const { return job.call.p; }
 
@@ -48,6 +44,15 @@ struct GradientJob {
     const Problem& p = problem();
     return p.packed ? (split * p.kv_heads + g) * p.k_len + begin : worker * p.k_len;
   }
+  // Rows of pairs of keys: sequences of a pack begin with a row of their own.
+  static int64_t pair_rows(const Problem& p) {
+    return (p.k_len + (p.packed ? p.batch : 0) + 1) / 2;
+  }
+  int64_t pair_row(int64_t worker, int64_t b, int64_t g, int64_t split, int64_t begin) const {
+    const Problem& p = problem();
+    return p.packed ? (split * p.kv_heads + g) * pair_rows(p) + (begin + b + 1) / 2
+                    : worker * pair_rows(p);
+  }
 };
 
 }  // namespace
@@ -58,6 +63,7 @@ struct GradientJob {
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/attention/cpu_backward.cc"
 #include "cpu/foreach_target.h"
+#include "ops/attention/cpu_backward_bfloat16.h"
 #include "ops/attention/cpu_backward_simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -67,71 +73,78 @@ namespace {
 
 using attention::GradientJob;
 using attention::KeyMemory;
+using attention::KeyRows;
+using attention::SumRows;
 
 // Adds x[key, query] y[query, column] to the rows [from, to) of sums, where x has the rows of a
 // tile from `from` on. Runs of keys that the same panels see leave out the queries of the others.
 void add_keys(const PanelTile* panels, int64_t n, int64_t from, int64_t to, const float* x,
-              const float* y, int64_t width, float* sums) {
-  for (int64_t key = from, end; key < to; key = end) {
-    end = to;
-    int64_t first = n, last = 0;
-    for (const PanelTile* t = panels;; ++t) {
-      if (t->from <= key && key < t->to) {
-        first = std::min(first, t->begin);
-        last = std::min(n, t->end);
-        end = std::min(end, t->to);
-      } else if (key < t->from) {
-        end = std::min(end, t->from);
-      }
-      if (t->end >= n) break;
-    }
-    if (first >= last) continue;
-    multiply(end - key, width, last - first,
-             {x + (key - from) * kQueryBlock + first, kQueryBlock, 1}, {y + first * width, width},
-             {sums + key * width, width}, Keep::kSum);
-  }
+              const float* y, int64_t width, const SumRows& sums, Keep keep) {
+  for_each_run(
+      panels, n, from, to, [&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
+        multiply(end - key, width, last - first,
+                 {x + (key - from) * kQueryBlock + first, kQueryBlock, 1},
+                 {y + first * width, width}, {sums.data + key * sums.stride, sums.stride}, keep);
+      });
 }
 
-// A block of queries, made ready in `scratch`: dq, and its share of dk and dv.
+// Where sums of `width` columns can go straight to the tensor they are for. That pays for sums that
+// are done at once: rows that are added to again and again should lie side by side.
+bool is_sum_of(const CpuCall& call, const View& view, int64_t width) {
+  return call.p.dtype == DType::kFloat32 && view.column == 1 && !call.rotary_cos &&
+         width == padded_columns(width);
+}
+
+// A block of queries: dq, and its share of dk and dv.
 void backward_block(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q,
-                    const KeyMemory& memory) {
+                    const KeyRows& memory) {
   const CpuCall& call = job.call;
   const int64_t q_width = call.q_width(), v_width = call.v_width();
   const bool wants_ds = job.has_dq || job.has_dk;
-  if (job.has_dq) std::fill_n(scratch.dqueries_t, q_width * kQueryBlock, 0.0f);
+  load_queries(job, scratch, q);
   const KeyRange seen = q.keys_seen(call.p.mask, 0, q.n);
+  const MatrixView dq_rows = call.rows(job.dq, q.b, q.h, q.s.q_begin + q.first);
+  const bool in_place =
+      seen.end - seen.begin <= kBackwardKeys && is_sum_of(call, job.dq, call.p.head_dim);
+  const SumRows dq = in_place ? SumRows{static_cast<float*>(dq_rows.data), dq_rows.row}
+                              : SumRows{scratch.dqueries, q_width};
+  const bool dq_is_empty = call.p.mask.unlimited() && seen.begin < seen.end;
+  if (job.has_dq && !dq_is_empty) dq.clear(q.n, q_width);
   const ScoreRules rules(call, q, scratch.bias);
   PanelTile panels[kQueryBlock];
+  const Keep keep = memory.are_empty ? Keep::kNothing : Keep::kSum;
   for (int64_t from = seen.begin; from < seen.end; from += kBackwardKeys) {
     const int64_t to = std::min(from + kBackwardKeys, seen.end);
     const float* k = memory.keys + from * q_width;
     block_gradient(job, scratch, q, rules, from, to, k, memory.values + from * v_width, wants_ds,
                    false, panels);
     if (job.has_dv) {
-      add_keys(panels, q.n, from, to, scratch.p, scratch.douts, v_width, memory.dvalues);
+      add_keys(panels, q.n, from, to, scratch.p, scratch.douts, v_width, memory.dvalues, keep);
     }
     if (job.has_dk) {
-      add_keys(panels, q.n, from, to, scratch.ds, scratch.queries, q_width, memory.dkeys);
+      add_keys(panels, q.n, from, to, scratch.ds, scratch.queries, q_width, memory.dkeys, keep);
     }
     if (!job.has_dq) continue;
     for (const PanelTile* t = panels;; ++t) {
-      // Up to three columns of padding cost less than the shorter tiles that would leave them out.
-      multiply((call.p.head_dim + 3) / 4 * 4, t->end - t->begin, t->to - t->from,
-               {k + t->row * q_width, 1, q_width},
-               {scratch.ds + t->row * kQueryBlock + t->begin, kQueryBlock},
-               {scratch.dqueries_t + t->begin, kQueryBlock}, Keep::kSum);
+      multiply(std::min(t->end, q.n) - t->begin, q_width, t->to - t->from,
+               {scratch.ds + t->row * kQueryBlock + t->begin, 1, kQueryBlock},
+               {k + t->row * q_width, q_width}, {dq.data + t->begin * dq.stride, dq.stride},
+               dq_is_empty && from == seen.begin ? Keep::kNothing : Keep::kSum);
       if (t->end >= q.n) break;
     }
   }
-  if (!job.has_dq) return;
-  transpose(scratch.dqueries_t, kQueryBlock, q_width, whole_vectors(q.n), scratch.outs, q_width);
+  if (!job.has_dq || in_place) return;
   if (call.rotary_cos) {
-    rotate_rows(call, scratch.outs, q_width, q.n, q.first + q.s.k_len - q.s.q_len, -1.0f);
+    rotate_rows(call, scratch.dqueries, q_width, q.n, q.first + q.s.k_len - q.s.q_len, -1.0f);
   }
-  alignas(64) float scale[kQueryBlock];
-  std::fill_n(scale, q.n, static_cast<float>(call.p.scale));
-  unpack_rows(scratch.outs, q_width, q.n, call.p.head_dim, scale,
-              call.rows(job.dq, q.b, q.h, q.s.q_begin + q.first));
+  unpack_rows(scratch.dqueries, q_width, q.n, call.p.head_dim, nullptr, dq_rows);
+}
+
+// All keys and values of an item.
+void load_keys(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
+               const KeyMemory& memory) {
+  pack_keys(call, s, b, g, 0, s.k_len, memory.keys);
+  pack_values(call, s, b, g, 0, s.k_len, memory.values);
 }
 
 // Rows [first, first + n) of dk and dv, whose sums begin at `dkeys` and `dvalues`.
@@ -149,7 +162,7 @@ void store_keys(const BackwardJob& job, const Sequence& s, int64_t b, int64_t g,
   }
 }
 
-// Asks for the rows that `item` will read first, while there is arithmetic to do.
+// Asks for the rows that `item` will read and write first, while there is arithmetic to do.
 void prefetch_item(const GradientJob& gradient, int64_t item) {
   const BackwardJob& job = gradient.job;
   const CpuCall& call = job.call;
@@ -163,6 +176,9 @@ void prefetch_item(const GradientJob& gradient, int64_t item) {
   prefetch_rows(call.rows(call.q, b, h, s.q_begin), queries, call.p.head_dim);
   prefetch_rows(call.rows(job.dout, b, h, s.q_begin), queries, call.p.value_dim);
   prefetch_rows(call.rows(job.out, b, h, s.q_begin), queries, call.p.value_dim);
+  if (job.has_dk) prefetch_rows(call.rows(job.dk, b, g, s.k_begin), keys, call.p.head_dim);
+  if (job.has_dv) prefetch_rows(call.rows(job.dv, b, g, s.k_begin), keys, call.p.value_dim);
+  if (job.has_dq) prefetch_rows(call.rows(job.dq, b, h, s.q_begin), queries, call.p.head_dim);
 }
 
 void backward_item(const GradientJob& gradient, void* memory, int64_t worker, int64_t item,
@@ -177,23 +193,48 @@ void backward_item(const GradientJob& gradient, void* memory, int64_t worker, in
   const Sequence s = call.p.sequence(b);
   const int64_t copied = gradient.copied_row(worker, g, split, s.k_begin);
   const int64_t summed = gradient.summed_row(worker, b, g, split, s.k_begin);
-  const KeyMemory mine{
-      gradient.items.keys + copied * q_width, gradient.items.values + copied * v_width,
-      gradient.items.dkeys + summed * q_width, gradient.items.dvalues + summed * v_width};
-  pack_keys(call, s, b, g, 0, s.k_len, mine.keys);
-  pack_values(call, s, b, g, 0, s.k_len, mine.values);
-  if (job.has_dk) std::fill_n(mine.dkeys, s.k_len * q_width, 0.0f);
-  if (job.has_dv) std::fill_n(mine.dvalues, s.k_len * v_width, 0.0f);
+  const int64_t paired = gradient.pair_row(worker, b, g, split, s.k_begin);
+  const KeyMemory& all = gradient.items;
+  const KeyMemory mine{all.keys + copied * q_width, all.values + copied * v_width,
+                       all.key_pairs + paired * q_width, all.dkeys + summed * q_width,
+                       all.dvalues + summed * v_width};
+#if FK_CPU_BFLOAT16_TARGET
+  const auto load = gradient.in_pairs ? load_key_pairs : load_keys;
+  const auto block = gradient.in_pairs ? backward_pairs : backward_block;
+#else
+  const auto load = load_keys;
+  const auto block = backward_block;
+#endif
+  load(call, s, b, g, mine);
 
   const int64_t blocks = attention::blocks_of(s.q_len), group = call.p.group();
+  const bool in_place = gradient.splits == 1 && group * blocks <= 1 &&
+                        is_sum_of(call, job.dk, call.p.head_dim) &&
+                        is_sum_of(call, job.dv, call.p.value_dim);
+  const auto sums_of = [&](const View& view, float* own, int64_t width) {
+    const MatrixView rows = call.rows(view, b, g, s.k_begin);
+    return in_place ? SumRows{static_cast<float*>(rows.data), rows.row} : SumRows{own, width};
+  };
+  KeyRows rows{mine.keys,
+               mine.values,
+               mine.key_pairs,
+               sums_of(job.dk, mine.dkeys, q_width),
+               sums_of(job.dv, mine.dvalues, v_width),
+               call.p.mask.unlimited()};
+  if (!rows.are_empty || split >= group * blocks) {
+    if (job.has_dk) rows.dkeys.clear(s.k_len, q_width);
+    if (job.has_dv) rows.dvalues.clear(s.k_len, v_width);
+  }
   for (int64_t i = split; i < group * blocks; i += gradient.splits) {
     const int64_t head = i / blocks, first = (i - head * blocks) * kQueryBlock;
     const QueryGroup q{s, b, g * group + head, 1, first, std::min(kQueryBlock, s.q_len - first)};
-    load_queries(job, scratch, q);
     if (next >= 0 && i + gradient.splits >= group * blocks) prefetch_item(gradient, next);
-    backward_block(job, scratch, q, mine);
+    block(job, scratch, q, rows);
+    rows.are_empty = false;
   }
-  if (gradient.splits == 1) store_keys(job, s, b, g, 0, s.k_len, mine.dkeys, mine.dvalues);
+  if (gradient.splits == 1 && !in_place) {
+    store_keys(job, s, b, g, 0, s.k_len, mine.dkeys, mine.dvalues);
+  }
 }
 
 // Adds the sums of a key head's items up, in order.
@@ -272,6 +313,13 @@ int64_t splits_of(const Problem& p) {
                              std::max<int64_t>(1, blocks / attention::kFewestBlocks));
 }
 
+// Whether a call's products can be those of cpu_backward_bfloat16.h: rows are copied as they are.
+bool works_in_pairs(const BackwardJob& job) {
+  const attention::CpuCall& call = job.call;
+  return call.p.dtype == DType::kBFloat16 && multiplies_bfloat16() && !call.rotary_cos &&
+         call.q.column == 1 && call.k.column == 1 && call.v.column == 1 && job.dout.column == 1;
+}
+
 struct BackwardMemory {
   int64_t splits, items, workers;
   attention::KeyMemory keys{};
@@ -290,6 +338,9 @@ struct BackwardMemory {
       const int64_t summed = p.packed ? packed : splits == 1 ? copied : items * p.k_len;
       keys.keys = parts.take(copied * call.q_width());
       keys.values = parts.take(copied * call.v_width());
+      const int64_t pairs = GradientJob::pair_rows(p) * (p.packed ? splits * p.kv_heads : workers);
+      keys.key_pairs =
+          parts.take<uint32_t>(p.dtype == DType::kBFloat16 ? pairs * call.q_width() : 0);
       keys.dkeys = parts.take(job.has_dk ? summed * call.q_width() : 0);
       keys.dvalues = parts.take(job.has_dv ? summed * call.v_width() : 0);
     }
@@ -328,7 +379,7 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   WorkspaceParts parts(exec.workspace());
   const BackwardMemory memory(job, parts);
   if (memory.items > 0) {
-    const GradientJob gradient{job, memory.splits, memory.keys};
+    const GradientJob gradient{job, memory.splits, memory.keys, works_in_pairs(job)};
     const auto kernel = FK_CPU_DISPATCH(backward_item);
     attention::share_out(exec, memory.workers, memory.items,
                          [&](int64_t worker, int64_t item, int64_t next) {

@@ -113,7 +113,7 @@ void sink_item(const BackwardJob& job, void* memory, int64_t h) {
     const Sequence s = call.p.sequence(b);
     for (int64_t first = 0; first < s.q_len; first += kQueryBlock) {
       const QueryGroup q{s, b, h, 1, first, std::min(kQueryBlock, s.q_len - first)};
-      load_rows(job, scratch, q);
+      load_sums(job, scratch, q);
       for (int64_t i = 0; i < q.n; ++i) {
         sum -= std::exp(sink - static_cast<double>(scratch.lse[i])) * scratch.delta[i];
       }

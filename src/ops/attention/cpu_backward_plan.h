@@ -19,10 +19,36 @@ struct BackwardJob {
   bool has_scores() const { return has_dq || has_dk || has_dv; }
 };
 
+// Where an item's rows of keys are.
+struct KeyMemory {
+  float *keys, *values;  // copies of k and v
+  uint32_t* key_pairs;   // see cpu_backward_bfloat16.h
+  float *dkeys, *dvalues;
+};
+
+// Rows that sums are added to: memory of the kernel's own, or the tensor they are meant for.
+struct SumRows {
+  float* data;
+  int64_t stride;
+
+  void clear(int64_t rows, int64_t width) const {
+    for (int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, width, 0.0f);
+  }
+};
+
+// What a block of queries reads of its keys and adds to their gradients.
+struct KeyRows {
+  const float *keys, *values;
+  const uint32_t* key_pairs;
+  SumRows dkeys, dvalues;
+  bool are_empty;  // dkeys and dvalues hold nothing yet, and all rows are going to be written
+};
+
 // Memory of one worker, for a block of queries at a time.
 struct BackwardScratch {
-  float *queries, *queries_t, *douts, *douts_t, *outs, *dqueries_t;
+  float *queries, *queries_t, *douts, *douts_t, *dqueries;
   float *p, *ds, *slope, *bias;  // [kBackwardKeys, kQueryBlock] each
+  uint32_t* tile_pairs;          // for bfloat16: p once and ds twice, half the size
   float *keys, *values, *sum;    // for dbias
   float *lse, *delta;
 
@@ -34,12 +60,12 @@ struct BackwardScratch {
     queries_t = parts.take(kQueryBlock * q_width);
     douts = parts.take(kQueryBlock * v_width);
     douts_t = parts.take(kQueryBlock * v_width);
-    outs = parts.take(kQueryBlock * std::max(q_width, v_width));
-    dqueries_t = parts.take(kQueryBlock * q_width);
+    dqueries = parts.take(kQueryBlock * q_width);
     p = parts.take(kTile);
     ds = parts.take(kTile);
     slope = parts.take(call.p.softcap > 0 ? kTile : 0);
     bias = parts.take(call.has_bias ? 2 * kTile : 0);
+    tile_pairs = parts.take<uint32_t>(call.p.dtype == DType::kBFloat16 ? 3 * (kTile / 2) : 0);
     keys = parts.take(job.has_dbias ? kBackwardKeys * q_width : 0);
     values = parts.take(job.has_dbias ? kBackwardKeys * v_width : 0);
     sum = parts.take(job.has_dbias ? kTile : 0);

@@ -22,22 +22,52 @@ using attention::BackwardJob;
 using attention::BackwardScratch;
 using attention::kBackwardKeys;
 
+template <class T>
+void dot_rows(const MatrixView& x, const MatrixView& y, int64_t rows, int64_t columns,
+              float* sums) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  const T *a = static_cast<const T*>(x.data), *b = static_cast<const T*>(y.data);
+  for (int64_t i = 0; i < rows; ++i, a += x.row, b += y.row) {
+    V sum = hn::Zero(d);
+    for (int64_t c = 0; c < columns; c += lanes) {
+      const size_t n = static_cast<size_t>(std::min(lanes, columns - c));
+      if (x.column != 1 || y.column != 1) {
+        sum = hn::MulAdd(LoadStridedF32(d, a + c * x.column, x.column, n),
+                         LoadStridedF32(d, b + c * y.column, y.column, n), sum);
+      } else if (c + lanes <= columns) {
+        sum = hn::MulAdd(LoadF32(d, a + c), LoadF32(d, b + c), sum);
+      } else {
+        sum = hn::MulAdd(LoadNF32(d, a + c, n), LoadNF32(d, b + c, n), sum);
+      }
+    }
+    sums[i] = ReduceSum(d, sum);
+  }
+}
+
+// sums[i] = x[i] . y[i] for rows of the same type.
+HWY_INLINE void dot_rows(const MatrixView& x, const MatrixView& y, int64_t rows, int64_t columns,
+                         float* sums) {
+  switch (x.dtype) {
+    case DType::kFloat16:
+      return dot_rows<float16_t>(x, y, rows, columns, sums);
+    case DType::kBFloat16:
+      return dot_rows<bfloat16_t>(x, y, rows, columns, sums);
+    default:
+      return dot_rows<float>(x, y, rows, columns, sums);
+  }
+}
+
 // lse, and delta: what a change of all scores of a query at once would do to the loss. A query that
 // saw nothing, and the lanes after the last query, get lse = inf, which makes every p zero.
-void load_rows(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q) {
-  const F32 d;
+void load_sums(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q) {
   const CpuCall& call = job.call;
-  const int64_t width = call.v_width(), row = q.s.q_begin + q.first, lanes = whole_vectors(q.n);
-  pack_rows(call.rows(job.dout, q.b, q.h, row), q.n, call.p.value_dim, scratch.douts, width);
-  pack_rows(call.rows(job.out, q.b, q.h, row), q.n, call.p.value_dim, scratch.outs, width);
+  const int64_t row = q.s.q_begin + q.first, lanes = whole_vectors(q.n);
+  dot_rows(call.rows(job.dout, q.b, q.h, row), call.rows(job.out, q.b, q.h, row), q.n,
+           call.p.value_dim, scratch.delta);
   const MatrixView lse = CpuCall::rows(job.lse, DType::kFloat32, q.b, q.h, row);
   const MatrixView dlse = CpuCall::rows(job.dlse, DType::kFloat32, q.b, q.h, row);
   for (int64_t i = 0; i < q.n; ++i) {
-    V sum = hn::Zero(d);
-    for (int64_t e = i * width; e < (i + 1) * width; e += hn::Lanes(d)) {
-      sum = hn::MulAdd(hn::LoadU(d, scratch.douts + e), hn::LoadU(d, scratch.outs + e), sum);
-    }
-    scratch.delta[i] = ReduceSum(d, sum);
     if (job.dlse.data != nullptr) {
       scratch.delta[i] -= static_cast<const float*>(dlse.data)[i * dlse.row];
     }
@@ -48,26 +78,44 @@ void load_rows(const BackwardJob& job, const BackwardScratch& scratch, const Que
   std::fill(scratch.delta + q.n, scratch.delta + lanes, 0.0f);
 }
 
+void scale_rows(float* x, int64_t stride, int64_t rows, int64_t columns, float scale) {
+  const F32 d;
+  for (int64_t r = 0; r < rows; ++r, x += stride) {
+    for (int64_t c = 0; c < columns; c += hn::Lanes(d)) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, x + c), hn::Set(d, scale)), d, x + c);
+    }
+  }
+}
+
 // All that a block needs before it meets keys.
 void load_queries(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q) {
   const CpuCall& call = job.call;
   const int64_t q_width = call.q_width(), v_width = call.v_width(), lanes = whole_vectors(q.n);
-  pack_queries(call, q, lanes, scratch.queries);
+  pack_rows(call.rows(call.q, q.b, q.h, q.s.q_begin + q.first), q.n, call.p.head_dim,
+            scratch.queries, q_width);
+  if (call.rotary_cos) {
+    rotate_rows(call, scratch.queries, q_width, q.n, q.first + q.s.k_len - q.s.q_len, 1.0f);
+  }
+  std::fill(scratch.queries + q.n * q_width, scratch.queries + lanes * q_width, 0.0f);
   transpose(scratch.queries, q_width, lanes, q_width, scratch.queries_t, kQueryBlock);
-  load_rows(job, scratch, q);
+  // As the forward did it: p of a query that sees one key is 1.
+  scale_rows(scratch.queries_t, kQueryBlock, q_width, lanes, static_cast<float>(call.p.scale));
+  load_sums(job, scratch, q);
+  pack_rows(call.rows(job.dout, q.b, q.h, q.s.q_begin + q.first), q.n, call.p.value_dim,
+            scratch.douts, v_width);
   std::fill(scratch.douts + q.n * v_width, scratch.douts + lanes * v_width, 0.0f);
   transpose(scratch.douts, v_width, lanes, v_width, scratch.douts_t, kQueryBlock);
 }
 
-// p = exp(s - lse) and ds = p (dp - delta) where s and dp stand, for one vector of lanes. `slope`:
-// what ds is multiplied with; NULL: nothing.
+// p = exp(s - lse) and ds = p (dp - delta) `scale` where s and dp stand, for one vector of lanes.
+// `slope`: what ds is multiplied with besides; NULL: nothing.
 HWY_INLINE void gradient_column(float* s, float* dp, const float* slope, int64_t keys,
-                                const float* lse, const float* delta) {
+                                const float* lse, const float* delta, float scale) {
   const F32 d;
-  const V shift = hn::LoadU(d, lse), less = hn::LoadU(d, delta);
+  const V shift = hn::LoadU(d, lse), less = hn::LoadU(d, delta), factor = hn::Set(d, scale);
   for (int64_t j = 0; j < keys; ++j, s += kQueryBlock, dp += kQueryBlock) {
     const V p = Exp(d, hn::Sub(hn::LoadU(d, s), shift));
-    V ds = hn::Mul(p, hn::Sub(hn::LoadU(d, dp), less));
+    V ds = hn::Mul(hn::Mul(p, factor), hn::Sub(hn::LoadU(d, dp), less));
     if (slope != nullptr) ds = hn::Mul(ds, hn::LoadU(d, slope + j * kQueryBlock));
     hn::StoreU(p, d, s);
     hn::StoreU(ds, d, dp);
@@ -81,7 +129,30 @@ struct PanelTile {
   int64_t row;
 };
 
-// p and, if `wants_ds`, ds of a tile. k and v are the rows of its first key.
+// body(key, end, first, last) for the runs of the keys [from, to) that the same panels see, and the
+// lanes from the first of these panels to the last.
+template <class Body>
+HWY_INLINE void for_each_run(const PanelTile* panels, int64_t n, int64_t from, int64_t to,
+                             const Body& body) {
+  for (int64_t key = from, end; key < to; key = end) {
+    end = to;
+    int64_t first = n, last = 0;
+    for (const PanelTile* t = panels;; ++t) {
+      if (t->from <= key && key < t->to) {
+        first = std::min(first, t->begin);
+        last = std::min(n, t->end);
+        end = std::min(end, t->to);
+      } else if (key < t->from) {
+        end = std::min(end, t->from);
+      }
+      if (t->end >= n) break;
+    }
+    if (first < last) body(key, end, first, last);
+  }
+}
+
+// p and, if `wants_ds`, ds of a tile. k and v are the rows of its first key. `before_cap`: ds with
+// respect to the scores that softcap gives, not to q.k.
 void panel_gradient(const BackwardJob& job, const BackwardScratch& scratch, const ScoreRules& rules,
                     const PanelTile& t, const float* k, const float* v, bool wants_ds,
                     bool before_cap) {
@@ -95,11 +166,13 @@ void panel_gradient(const BackwardJob& job, const BackwardScratch& scratch, cons
     multiply(keys, lanes, call.p.value_dim, {v, call.v_width(), 1},
              {scratch.douts_t + t.begin, kQueryBlock}, {ds, kQueryBlock}, Keep::kNothing);
   }
+  const auto scale = static_cast<float>(call.p.scale);
   float* slope = call.p.softcap > 0 ? scratch.slope + offset : nullptr;
   rules.apply({t.begin, lanes, t.from, keys, p, kQueryBlock}, slope);
   for (int64_t i = 0; i < lanes; i += hn::Lanes(F32())) {
     gradient_column(p + i, ds + i, slope == nullptr || before_cap ? nullptr : slope + i, keys,
-                    scratch.lse + t.begin + i, scratch.delta + t.begin + i);
+                    scratch.lse + t.begin + i, scratch.delta + t.begin + i,
+                    before_cap ? 1.0f : scale);
   }
 }
 

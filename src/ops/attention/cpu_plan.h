@@ -182,22 +182,24 @@ inline int64_t workers_for(const Problem& p, int64_t items) {
   return std::clamp<int64_t>(items, 1, worker_limit());
 }
 
-// body(worker, item, next) for all items, each worker taking the next few when it is done with the
-// last, where `next` is the item it will do after this one, or -1. Which worker gets an item is up
-// to chance; what it does must not depend on it.
+// body(worker, item, next) for all items, each worker taking the next few when it comes to the last
+// of those it has, where `next` is the item it will do after this one, or -1. Which worker gets an
+// item is up to chance; what it does must not depend on it.
 template <class Body>
 void share_out(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
   const int64_t few = std::max<int64_t>(1, items / (workers * 16));
   std::atomic<int64_t> taken{0};
   exec.parallel_for(workers, 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker) {
-      for (;;) {
-        const int64_t first = taken.fetch_add(few, std::memory_order_relaxed);
-        if (first >= items) return;
-        const int64_t last = std::min(first + few, items) - 1;
-        for (int64_t item = first; item <= last; ++item) {
-          body(worker, item, item < last ? item + 1 : -1);
+      int64_t item = taken.fetch_add(few, std::memory_order_relaxed), last = item + few - 1;
+      while (item < items) {
+        int64_t next = item + 1;
+        if (item == last) {
+          next = taken.fetch_add(few, std::memory_order_relaxed);
+          last = next + few - 1;
         }
+        body(worker, item, next < items ? next : -1);
+        item = next;
       }
     }
   });

@@ -9,16 +9,20 @@ namespace {
 
 struct ForwardPlan {
   Problem problem;
+  Form form;
+  Maxima maxima;
   Prepared q, k, v;
 
   ForwardPlan(const AttentionFwd& a, int code, WorkspaceParts* parts)
       : problem(fk::attention::problem_of(a)),
-        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), parts,
+        form(form_of(a.q.dtype, code)),
+        maxima(problem, form, 3, parts),
+        q(a.q, true, rotation_of(a), form, maxima.of(0), parts,
           fk::attention::slope_view(a.q_scale)),
-        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), parts,
+        k(a.k, false, rotation_of(a), form, maxima.of(1), parts,
           fk::attention::slope_view(a.k_scale)),
-        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), parts,
-          fk::attention::slope_view(a.v_scale)) {}
+        v(a.v, false, Rotation(), form, maxima.of(2), parts, fk::attention::slope_view(a.v_scale)) {
+  }
 };
 
 }  // namespace
@@ -38,9 +42,8 @@ Status run(const AttentionFwd& a, const Exec& exec) {
   const ForwardPlan plan(a, properties.code, &parts);
   const Problem& problem = plan.problem;
   if (problem.batch == 0 || problem.heads == 0 || problem.q_len == 0) return {};
-  FK_RETURN_IF_ERROR(plan.q.run(problem, stream));
-  FK_RETURN_IF_ERROR(plan.k.run(problem, stream));
-  FK_RETURN_IF_ERROR(plan.v.run(problem, stream));
+  FK_RETURN_IF_ERROR(plan.maxima.clear(stream));
+  FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v}, stream));
 
   Forward p = {};
   p.problem = problem;
@@ -57,7 +60,7 @@ Status run(const AttentionFwd& a, const Exec& exec) {
   }
   const bool features = !plain_scores(p.change) || !p.q.vectors || !p.k.vectors || !p.v.vectors;
   const int dim = dim_of(problem);
-  switch (plan.q.form) {
+  switch (plan.form) {
     case Form::kTwoTerms:
       return launch_forward_float(p, dim, features, properties, stream);
     case Form::kScaled:

@@ -28,8 +28,9 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t index =
       (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * (kRowThreads / kLanes) +
       threadIdx.x / kLanes;
-  const int64_t token = index / problem.heads, head = index - token * problem.heads;
-  const int64_t b = token / problem.q_len, row = token - b * problem.q_len;
+  int64_t head, row;
+  const int64_t token = divide(index, problem.heads, &head);
+  const int64_t b = divide(token, problem.q_len, &row);
   const bool in = b < p.batch;
   const int lane = threadIdx.x % kLanes;
   const int columns = static_cast<int>(problem.value_dim);
@@ -68,8 +69,10 @@ __global__ void __launch_bounds__(kRowThreads)
   p.exponents[at] = none ? INFINITY : lse * kLog2e;
   p.delta[at] = delta;
   if (p.delta_maxima != nullptr && isfinite(delta)) {
-    atomicMax(&p.delta_maxima[b * problem.kv_heads + head / problem.group()],
-              __float_as_uint(fabsf(delta)));
+    // Of magnitudes, bits are in the same order as values. Most are smaller than what is there.
+    uint32_t* maximum = &p.delta_maxima[b * problem.kv_heads + head / problem.group()];
+    const uint32_t bits = __float_as_uint(fabsf(delta));
+    if (bits > *const_cast<volatile uint32_t*>(maximum)) atomicMax(maximum, bits);
   }
 }
 
@@ -102,24 +105,26 @@ __global__ void __launch_bounds__(kRowThreads) sum_sinks(const __grid_constant__
 
 struct BackwardPlan {
   Problem problem;
+  Form form;
+  Maxima maxima;
   Prepared q, k, v, dout;
   int64_t batch;  // of the tensors
   float *exponents, *delta;
-  uint32_t* delta_maxima = nullptr;
   float *dq_sums = nullptr, *dk_sums = nullptr;
   int64_t dq_elements = 0;
 
   BackwardPlan(const AttentionBwd& a, int code, WorkspaceParts* parts)
       : problem(fk::attention::problem_of(a)),
-        q(problem, a.q, true, rotation_of(a), form_of(a.q.dtype, code), parts),
-        k(problem, a.k, false, rotation_of(a), form_of(a.q.dtype, code), parts),
-        v(problem, a.v, false, Rotation(), form_of(a.q.dtype, code), parts),
-        dout(problem, a.dout, true, Rotation(), form_of(a.q.dtype, code), parts),
+        form(form_of(a.q.dtype, code)),
+        maxima(problem, form, 5, parts),  // the last: of delta
+        q(a.q, true, rotation_of(a), form, maxima.of(0), parts),
+        k(a.k, false, rotation_of(a), form, maxima.of(1), parts),
+        v(a.v, false, Rotation(), form, maxima.of(2), parts),
+        dout(a.dout, true, Rotation(), form, maxima.of(3), parts),
         batch(problem.packed ? 1 : problem.batch) {
     const int64_t rows = batch * problem.heads * problem.q_len;
     exponents = parts->take<float>(rows);
     delta = parts->take<float>(rows);
-    if (q.form != Form::kSame) delta_maxima = parts->take<uint32_t>(batch * problem.kv_heads);
     const bool rotated = q.rotation.pairs > 0;
     if (a.dq && (rotated || (!a.deterministic && (a.dk || a.dv)))) {
       dq_elements =
@@ -150,12 +155,7 @@ Status find_statistics(const AttentionBwd& a, const BackwardPlan& plan, cudaStre
   p.vectors = vector_rows(a.dout) && vector_rows(a.out);
   p.exponents = plan.exponents;
   p.delta = plan.delta;
-  p.delta_maxima = plan.delta_maxima;
-  if (p.delta_maxima != nullptr) {
-    FK_RETURN_IF_ERROR(check(
-        cudaMemsetAsync(p.delta_maxima, 0, p.batch * p.problem.kv_heads * sizeof(uint32_t), stream),
-        "attention delta_maxima"));
-  }
+  p.delta_maxima = plan.maxima.of(4);
   const int64_t rows = p.batch * p.problem.q_len * p.problem.heads;
   if (rows == 0) return {};
   const auto kernel = a.q.dtype == DType::kFloat32   ? row_statistics<float>
@@ -228,9 +228,8 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   WorkspaceParts parts(exec.workspace());
   const BackwardPlan plan(a, properties.code, &parts);
   const Problem& problem = plan.problem;
-  for (const Prepared* x : {&plan.q, &plan.k, &plan.v, &plan.dout}) {
-    FK_RETURN_IF_ERROR(x->run(problem, stream));
-  }
+  FK_RETURN_IF_ERROR(plan.maxima.clear(stream));
+  FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v, &plan.dout}, stream));
   FK_RETURN_IF_ERROR(find_statistics(a, plan, stream));
   if (a.dsinks && problem.heads > 0) FK_RETURN_IF_ERROR(find_dsinks(a, plan, stream));
 
@@ -243,7 +242,7 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   p.group = static_cast<int>(problem.heads / std::max<int64_t>(problem.kv_heads, 1));
   p.exponents = plan.exponents;
   p.delta = plan.delta;
-  p.delta_maxima = plan.delta_maxima;
+  p.delta_maxima = plan.maxima.of(4);
   p.change = score_change_of(a, problem);
   p.plain = plain_scores(p.change);
   const bool rotated = plan.q.rotation.pairs > 0;
@@ -251,8 +250,8 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   p.dv = result_of(a.dv);
   const bool features = !p.plain || !p.q.vectors || !p.k.vectors || !p.v.vectors || !p.dout.vectors;
   const auto launch = [&](const Backward& parameters, BackwardPass pass) {
-    const auto kernels = plan.q.form == Form::kTwoTerms ? launch_backward_float
-                         : plan.q.form == Form::kScaled || a.q.dtype == DType::kFloat16
+    const auto kernels = plan.form == Form::kTwoTerms ? launch_backward_float
+                         : plan.form == Form::kScaled || a.q.dtype == DType::kFloat16
                              ? launch_backward_half
                              : launch_backward_bfloat16;
     return kernels(parameters, pass, dim_of(problem), features, properties, stream);

@@ -33,7 +33,7 @@ struct Backward {
   float* dq_sums;               // patches (cuda_tiles.cuh); NULL: not wanted here
   int64_t dq_rows, dq_columns;  // of a head
   int group;                    // query heads a key head
-  int tiles;
+  int tiles, together;          // see find_place
 
   Result dbias;                 // (batch, head, row: query; column: key), with strides of 0
   int bias_queries, bias_keys;  // 1 where repeated
@@ -64,10 +64,10 @@ constexpr int kProbabilityLift = Tile::kTerms == 2 ? 14 : 0;
 __device__ __forceinline__ float score_gradient_scale(const Backward& p, int64_t batch,
                                                       int kv_head) {
   if (p.delta_maxima == nullptr) return 1.f;
-  const float product = p.dout.scale(batch, kv_head) * p.v.scale(batch, kv_head) * 1073741824.f *
+  const float product = p.dout.largest(batch, kv_head) * p.v.largest(batch, kv_head) *
                         static_cast<float>(p.v.columns);
   const float delta = __uint_as_float(p.delta_maxima[batch * p.problem.kv_heads + kv_head]);
-  return scale_of(__float_as_uint(product + delta));
+  return power_of_two(scale_exponent(__float_as_uint(product + delta)));
 }
 
 template <class Tile>

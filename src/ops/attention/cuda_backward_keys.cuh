@@ -20,8 +20,8 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
   KeysBlock& block = *reinterpret_cast<KeysBlock*>(shared + Tile::kSharedBytes - sizeof(KeysBlock));
   const int group = p.group;
   {
-    const Place place =
-        find_place<kKeys, false>(p.problem, p.tiles, static_cast<int>(p.problem.kv_heads), false);
+    const Place place = find_place<kKeys, false>(
+        p.problem, p.tiles, static_cast<int>(p.problem.kv_heads), p.together, false);
     if (!place.any) return;
     const Sequence sequence = p.problem.sequence(place.b);
     const Window window(p.problem.mask, sequence);

@@ -9,8 +9,10 @@
 namespace fk::cuda::attention {
 
 template <class Tile>
-Status launch_keys_tile(Backward p, cudaStream_t stream) {
+Status launch_keys_tile(Backward p, const DeviceProperties& properties, cudaStream_t stream) {
   p.tiles = static_cast<int>(tile_count(p.problem, p.problem.k_len, Tile::kKeys));
+  p.together = heads_together(p.problem, p.tiles, p.problem.kv_heads,
+                              properties.multiprocessors * Tile::kBlocks);
   return launch_tile<Tile>(backward_keys<Tile>, "attention backward_keys",
                            tile_grid(p.problem, p.tiles, p.problem.kv_heads), p, stream);
 }
@@ -105,8 +107,8 @@ Status launch_keys_part(const Backward& p, const DeviceProperties& properties,
                         cudaStream_t stream) {
   using Large = typename Tiles::template Large<kParts>;
   using Small = typename Tiles::template Small<kParts>;
-  return takes_large<Large, Small>(properties) ? launch_keys_tile<Large>(p, stream)
-                                               : launch_keys_tile<Small>(p, stream);
+  return takes_large<Large, Small>(properties) ? launch_keys_tile<Large>(p, properties, stream)
+                                               : launch_keys_tile<Small>(p, properties, stream);
 }
 
 template <class T, int kTerms, int kDim, bool kFeatures>

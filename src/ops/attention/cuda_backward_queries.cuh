@@ -97,7 +97,7 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   Block& block = *reinterpret_cast<Block*>(shared + Tile::kTileBytes);
 
   const Place found =
-      find_place<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
+      find_place<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads), 0,
                                     p.problem.mask.right < Mask::kUnlimited);
   if (!found.any) return;
   if (threadIdx.x == 0) {

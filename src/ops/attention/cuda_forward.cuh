@@ -22,8 +22,8 @@ struct Forward {
   ScoreChange change;
   View sinks;
   DType sinks_dtype;
-  int group;  // query heads a key head
-  int tiles;
+  int group;            // query heads a key head
+  int tiles, together;  // see find_place
 };
 
 struct ForwardBlock : Block {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   {
     const Place place =
         find_place<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
-                                      p.problem.mask.right < Mask::kUnlimited);
+                                      p.together, p.problem.mask.right < Mask::kUnlimited);
     if (!place.any) return;
     const Sequence sequence = p.problem.sequence(place.b);
     const int queries = static_cast<int>(sequence.q_len);

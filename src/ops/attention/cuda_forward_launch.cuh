@@ -7,8 +7,10 @@
 namespace fk::cuda::attention {
 
 template <class Tile>
-Status launch_forward_tile(Forward p, cudaStream_t stream) {
+Status launch_forward_tile(Forward p, const DeviceProperties& properties, cudaStream_t stream) {
   p.tiles = static_cast<int>(tile_count(p.problem, p.problem.q_len, Tile::kRows));
+  p.together = heads_together(p.problem, p.tiles, p.problem.heads,
+                              properties.multiprocessors * Tile::kBlocks);
   return launch_tile<Tile>(forward<Tile>, "attention forward",
                            tile_grid(p.problem, p.tiles, p.problem.heads), p, stream);
 }
@@ -59,9 +61,9 @@ Status launch_forward_of(const Forward& p, const DeviceProperties& properties,
                          cudaStream_t stream) {
   using Tiles = ForwardTiles<T, kTerms, kDim, kFeatures>;
   if (takes_large<typename Tiles::Large, typename Tiles::Small>(properties)) {
-    return launch_forward_tile<typename Tiles::Large>(p, stream);
+    return launch_forward_tile<typename Tiles::Large>(p, properties, stream);
   }
-  return launch_forward_tile<typename Tiles::Small>(p, stream);
+  return launch_forward_tile<typename Tiles::Small>(p, properties, stream);
 }
 
 template <class T, int kTerms>

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 
 #include "core/exec.h"
 #include "core/workspace.h"
@@ -20,32 +21,48 @@ inline Form form_of(DType dtype, int code) {
   return dtype == DType::kBFloat16 && code < 80 ? Form::kScaled : Form::kSame;
 }
 
+// The largest magnitudes of scaled operands, next to each other, to be cleared at once.
+struct Maxima {
+  int64_t entries = 0, count = 0;  // of an operand; operands
+  uint32_t* data = nullptr;
+
+  Maxima(const Problem& problem, Form form, int count_, WorkspaceParts* parts) {
+    if (form == Form::kSame) return;
+    entries = (problem.packed ? 1 : problem.batch) * problem.kv_heads;
+    count = count_;
+    data = parts->take<uint32_t>(count * entries);
+  }
+  uint32_t* of(int operand) const { return data == nullptr ? nullptr : data + operand * entries; }
+  Status clear(cudaStream_t stream) const {
+    if (count * entries == 0) return {};
+    return check(cudaMemsetAsync(data, 0, count * entries * sizeof(uint32_t), stream),
+                 "attention maxima");
+  }
+};
+
 // One operand on its way to the kernels: where it is prepared, if it has to be.
 struct Prepared {
   const Tensor* tensor;
   bool queries;
   Rotation rotation;
   Form form;
+  uint32_t* maxima;
   View scales;  // of 8-bit elements
   uint16_t* to = nullptr;
-  uint32_t* maxima = nullptr;
 
-  Prepared(const Problem& problem, const Tensor& t, bool queries_, const Rotation& rotation_,
-           Form form_, WorkspaceParts* parts, const View& scales_ = {})
-      : tensor(&t), queries(queries_), rotation(rotation_), form(form_), scales(scales_) {
+  Prepared(const Tensor& t, bool queries_, const Rotation& rotation_, Form form_, uint32_t* maxima_,
+           WorkspaceParts* parts, const View& scales_ = {})
+      : tensor(&t),
+        queries(queries_),
+        rotation(rotation_),
+        form(form_),
+        maxima(maxima_),
+        scales(scales_) {
     if (!needed()) return;
     to = parts->take<uint16_t>(prepared_elements(t) * (form == Form::kTwoTerms ? 2 : 1));
-    if (form != Form::kSame) {
-      maxima = parts->take<uint32_t>((problem.packed ? 1 : problem.batch) * problem.kv_heads);
-    }
   }
 
   bool needed() const { return form != Form::kSame || rotation.pairs > 0; }
-
-  Status run(const Problem& problem, cudaStream_t stream) const {
-    if (!needed()) return {};
-    return prepare(problem, *tensor, queries, rotation, form, maxima, to, stream, scales);
-  }
 
   Operand operand(const Problem& problem) const {
     const Tensor& t = *tensor;
@@ -78,6 +95,20 @@ struct Prepared {
   }
 };
 
+// Those that have to be, at once.
+inline Status prepare(const Problem& problem, std::initializer_list<const Prepared*> operands,
+                      cudaStream_t stream) {
+  Preparation tensors[kMostPreparations];
+  int count = 0;
+  for (const Prepared* x : operands) {
+    if (x->needed()) {
+      tensors[count++] = {x->tensor, x->queries, x->rotation, x->to, x->maxima, x->scales};
+    }
+  }
+  return count == 0 ? Status()
+                    : prepare(problem, (*operands.begin())->form, tensors, count, stream);
+}
+
 template <class Args>
 ScoreChange score_change_of(const Args& a, const Problem& problem) {
   ScoreChange change;
@@ -100,6 +131,16 @@ inline bool plain_scores(const ScoreChange& change) {
 inline int dim_of(const Problem& problem) {
   const int64_t columns = std::max(problem.head_dim, problem.value_dim);
   return columns <= 64 ? 64 : columns <= 128 ? 128 : 256;
+}
+
+// Where masks make tiles unequal: how many heads of the batch, at its end, take turns tile by tile,
+// the longest of all first, so that all multiprocessors finish at about the same time: three tiles
+// for each block that runs at once. Those before come one after another, for what they share to
+// stay in L2.
+inline int heads_together(const Problem& p, int64_t tiles, int64_t heads, int64_t blocks_at_once) {
+  const int64_t all = p.batch * heads;
+  if (p.packed || p.mask.unlimited() || tiles * all >= int64_t{1} << 30) return 0;
+  return static_cast<int>(std::min(all, ceil_div(3 * blocks_at_once, tiles)));
 }
 
 // Raises the kernel's limit of shared memory where needed, and launches it.

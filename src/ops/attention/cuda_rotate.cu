@@ -1,5 +1,5 @@
-// The passes of cuda_rotate.h. Floor: one read and one write of each element; scaled forms are read
-// once more, for their largest magnitude.
+// The passes of cuda_rotate.h. Floor: one read and one write of each element; once more where
+// scaled forms do not take the usual scale.
 #include <cuda_fp8.h>
 
 #include "cuda/launch.h"
@@ -79,27 +79,22 @@ struct Rows {
   }
 };
 
-// A quotient and what is left over; 32-bit divisions are far quicker.
-__device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
-  const int64_t quotient =
-      ((a | b) >> 32) == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
-  *rest = a - quotient * b;
-  return quotient;
-}
-
-// 8 columns of a row: what one thread takes of a tensor without gaps.
+// 8 columns of `each` rows: what one thread takes of a tensor without gaps.
 struct Piece {
-  int64_t index, place, b, row;  // piece, and row and head, in their order
-  int head, first;               // column
+  int64_t b, row;   // the first row
+  int head, first;  // column
 
-  __device__ __forceinline__ explicit Piece(const Rows& rows) {
-    index = (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
+  // `groups` of `each` rows are those of a batch entry.
+  __device__ __forceinline__ Piece(const Rows& rows, int each, int64_t groups) {
+    const int64_t index =
+        (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
     int64_t rest;
-    place = divide(index, (rows.columns + 7) / 8, &rest);
+    const int64_t place = divide(index, (rows.columns + 7) / 8, &rest);
     first = static_cast<int>(rest) * 8;
     const int64_t token = divide(place, rows.heads, &rest);
     head = static_cast<int>(rest);
-    b = divide(token, rows.rows, &row);
+    b = divide(token, groups, &row);
+    row *= each;
   }
 };
 
@@ -111,6 +106,9 @@ struct Prepare {
   uint32_t* maxima;
   bool vectors;
   View scales;
+  int each;        // rows a thread takes
+  int64_t groups;  // of so many rows
+  int slices;      // of a batch entry's key head, for prepare_again
 
   // Of a row of 8-bit elements.
   __device__ __forceinline__ float scale(int64_t b, int64_t row, int head) const {
@@ -120,18 +118,17 @@ struct Prepare {
   }
 };
 
-// One thread takes 8 columns.
-template <class T, Form kForm>
-__global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__ Prepare p) {
-  const Rows& rows = p.rows;
-  const Piece piece(rows);
-  if (piece.b >= rows.batch) return;
-  const int first = piece.first;
-  const T* x = static_cast<const T*>(p.x.data) + piece.b * p.x.batch + piece.row * p.x.row +
-               piece.head * p.x.head;
+struct Preparations {
+  Prepare tensors[kMostPreparations];  // blockIdx.z says which
+};
 
-  float values[8];
-  if (p.vectors) {
+// Eight columns, rotated.
+template <class T, bool kVectors>
+__device__ __forceinline__ void load_piece(const Prepare& p, int64_t b, int64_t row, int head,
+                                           int first, float (&values)[8]) {
+  const Rows& rows = p.rows;
+  const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head;
+  if constexpr (kVectors) {
     constexpr int kWidth = kVecWidth<T> < 8 ? kVecWidth<T> : 8;
 #pragma unroll
     for (int i = 0; i < 8; i += kWidth) {
@@ -141,7 +138,7 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
       for (int e = 0; e < kWidth; ++e) values[i + e] = part[e];
     }
   } else {
-    const int64_t position = rows.rotation.pairs > 0 ? rows.position(piece.row) : 0;
+    const int64_t position = rows.rotation.pairs > 0 ? rows.position(row) : 0;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       values[e] = first + e < rows.columns
@@ -150,75 +147,121 @@ __global__ void __launch_bounds__(kThreads) prepare_rows(const __grid_constant__
                       : 0.f;
     }
   }
-  if constexpr (kForm == Form::kSame) {
-    store(reinterpret_cast<T*>(p.to) + piece.index * 8, pack<T>(values));
-  } else {
-    const int kv_heads = static_cast<int>(rows.problem.kv_heads);
-    float factor =
-        inverse_scale_of(p.maxima[piece.b * kv_heads + piece.head / (rows.heads / kv_heads)]);
-    if constexpr (sizeof(T) == 1) factor *= p.scale(piece.b, piece.row, piece.head);
-    // A rounded input's low term would be rounded again: rotate in float32, then split.
-    float rest[8];
+  if constexpr (sizeof(T) == 1) {
+    const float scale = p.scale(b, row, head);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      values[e] *= factor;
-      const float high = to_float(from_float<__half>(values[e]));
-      rest[e] = isfinite(high) ? values[e] - high : 0.f;
-    }
-    __half* to = reinterpret_cast<__half*>(p.to) + piece.index * 8;
-    store(to, pack<__half>(values));
-    if constexpr (kForm == Form::kTwoTerms) store(to + p.low, pack<__half>(rest));
+    for (int e = 0; e < 8; ++e) values[e] *= scale;
   }
 }
 
-// The largest finite magnitude of every batch entry and key head, rotated: tables may do more than
-// turn (YaRN's also stretch).
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    find_maxima(const __grid_constant__ Prepare p, int slices) {
+// Piece `index` of the result.
+template <Form kForm>
+__device__ __forceinline__ void store_piece(const Prepare& p, int64_t index,
+                                            const float (&values)[8], int exponent) {
+  const float factor = power_of_two(254 - exponent);
+  uint32_t high[4], low[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float x = values[2 * i] * factor, y = values[2 * i + 1] * factor;
+    high[i] = pack_pair<__half>(x, y);
+    __half2 pair;
+    memcpy(&pair, &high[i], sizeof(pair));
+    const float2 h = __half22float2(pair);
+    low[i] = pack_pair<__half>(isfinite(h.x) ? x - h.x : 0.f, isfinite(h.y) ? y - h.y : 0.f);
+  }
+  // Stores that the compiler does not take apart.
+  uint16_t* to = p.to + index * 8;
+  __stcg(reinterpret_cast<uint4*>(to), make_uint4(high[0], high[1], high[2], high[3]));
+  if constexpr (kForm == Form::kTwoTerms) {
+    __stcg(reinterpret_cast<uint4*>(to + p.low), make_uint4(low[0], low[1], low[2], low[3]));
+  }
+}
+
+// Scaled forms: with the usual scale, and the largest finite magnitudes are found on the way, of
+// rotated values: tables may do more than turn (YaRN's also stretch).
+template <class T, Form kForm, bool kVectors>
+__global__ void __launch_bounds__(kThreads, kVectors ? 4 : 2)
+    prepare_rows(const __grid_constant__ Preparations all) {
+  const Prepare& p = all.tensors[blockIdx.z];
   const Rows& rows = p.rows;
+  // Where columns are taken one by one there are no registers for a loop.
+  const int each = kVectors ? p.each : 1;
+  const Piece piece(rows, each, kVectors ? p.groups : rows.rows);
+  const bool in = piece.b < rows.batch;
+  const int64_t end = in ? min(piece.row + each, rows.rows) : 0;
+  const int pieces = (rows.columns + 7) / 8;
+  [[maybe_unused]] float largest = 0.f;
+#pragma unroll 1
+  for (int64_t row = piece.row; row < end; ++row) {
+    float values[8];
+    load_piece<T, kVectors>(p, piece.b, row, piece.head, piece.first, values);
+    const int64_t index =
+        ((piece.b * rows.rows + row) * rows.heads + piece.head) * pieces + piece.first / 8;
+    if constexpr (kForm == Form::kSame) {
+      store(reinterpret_cast<T*>(p.to) + index * 8, pack<T>(values));
+    } else {
+      store_piece<kForm>(p, index, values, kUsualExponent);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float x = fabsf(values[e]);
+        if (x > largest && x <= 3.402823466e38f) largest = x;
+      }
+    }
+  }
+  if constexpr (kForm != Form::kSame) {
+    // Over the lanes of the same entry, which are neighbours.
+    const int kv_heads = static_cast<int>(rows.problem.kv_heads);
+    const int entry =
+        in ? static_cast<int>(piece.b * kv_heads + piece.head / (rows.heads / kv_heads)) : -1;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float x = __shfl_down_sync(0xffffffffu, largest, step);
+      const int of = __shfl_down_sync(0xffffffffu, entry, step);
+      if (lane + step < 32 && of == entry) largest = fmaxf(largest, x);
+    }
+    const bool first = __shfl_up_sync(0xffffffffu, entry, 1) != entry || lane == 0;
+    // Of magnitudes, bits are in the same order as values. Most are smaller than what is there, and
+    // what the L1 cache has of it, maybe an old value, is near: L2 would have to serve all of them
+    // from one line.
+    const uint32_t bits = __float_as_uint(largest);
+    if (in && first && bits > p.maxima[entry]) atomicMax(&p.maxima[entry], bits);
+  }
+}
+
+// Again, those that do not take the usual scale: a block has a slice of a batch entry's key head.
+template <class T, Form kForm>
+__global__ void __launch_bounds__(kThreads)
+    prepare_again(const __grid_constant__ Preparations all) {
+  const Prepare& p = all.tensors[blockIdx.z];
+  const Rows& rows = p.rows;
+  const int slices = p.slices;
   const int64_t index = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const int slice = static_cast<int>(index % slices);
   const int kv_heads = static_cast<int>(rows.problem.kv_heads);
   const int64_t entry = index / slices;
   if (entry >= rows.batch * kv_heads) return;
+  const int exponent = operand_exponent(p.maxima[entry]);
+  if (exponent == kUsualExponent) return;
   const int group = rows.heads / kv_heads;
   const int64_t b = entry / kv_heads;
   const int first_head = static_cast<int>(entry - b * kv_heads) * group;
-  const int width = p.vectors ? 8 : 1;
-  const int pieces = group * rows.columns / width;  // of a row
-  float largest = 0.f, scale = 1.f;
-  const auto see = [&](float x) {
-    x = fabsf(x * scale);
-    if (x > largest && x <= 3.402823466e38f) largest = x;
-  };
+  const int head_pieces = (rows.columns + 7) / 8, pieces = group * head_pieces;  // of a row
   const int64_t begin = rows.rows * slice / slices, end = rows.rows * (slice + 1) / slices;
-  for (int64_t i = threadIdx.x; i < (end - begin) * pieces; i += kThreads) {
+  const int count = static_cast<int>(end - begin) * pieces;
+  for (int i = threadIdx.x; i < count; i += kThreads) {
     const int64_t row = begin + i / pieces;
-    const int rest = static_cast<int>(i % pieces) * width;
-    const int head = first_head + rest / rows.columns, c = rest % rows.columns;
-    if constexpr (sizeof(T) == 1) scale = p.scale(b, row, head);
-    const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch + row * p.x.row + head * p.x.head;
+    const int rest = i % pieces;
+    const int head = first_head + rest / head_pieces, piece = rest % head_pieces;
+    float values[8];
     if (p.vectors) {
-      constexpr int kWidth = kVecWidth<T> < 8 ? kVecWidth<T> : 8;
-#pragma unroll
-      for (int j = 0; j < 8; j += kWidth) {
-        float part[kWidth];
-        unpack(load<kWidth>(x + c + j), part);
-#pragma unroll
-        for (int e = 0; e < kWidth; ++e) see(part[e]);
-      }
+      load_piece<T, true>(p, b, row, head, piece * 8, values);
     } else {
-      const int64_t position = rows.rotation.pairs > 0 ? rows.position(row) : 0;
-      see(rows.rotated(c, position, 1.f, [&](int k) { return to_float(x[k * p.x.column]); }));
+      load_piece<T, false>(p, b, row, head, piece * 8, values);
     }
+    store_piece<kForm>(p, ((b * rows.rows + row) * rows.heads + head) * head_pieces + piece, values,
+                       exponent);
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-  }
-  // Of magnitudes, bits are in the same order as values.
-  if (threadIdx.x % 32 == 0) atomicMax(&p.maxima[entry], __float_as_uint(largest));
 }
 
 struct Finish {
@@ -249,9 +292,10 @@ __device__ __forceinline__ void finish_piece(const Finish& p, int64_t b, int64_t
 }
 
 __global__ void __launch_bounds__(kThreads) finish_rows(const __grid_constant__ Finish p) {
-  const Piece piece(p.rows);
+  const Piece piece(p.rows, 1, p.rows.rows);
   if (piece.b >= p.rows.batch) return;
-  const float* sums = p.sums + piece.place * p.columns;
+  const int64_t place = (piece.b * p.rows.rows + piece.row) * p.rows.heads + piece.head;
+  const float* sums = p.sums + place * p.columns;
   finish_piece(p, piece.b, piece.row, piece.head, piece.first, [&](int c) { return sums[c]; });
 }
 
@@ -277,6 +321,30 @@ __global__ void __launch_bounds__(kThreads) finish_patches(const __grid_constant
   }
   const int in_patch = static_cast<int>(index % 8);
   const float* sums = p.sums + strip * p.columns * 16 + in_patch * 4 * kPatchLane;
+  if (rows.rotation.pairs == 0) {
+    float values[2][8];
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      float four[4];
+      const float* from = sums + piece * 128 + pair * kPatchLane;
+      if constexpr (kPatchElement == 1) {
+        unpack(load<4>(from), four);
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) four[e] = from[e * kPatchElement];
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) values[e / 2][pair * 2 + e % 2] = four[e];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + in_patch + r * 8 < end) {
+        p.gradient.store_eight(p.gradient.at(b, row + in_patch + r * 8, head),
+                               static_cast<int>(piece) * 8, values[r]);
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (row + in_patch + r * 8 < end) {
@@ -302,55 +370,92 @@ Rows rows_of_tensor(const Problem& problem, const Tensor& x, bool queries,
   return rows;
 }
 
-template <class T, Form kForm>
-Status launch_prepare(const Prepare& p, cudaStream_t stream) {
-  const Rows& rows = p.rows;
-  if constexpr (kForm != Form::kSame) {
-    const int64_t entries = rows.batch * rows.problem.kv_heads;
-    // About 64 KB of elements a block.
-    const int64_t elements = rows.rows * rows.heads / rows.problem.kv_heads * rows.columns;
-    const int slices = static_cast<int>(
-        std::min<int64_t>(std::max<int64_t>(1, elements >> 14), std::max<int64_t>(1, rows.rows)));
-    find_maxima<T><<<grid_of(entries * slices), kThreads, 0, stream>>>(p, slices);
-    FK_RETURN_IF_ERROR(check_launch("attention find_maxima"));
+dim3 tensor_grid(int64_t blocks, int count) {
+  dim3 grid = grid_of(blocks);
+  grid.z = static_cast<unsigned>(count);
+  return grid;
+}
+
+// Those of the tensors that are read in this way.
+template <class T, Form kForm, bool kVectors>
+Status launch_rows(const Preparations& all, int count, cudaStream_t stream) {
+  Preparations these;
+  int used = 0;
+  int64_t threads = 0;
+  for (int i = 0; i < count; ++i) {
+    const Prepare& p = all.tensors[i];
+    if (p.vectors != kVectors) continue;
+    const int64_t pieces = p.rows.heads * ceil_div(p.rows.columns, 8);
+    threads = std::max(threads, p.rows.batch * (kVectors ? p.groups : p.rows.rows) * pieces);
+    these.tensors[used++] = p;
   }
-  const int64_t threads = rows.batch * rows.rows * rows.heads * ceil_div(rows.columns, 8);
-  prepare_rows<T, kForm><<<grid_of(ceil_div(threads, kThreads)), kThreads, 0, stream>>>(p);
+  if (used == 0) return {};
+  prepare_rows<T, kForm, kVectors>
+      <<<tensor_grid(ceil_div(threads, kThreads), used), kThreads, 0, stream>>>(these);
   return check_launch("attention prepare_rows");
 }
 
-}  // namespace
-
-Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rotation& rotation,
-               Form form, uint32_t* maxima, void* to, cudaStream_t stream, const View& scales) {
-  if (maxima != nullptr) {
-    const int64_t entries = (problem.packed ? 1 : problem.batch) * problem.kv_heads;
-    FK_RETURN_IF_ERROR(
-        check(cudaMemsetAsync(maxima, 0, entries * sizeof(uint32_t), stream), "attention maxima"));
+template <class T, Form kForm>
+Status launch_prepare(const Preparations& all, int count, cudaStream_t stream) {
+  FK_RETURN_IF_ERROR((launch_rows<T, kForm, false>(all, count, stream)));
+  if constexpr (kForm == Form::kSame) {
+    return {};  // rotated, and so column by column
+  } else {
+    FK_RETURN_IF_ERROR((launch_rows<T, kForm, true>(all, count, stream)));
+    int64_t slices = 0;
+    for (int i = 0; i < count; ++i) {
+      const Rows& rows = all.tensors[i].rows;
+      slices = std::max(slices, rows.batch * rows.problem.kv_heads * all.tensors[i].slices);
+    }
+    prepare_again<T, kForm><<<tensor_grid(slices, count), kThreads, 0, stream>>>(all);
+    return check_launch("attention prepare_again");
   }
-  if (x.numel() == 0) return {};
+}
+
+Prepare prepare_of(const Problem& problem, const Preparation& tensor) {
+  const Tensor& x = *tensor.x;
   Prepare p;
-  p.rows = rows_of_tensor(problem, x, queries, rotation);
+  p.rows = rows_of_tensor(problem, x, tensor.queries, tensor.rotation);
   p.x = fk::attention::view(x);
-  p.to = static_cast<uint16_t*>(to);
+  p.to = static_cast<uint16_t*>(tensor.to);
   p.low = prepared_elements(x);
-  p.maxima = maxima;
-  p.scales = scales;
-  p.vectors = rotation.pairs == 0 && x.stride(-1) == 1 && x.size(-1) % 8 == 0 &&
+  p.maxima = tensor.maxima;
+  p.scales = tensor.scales;
+  p.vectors = tensor.rotation.pairs == 0 && x.stride(-1) == 1 && x.size(-1) % 8 == 0 &&
               reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
   for (int i = 0; i + 1 < x.ndim; ++i) {
     p.vectors = p.vectors && (x.shape[i] == 1 || x.strides[i] * size_of(x.dtype) % 16 == 0);
   }
-  switch (x.dtype) {
+  // Several rows where there are threads enough without: fewer look for the maxima.
+  p.each = static_cast<int>(std::clamp<int64_t>(p.low >> 22, 1, 8));
+  p.groups = ceil_div(p.rows.rows, p.each);
+  // About 256 KB of float32 a slice.
+  const int64_t elements = p.rows.rows * p.rows.heads / problem.kv_heads * p.rows.columns;
+  p.slices = static_cast<int>(
+      std::min(std::max<int64_t>(1, elements >> 16), std::max<int64_t>(1, p.rows.rows)));
+  return p;
+}
+
+}  // namespace
+
+Status prepare(const Problem& problem, Form form, const Preparation* tensors, int count,
+               cudaStream_t stream) {
+  Preparations all;
+  int used = 0;
+  for (int i = 0; i < count; ++i) {
+    if (tensors[i].x->numel() > 0) all.tensors[used++] = prepare_of(problem, tensors[i]);
+  }
+  if (used == 0) return {};
+  switch (tensors[0].x->dtype) {
     case DType::kFloat16:
-      return launch_prepare<__half, Form::kSame>(p, stream);
+      return launch_prepare<__half, Form::kSame>(all, used, stream);
     case DType::kBFloat16:
-      return form == Form::kSame ? launch_prepare<__nv_bfloat16, Form::kSame>(p, stream)
-                                 : launch_prepare<__nv_bfloat16, Form::kScaled>(p, stream);
+      return form == Form::kSame ? launch_prepare<__nv_bfloat16, Form::kSame>(all, used, stream)
+                                 : launch_prepare<__nv_bfloat16, Form::kScaled>(all, used, stream);
     case DType::kFloat8E4M3:
-      return launch_prepare<__nv_fp8_e4m3, Form::kScaled>(p, stream);
+      return launch_prepare<__nv_fp8_e4m3, Form::kScaled>(all, used, stream);
     default:
-      return launch_prepare<float, Form::kTwoTerms>(p, stream);
+      return launch_prepare<float, Form::kTwoTerms>(all, used, stream);
   }
 }
 

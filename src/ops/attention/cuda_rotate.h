@@ -50,12 +50,21 @@ inline int64_t prepared_elements(const Tensor& x) {
   return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1) * prepared_columns(x);
 }
 
-// Writes x (q, k, v or dout) to `to`. `queries`: its rows are those of q. `maxima`, for scaled
-// forms: (batch, key heads) words, found here. `scales`: what 8-bit elements are multiplied by, by
-// sequence and head.
-Status prepare(const Problem& problem, const Tensor& x, bool queries, const Rotation& rotation,
-               Form form, uint32_t* maxima, void* to, cudaStream_t stream,
-               const fk::attention::View& scales = {});
+// A tensor (q, k, v or dout) that is to be written in another form.
+struct Preparation {
+  const Tensor* x;
+  bool queries;  // its rows are those of q
+  Rotation rotation;
+  void* to;
+  // Of scaled forms: the largest finite magnitudes, (batch, key heads); zeros before.
+  uint32_t* maxima = nullptr;
+  fk::attention::View scales = {};  // what 8-bit elements are multiplied by, by sequence and head
+};
+
+// All of one dtype, at most kMostPreparations.
+constexpr int kMostPreparations = 4;
+Status prepare(const Problem& problem, Form form, const Preparation* tensors, int count,
+               cudaStream_t stream);
 
 // gradient = `sums` (float32, without gaps, `columns` of them a head, or in the patches of
 // cuda_tiles.cuh), rotated back.

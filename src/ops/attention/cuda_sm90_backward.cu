@@ -206,10 +206,11 @@ bool has_features(const AttentionBwd& a) { return a.alibi_slopes || a.softcap !=
 int queries(const AttentionBwd& a, const attention::Problem& problem, bool deterministic) {
   if (has_features(a)) return 64;
   if (problem.head_dim == 64) return 128;
-  const bool masked = problem.packed || !problem.mask.unlimited() || problem.k_len % kN != 0;
-  return !masked && !deterministic && (problem.q_len + 79) / 80 * 80 * 32 <= problem.q_len * 33
-             ? 80
-             : 64;
+  if (deterministic || !problem.mask.unlimited()) return 64;
+  // Of packed sequences only the average length is known here.
+  if (problem.packed) return problem.q_len >= 2048 * problem.batch ? 80 : 64;
+  return problem.k_len % kN == 0 && (problem.q_len + 79) / 80 * 80 * 32 <= problem.q_len * 33 ? 80
+                                                                                              : 64;
 }
 
 int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -233,7 +234,9 @@ struct Plan {
             problem.kv_heads;
     const int64_t heads = problem.batch * problem.kv_heads;
     const int64_t head_sums = m_blocks * problem.group();
-    order_tiles(heads, head_sums * m * problem.head_dim * 4, deterministic, a.q.device_id);
+    // Of packed sequences, those of a head are in order one after another.
+    order_tiles(problem.packed ? problem.kv_heads : heads, head_sums * m * problem.head_dim * 4,
+                deterministic, a.q.device_id);
     const int64_t sums = problem.packed ? blocks : ring * head_sums;
     done = 256;
     converted = done + WorkspaceParts::rounded(heads * 4);
@@ -256,7 +259,8 @@ struct Plan {
     last_heads = heads;
     if (problem.mask.right < kFar && problem.mask.left >= kFar && !deterministic) {
       heads_together = std::max<int64_t>(1, kTogether / std::max<int64_t>(head_bytes, 1));
-      last_heads = std::max<int64_t>(0, heads - divide_up(2 * processors, row));
+      const int64_t sequence_row = std::max<int64_t>(1, problem.packed ? row / problem.batch : row);
+      last_heads = std::max<int64_t>(0, heads - divide_up(2 * processors, sequence_row));
     }
     // Never less than what is taken together, or heads would wait for each other; and long enough
     // that tiles hardly ever wait for the conversion of the head that had their place before.
@@ -391,11 +395,12 @@ Status launch_type(const AttentionBwd& a, const Exec& exec) {
     return launch<T, 64, 128, Kind::kDense>(a, exec);
   }
   if (features) return launch<T, 128, 64, Kind::kFeatures>(a, exec);
-  if (problem.packed) return launch<T, 128, 64, Kind::kPacked>(a, exec);
   if (queries(a, problem, a.deterministic || exec.deterministic()) == 80) {
-    return launch<T, 128, 80, Kind::kDense>(a, exec);
+    return problem.packed ? launch<T, 128, 80, Kind::kPacked>(a, exec)
+                          : launch<T, 128, 80, Kind::kDense>(a, exec);
   }
-  return launch<T, 128, 64, Kind::kDense>(a, exec);
+  return problem.packed ? launch<T, 128, 64, Kind::kPacked>(a, exec)
+                        : launch<T, 128, 64, Kind::kDense>(a, exec);
 }
 
 // Strides that the copy engine and accesses of 16 bytes take.

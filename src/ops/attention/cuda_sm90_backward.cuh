@@ -58,6 +58,7 @@ struct Consumer {
   // Where the warpgroup is among the query blocks of its tile.
   struct Walk {
     int m, block, last_block;  // blocks: places in the workspace
+    int cut;                   // the query block that a packed sequence ends in, or -1
   };
 
   // Low words of descriptors: this warpgroup's 64 keys of K and V, and its part of K^T for dQ.
@@ -70,6 +71,13 @@ struct Consumer {
   const int group, warp, lane;  // warpgroup, warp in it
   Turn stage, tile_turn, kv_turn;
 
+  // Its number among those that compute, not kept in a register.
+  __device__ __forceinline__ int thread_now() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread - (kThreads - kConsumerWarps * 32);
+  }
+
   __device__ __forceinline__ void release(uint64_t* barrier) {
     __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
@@ -81,8 +89,7 @@ struct Consumer {
   __device__ __forceinline__ void clear_behind([[maybe_unused]] uint16_t* tile,
                                                [[maybe_unused]] int rows) {
     if constexpr (kKind != Kind::kDense) {
-      if (!p.problem.packed || rows >= kRows) return;
-      for (int i = 8 * rows + warp * 32 + lane; i < 8 * kRows; i += 128) {
+      for (int i = 8 * rows + thread_now() % 128; i < 8 * kRows; i += 128) {
 #pragma unroll
         for (int c = 0; c < kD / 64; ++c) {
           *reinterpret_cast<uint4*>(tile + c * kRows * 64 + i * 8) = uint4{};
@@ -91,6 +98,16 @@ struct Consumer {
       fence_async_shared();
       named_barrier_sync(1 + group, 128);
     }
+  }
+  // The same for query block m, if it is the one that holds a packed sequence's end.
+  __device__ __forceinline__ void clear_queries(uint16_t* block, const Tile& tile, const Walk& walk,
+                                                int m) {
+    if (kKind != Kind::kDense && m == walk.cut) clear_behind<kM>(block, tile.q_len - m * kM);
+  }
+  // ... and for this tile's keys.
+  __device__ __forceinline__ void clear_keys(uint16_t* block, const Tile& tile) {
+    const int rows = tile.k_len - tile.n * kN;
+    if (kKind != Kind::kDense && p.problem.packed && rows < kN) clear_behind<kN>(block, rows);
   }
 
   // a: this warpgroup's 64 rows of K or V; b: Q or dO.
@@ -245,7 +262,7 @@ struct Consumer {
     float dp[kM / 2];
     const auto multiply_dp = [&] {
       barrier_wait(&shared.dout_full[now], stage.phase());
-      clear_behind<kM>(shared.dout[now], tile.q_len - walk.m * kM);
+      clear_queries(shared.dout[now], tile, walk, walk.m);
       warpgroup_fence();
       multiply_scores(dp, keys.v, shared.dout[now]);
       warpgroup_commit();
@@ -259,6 +276,16 @@ struct Consumer {
       exponentials<false>(s, packed, weights, shared.stats[now], tile, walk.m * kM, slope);
     } else {
       exponentials<true>(s, packed, weights, shared.stats[now], tile, walk.m * kM, slope);
+    }
+    if constexpr (kM == 80 && kKind == Kind::kPacked) {
+      // Keys behind the end, of which there are no registers to take care any earlier.
+      if (tile.plain_end == 0) {
+        const int left = tile.k_len - tile.n * kN - thread_now() / 32 * 16 - lane_now() / 4;
+#pragma unroll
+        for (int i = 0; i < kM / 2; ++i) {
+          if (i % 4 / 2 * 8 >= left) s[i] = 0.f;
+        }
+      }
     }
     if constexpr (kFeatures) multiply_dp();
     barrier_wait(&shared.ds_empty[now], stage.phase() ^ 1);
@@ -339,7 +366,7 @@ struct Consumer {
     if (!last) {
       barrier_wait(&shared.q_full[stage.index()], stage.phase());
       const int next = walk.m + 1 == tile.m_end ? tile.m_first : walk.m + 1;
-      clear_behind<kM>(shared.q[stage.index()], tile.q_len - next * kM);
+      clear_queries(shared.q[stage.index()], tile, walk, next);
     }
     warpgroup_fence();
     multiply_scores(s, keys.k, shared.q[stage.index()]);
@@ -377,6 +404,10 @@ struct Consumer {
     Walk walk;
     walk.m = tile.m_first;
     walk.block = tile.sum + walk.m;
+    if constexpr (kKind != Kind::kDense) {
+      walk.m = uniform(walk.m);
+      walk.cut = uniform(p.problem.packed && tile.q_len % kM != 0 ? tile.q_len / kM : -1);
+    }
     const int kv = kv_turn.number % Shared::kKeyPlaces;
     const uint16_t* k_tile = shared.k[kv];
     const Keys keys = {
@@ -385,14 +416,14 @@ struct Consumer {
         uniform(low_word(k_major(shared.v + group * 64 * 64)))};
     float s[kM / 2];
     barrier_wait(&shared.k_full[kv], kv_turn.number / Shared::kKeyPlaces % 2);
-    clear_behind<kN>(shared.k[kv], tile.k_len - tile.n * kN);
+    clear_keys(shared.k[kv], tile);
     barrier_wait(&shared.q_full[stage.index()], stage.phase());
-    clear_behind<kM>(shared.q[stage.index()], tile.q_len - walk.m * kM);
+    clear_queries(shared.q[stage.index()], tile, walk, walk.m);
     warpgroup_fence();
     multiply_scores(s, keys.k, shared.q[stage.index()]);
     warpgroup_commit();
     barrier_wait(&shared.v_full, kv_turn.number % 2);
-    clear_behind<kN>(shared.v, tile.k_len - tile.n * kN);
+    clear_keys(shared.v, tile);
     ++kv_turn.number;
     warpgroup_wait<0>();
     keep_registers(s);

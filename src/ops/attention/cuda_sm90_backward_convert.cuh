@@ -50,8 +50,8 @@ __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& bl
     if (i >= heads * p.slots) return;
     int sum, row0, head, batch;
     if (p.problem.packed) {
-      const int slot = i / heads;
-      head = i - slot * heads;
+      head = i / p.slots;
+      const int slot = i - head * p.slots;
       const int s = sequence_at<kM>(p, slot);
       const attention::Sequence sequence = p.problem.sequence(s);
       const int q_begin = static_cast<int>(sequence.q_begin);

@@ -113,12 +113,21 @@ template <int kM>
 __device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile& tile) {
   tile.number = t;
   if (t >= p.tiles) return;
+  // Key blocks of a head, or, where they are packed, of all sequences.
+  const int row = p.problem.packed ? p.tiles / p.kv_heads : p.n_blocks;
+  int first_head = p.last_heads, end_head = p.tiles / row;
+  if (t < p.last_heads * row) {
+    first_head = t / (row * p.heads_together) * p.heads_together;
+    end_head = min(first_head + p.heads_together, p.last_heads);
+  }
+  const int rest = t - first_head * row;
+  const int head = first_head + rest % (end_head - first_head);
+  int place = rest / (end_head - first_head);
+  if (p.descending) place = row - 1 - place;
   if (p.problem.packed) {
     // Sequence b has the key block places from k_begin / kN + b on: always enough, and found
     // without a sum over the sequences before it.
-    const int places = p.tiles / p.kv_heads;
-    const int place = p.descending ? places - 1 - t / p.kv_heads : t / p.kv_heads;
-    tile.kv_head = t % p.kv_heads;
+    tile.kv_head = head;
     int low = 0, high = static_cast<int>(p.problem.batch) - 1;
     while (low < high) {
       const int middle = (low + high + 1) / 2;
@@ -140,16 +149,7 @@ __device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile&
     tile.head = low * p.kv_heads + tile.kv_head;
     tile.sum = tile.kv_head * p.group * p.slots + tile.slot;
   } else {
-    const int heads = p.kv_heads * static_cast<int>(p.problem.batch);
-    int first = p.last_heads, end = heads;
-    if (t < p.last_heads * p.n_blocks) {
-      first = t / (p.n_blocks * p.heads_together) * p.heads_together;
-      end = min(first + p.heads_together, p.last_heads);
-    }
-    const int rest = t - first * p.n_blocks;
-    tile.n = rest / (end - first);
-    const int head = first + rest % (end - first);
-    if (p.descending) tile.n = p.n_blocks - 1 - tile.n;
+    tile.n = place;
     tile.batch = head / p.kv_heads;
     tile.kv_head = head % p.kv_heads;
     tile.q_begin = 0;

@@ -46,17 +46,20 @@ constexpr bool kCompiled =
 #endif
 
 // The power of two that brings values up to the given magnitude (as bits) below 2^15: float16 holds
-// them and what their first 11 bits leave over. Values times 1 / scale_of are
-// stored; both are finite.
-__host__ __device__ __forceinline__ int scale_exponent(uint32_t magnitude) {
+// them and what their first 11 bits leave over. Its reciprocal is finite, too.
+__device__ __forceinline__ int scale_exponent(uint32_t magnitude) {
   const int exponent = static_cast<int>(magnitude >> 23) - 14;
   return exponent < 27 ? 27 : exponent;
 }
-__device__ __forceinline__ float scale_of(uint32_t magnitude) {
-  return __uint_as_float(static_cast<uint32_t>(scale_exponent(magnitude)) << 23);
+// Operands take one scale for all magnitudes in [2^-6, 2^7), so that most need not be read twice:
+// the least of them leaves an error of 2^-27 of it.
+constexpr int kUsualExponent = 127 - 8;
+__device__ __forceinline__ int operand_exponent(uint32_t magnitude) {
+  return magnitude >> 23 >= 127 - 6 && magnitude >> 23 < 127 + 7 ? kUsualExponent
+                                                                 : scale_exponent(magnitude);
 }
-__device__ __forceinline__ float inverse_scale_of(uint32_t magnitude) {
-  return __uint_as_float(static_cast<uint32_t>(254 - scale_exponent(magnitude)) << 23);
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(exponent) << 23);
 }
 
 // q, k, v or dout as kernels read them: 16-bit elements.
@@ -75,7 +78,10 @@ struct Operand {
   }
   // What elements are to be multiplied with.
   __device__ __forceinline__ float scale(int64_t b, int kv_head) const {
-    return maxima == nullptr ? 1.f : scale_of(maxima[b * kv_heads + kv_head]);
+    return maxima == nullptr ? 1.f : power_of_two(operand_exponent(maxima[b * kv_heads + kv_head]));
+  }
+  __device__ __forceinline__ float largest(int64_t b, int kv_head) const {
+    return __uint_as_float(maxima[b * kv_heads + kv_head]);
   }
 };
 
@@ -84,6 +90,14 @@ struct Operand {
 __device__ __forceinline__ float product_scale(const Operand& x, const Operand& y, int64_t b,
                                                int kv_head) {
   return fmaxf(x.scale(b, kv_head) * y.scale(b, kv_head), 0x1p-100f);
+}
+
+// A quotient and what is left over; 32-bit divisions are far quicker.
+__device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
+  const int64_t quotient =
+      ((a | b) >> 32) == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+  *rest = a - quotient * b;
+  return quotient;
 }
 
 // A block's work: rows [begin, begin + kRows) of a sequence.
@@ -96,16 +110,23 @@ struct Place {
 };
 
 // Which tile is `index`, if every sequence is cut into tiles of kRows rows of q (kQueries) or k?
-// Grids are (tiles, heads); see tile_grid. Packed sequences are looked up by each warp, 32 at a
-// time.
+// Grids are (tiles, heads); see tile_grid. The last `together` heads of a batch come tile by tile
+// (see heads_together). Packed sequences are looked up by each warp, 32 at a time.
 template <int kRows, bool kQueries>
-__device__ __forceinline__ Place find_place(const Problem& p, int tiles, int heads,
+__device__ __forceinline__ Place find_place(const Problem& p, int tiles, int heads, int together,
                                             bool last_first) {
   int64_t rest;
   int tile;
   if (gridDim.y == 1) {  // 32-bit divisions are far quicker
-    rest = blockIdx.x / static_cast<unsigned>(tiles);
-    tile = static_cast<int>(blockIdx.x - static_cast<unsigned>(rest) * tiles);
+    unsigned row = blockIdx.x / static_cast<unsigned>(tiles);
+    tile = static_cast<int>(blockIdx.x - row * tiles);
+    const unsigned first = static_cast<unsigned>(p.batch) * heads - together;
+    if (together > 0 && row >= first) {
+      const unsigned index = blockIdx.x - first * tiles;
+      tile = static_cast<int>(index / static_cast<unsigned>(together));
+      row = first + index - static_cast<unsigned>(tile) * together;
+    }
+    rest = row;
   } else {
     const int64_t index = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
     rest = index / tiles;

@@ -76,18 +76,16 @@ HWY_INLINE void load_sum_gradients(const conv::BackwardJob& job, const conv::Til
   }
 }
 
-// dx of the inputs [from, end), `from` up to W-1 before the tile.
-HWY_INLINE void input_gradients(const conv::Input& in, const conv::Tile& tile, const Taps& taps,
-                                int64_t from, bool has_final, GradientTile& g) {
+// dx of the inputs [from, step) before the tile, which have no steps of their own there.
+HWY_INLINE void history_gradients(const conv::Input& in, const conv::Tile& tile, const Taps& taps,
+                                  int64_t from, GradientTile& g) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d), history = in.width - 1;
-  for (int64_t p = from; p < tile.end; ++p) {
+  for (int64_t p = from; p < tile.step; ++p) {
     Vec dx = hn::Zero(d);
-    const int64_t k = p - (tile.sequence.end - history);  // its row in the final state
-    if (has_final && k >= 0) dx = hn::Load(d, g.dfinal + k * lanes);
     // Step t takes input p with tap p - t + W-1.
     const int64_t last = std::min(p + history, tile.sequence.end - 1);
-    for (int64_t t = std::max(p, tile.step); t <= last; ++t) {
+    for (int64_t t = tile.step; t <= last; ++t) {
       const float* weight = taps.weight + (p - t + history) * lanes;
       dx = hn::MulAdd(hn::Load(d, weight), hn::Load(d, g.dsum + (t - tile.step) * lanes), dx);
     }
@@ -95,11 +93,78 @@ HWY_INLINE void input_gradients(const conv::Input& in, const conv::Tile& tile, c
   }
 }
 
+// Of the tile's own `count` steps: dx, and their share of dweight and dbias, in `sums`, the rows of
+// which are `row` apart. `ahead` steps are left in the sequence: past them no tap is multiplied,
+// not even with 0, since it may be infinite.
+template <int kWidth>
+HWY_INLINE void step_gradients(const Taps& taps, int64_t count, int64_t ahead,
+                               const GradientTile& g, float* dx, float* sums, int64_t row) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  Vec weight[kWidth], dweight[kWidth];
+  for (int k = 0; k < kWidth; ++k) {
+    weight[k] = hn::Load(d, taps.weight + k * lanes);
+    dweight[k] = hn::LoadU(d, sums + k * row);
+  }
+  Vec dbias = hn::LoadU(d, sums + kWidth * row);
+  for (int64_t t = 0; t < count; ++t) {
+    const float* at = g.dsum + t * lanes;
+    const Vec dsum = hn::Load(d, at);
+    Vec sum = hn::Mul(weight[kWidth - 1], dsum);
+    if (t + kWidth <= ahead) {
+      for (int k = 1; k < kWidth; ++k) {
+        sum = hn::MulAdd(weight[kWidth - 1 - k], hn::Load(d, at + k * lanes), sum);
+      }
+    } else {
+      for (int k = 1; t + k < ahead; ++k) {
+        sum = hn::MulAdd(weight[kWidth - 1 - k], hn::Load(d, at + k * lanes), sum);
+      }
+    }
+    hn::Store(sum, d, dx + t * lanes);
+    for (int k = 0; k < kWidth; ++k) {
+      dweight[k] = hn::MulAdd(dsum, hn::Load(d, g.x + (t + k) * lanes), dweight[k]);
+    }
+    dbias = hn::Add(dbias, dsum);
+  }
+  for (int k = 0; k < kWidth; ++k) hn::StoreU(dweight[k], d, sums + k * row);
+  hn::StoreU(dbias, d, sums + kWidth * row);
+}
+
+HWY_INLINE void step_gradients(int64_t width, const Taps& taps, int64_t count, int64_t ahead,
+                               const GradientTile& g, float* dx, float* sums, int64_t row) {
+  switch (width) {
+    case 2:
+      return step_gradients<2>(taps, count, ahead, g, dx, sums, row);
+    case 3:
+      return step_gradients<3>(taps, count, ahead, g, dx, sums, row);
+    case 4:
+      return step_gradients<4>(taps, count, ahead, g, dx, sums, row);
+    case 5:
+      return step_gradients<5>(taps, count, ahead, g, dx, sums, row);
+    case 6:
+      return step_gradients<6>(taps, count, ahead, g, dx, sums, row);
+    case 7:
+      return step_gradients<7>(taps, count, ahead, g, dx, sums, row);
+    default:
+      return step_gradients<8>(taps, count, ahead, g, dx, sums, row);
+  }
+}
+
+// What the final state's rows give the inputs [from, end).
+HWY_INLINE void add_final_gradients(const conv::Input& in, const conv::Tile& tile, int64_t from,
+                                    GradientTile& g) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d), row = tile.sequence.end - (in.width - 1);
+  for (int64_t p = std::max(from, row); p < tile.end; ++p) {
+    float* dx = g.dx + (p - from) * lanes;
+    hn::Store(hn::Add(hn::Load(d, dx), hn::Load(d, g.dfinal + (p - row) * lanes)), d, dx);
+  }
+}
+
 void backward_tile(const conv::BackwardJob& job, const conv::Tile& tile, int64_t item,
                    GradientTile& g) {
-  const F32 d;
   const conv::Input& in = job.in;
-  const int64_t lanes = hn::Lanes(d), history = in.width - 1;
+  const int64_t lanes = hn::Lanes(F32()), history = in.width - 1, count = tile.end - tile.step;
   const bool first = tile.first && job.dinitial_state;
   const int64_t from = first ? tile.step - history : tile.step;
   for (int64_t c = 0; c < in.channels; c += lanes) {
@@ -108,23 +173,17 @@ void backward_tile(const conv::BackwardJob& job, const conv::Tile& tile, int64_t
     load_steps(in, tile.s, tile.sequence, tile.step - history, tile.end + history, c, channels,
                g.x);
     load_sum_gradients(job, tile, taps, c, channels, g);
+    history_gradients(in, tile, taps, from, g);
+    float* dx = g.dx + (tile.step - from) * lanes;
+    step_gradients(in.width, taps, count, tile.sequence.end - tile.step, g, dx, job.sum(item, 0, c),
+                   job.padded());
     if (job.dfinal_state) {
       load_tile(state_rows(job.dfinal_state, tile.s, c), history, channels, g.dfinal);
+      add_final_gradients(in, tile, from, g);
     }
-    input_gradients(in, tile, taps, from, static_cast<bool>(job.dfinal_state), g);
     if (first) store_tile(g.dx, history, channels, state_rows(job.dinitial_state, tile.s, c));
     if (job.dx.data != nullptr) {
-      store_tile(g.dx + (tile.step - from) * lanes, tile.end - tile.step, channels,
-                 scan::tile_rows(job.dx, tile.sequence.batch, tile.step, c));
-    }
-    for (int64_t k = 0; k <= in.width; ++k) {  // the last: dbias
-      Vec sum = hn::LoadU(d, job.sum(item, k, c));
-      for (int64_t t = 0; t < tile.end - tile.step; ++t) {
-        const Vec dsum = hn::Load(d, g.dsum + t * lanes);
-        sum = k == in.width ? hn::Add(sum, dsum)
-                            : hn::MulAdd(dsum, hn::Load(d, g.x + (t + k) * lanes), sum);
-      }
-      hn::StoreU(sum, d, job.sum(item, k, c));
+      store_tile(dx, count, channels, scan::tile_rows(job.dx, tile.sequence.batch, tile.step, c));
     }
   }
 }

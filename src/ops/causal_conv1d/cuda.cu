@@ -4,121 +4,155 @@
 //
 // Channels contiguous (and every other layout, one channel at a time): a thread takes a vector of
 // channels and walks along a run of time, the last W - 1 inputs in registers; kAhead loads are in
-// flight. Runs overlap by W - 1 inputs, which come from L2. Time contiguous: a warp takes a
-// channel, a lane 16 bytes of time and, from L1, the W - 1 inputs before them.
+// flight. The rows of a block are neighbouring runs of the same channels, whose taps come through
+// shared memory; runs overlap by W - 1 inputs, which come from L2. Runs are as long as leaves
+// blocks for all multiprocessors.
+//
+// Time contiguous: a warp takes a channel, a lane 16 bytes of time, kTimeAhead vectors ahead; the
+// W - 1 inputs before them come from the lane before.
 #include "cuda/row_walk.cuh"
 #include "ops/causal_conv1d/cuda_conv.cuh"
 
 namespace fk::cuda {
 namespace {
 
-constexpr int kRun = 64;        // steps a thread walks
 constexpr int kTimeRun = 2048;  // steps a warp takes of a channel
-constexpr int kAhead = 4;
+// Loads of a thread in flight; with 8 bytes each, the registers go to as many threads as possible.
+constexpr int kAhead = 8;
+template <class T>
+constexpr int kTimeAhead = sizeof(T) == 4 ? 2 : 3;
+constexpr int kBytes = 8;
 
 template <class T, int kVec, int kTaps>
-__global__ void __launch_bounds__(kConvThreads) conv_channels(const __grid_constant__ ConvArgs a) {
+__global__ void __launch_bounds__(kConvThreads, 2)
+    conv_channels(const __grid_constant__ ConvArgs a) {
+  __shared__ TapTile<T, kTaps, kVec> taps;
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const int64_t vectors = a.channels / kVec;
-  const int64_t index = block_index() * kConvThreads + threadIdx.x;
-  if (index >= vectors * a.segments.slots) return;
-  const int64_t channel = index % vectors * kVec;
-  const Segment g = a.segments[index / vectors];
-  if (!g.exists) return;
-  ConvWeights<T, kTaps, kVec> w;
-  w.load(a, channel);
-  float window[kTaps - 1][kVec];
+  const ConvPlace<kVec> place(a, block_index(), kConvThreads);
+  Segment g{};
+  if (place.channel < a.channels && place.slot < a.segments.slots) g = segment_at(a, place.slot);
+  const T* x = static_cast<const T*>(a.x.data) + g.batch * a.x.batch + g.first * a.x.step +
+               place.channel * a.x.channel;
+  T* y = static_cast<T*>(a.y.data) + g.batch * a.y.batch + g.first * a.y.step +
+         place.channel * a.y.channel;
+  const int steps = g.exists ? static_cast<int>(g.last - g.first) : 0;
+  Held<T, kVec> in[kAhead];
 #pragma unroll
-  for (int k = 0; k < kTaps - 1; ++k) {
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < steps) in[i].load(x + i * a.x.step);
+  }
+  x += kAhead * a.x.step;
+  float window[kTaps - 1][kVec];
+  if (g.exists) inputs_before<T>(a, g, g.first - g.begin, place.channel, window);
+  taps.fill(a, place.tile);
+  const ConvWeights<kTaps, kVec> w = taps.of_lane(a, place.lane);
+  const auto step = [&](int t, Held<T, kVec>& held) {
+    float now[kVec], out[kVec];
+    held.unpack_to(now);
+    if (t + kAhead < steps) held.load(x);
+    x += a.x.step;
 #pragma unroll
     for (int c = 0; c < kVec; ++c) {
-      window[k][c] = has_tap<kTaps>(a, k)
-                         ? conv_input<T>(a, g, g.first - g.begin + k - (kTaps - 1), channel + c)
-                         : 0.f;
-    }
-  }
-  const T* x = static_cast<const T*>(a.x.data) + g.batch * a.x.batch + channel * a.x.channel;
-  T* y = static_cast<T*>(a.y.data) + g.batch * a.y.batch + channel * a.y.channel;
-#pragma unroll 1
-  for (int64_t t = g.first; t < g.last; t += kAhead) {
-    Vec<T, kVec> in[kAhead];
+      float sum = fmaf(w.tap[kTaps - 1][c], now[c], w.bias[c]);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (t + i < g.last) in[i] = load<kVec>(x + (t + i) * a.x.step);
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (t + i >= g.last) break;
-      float now[kVec], out[kVec];
-      unpack(in[i], now);
-#pragma unroll
-      for (int c = 0; c < kVec; ++c) {
-        float sum = fmaf(w.tap[kTaps - 1][c], now[c], w.bias[c]);
-#pragma unroll
-        for (int k = 0; k < kTaps - 1; ++k) {
-          if (has_tap<kTaps>(a, k)) sum = fmaf(w.tap[k][c], window[k][c], sum);
-        }
-        out[c] = a.silu ? sum * sigmoid(sum) : sum;
-#pragma unroll
-        for (int k = 0; k + 1 < kTaps - 1; ++k) window[k][c] = window[k + 1][c];
-        window[kTaps - 2][c] = now[c];
+      for (int k = 0; k < kTaps - 1; ++k) {
+        if (has_tap<kTaps>(a, k)) sum = fmaf(w.tap[k][c], window[k][c], sum);
       }
-      store(y + (t + i) * a.y.step, pack<T, kVec>(out));
+      out[c] = a.silu ? sum * sigmoid(sum) : sum;
+#pragma unroll
+      for (int k = 0; k + 1 < kTaps - 1; ++k) window[k][c] = window[k + 1][c];
+      window[kTaps - 2][c] = now[c];
     }
+    store(y, pack<T, kVec>(out));
+    y += a.y.step;
+  };
+  int t = 0;
+#pragma unroll 1
+  for (; t + kAhead <= steps; t += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) step(t + i, in[i]);
+  }
+#pragma unroll 1
+  for (; t < steps; ++t) {
+    step(t, in[0]);
+#pragma unroll
+    for (int i = 0; i + 1 < kAhead; ++i) in[i] = in[i + 1];
   }
 }
 
 template <class T, int kTaps>
-__global__ void __launch_bounds__(kConvThreads) conv_time(const __grid_constant__ ConvArgs a) {
+__global__ void __launch_bounds__(kConvThreads, sizeof(T) == 4 ? 4 : 3)
+    conv_time(const __grid_constant__ ConvArgs a) {
   constexpr int kVec = kVecWidth<T>;
-  constexpr int kBefore = (kTaps - 1 + kVec - 1) / kVec;  // vectors before the lane's own
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int64_t index = block_index() * (kConvThreads / 32) + threadIdx.x / 32;
   if (index >= a.channels * a.segments.slots) return;
-  const int64_t channel = index % a.channels;
-  const Segment g = a.segments[index / a.channels];
-  ConvWeights<T, kTaps, 1> w;
-  w.load(a, channel);
-  const T* x = static_cast<const T*>(a.x.data) + g.batch * a.x.batch + channel * a.x.channel;
-  T* y = static_cast<T*>(a.y.data) + g.batch * a.y.batch + channel * a.y.channel;
-#pragma unroll 1
-  for (int64_t t = g.first + threadIdx.x % 32 * kVec; t < g.last; t += 32 * kVec) {
-    float in[(kBefore + 1) * kVec];
-#pragma unroll
-    for (int v = 0; v <= kBefore; ++v) {
-      const int64_t at = t + (v - kBefore) * kVec;
+  const int lane = threadIdx.x % 32;
+  const int64_t slot = quotient(index, a.channels), channel = index - slot * a.channels;
+  const Segment g = segment_at(a, slot);
+  const T* x = static_cast<const T*>(a.x.data) + g.batch * a.x.batch + channel * a.x.channel +
+               g.first + lane * kVec;
+  T* y = static_cast<T*>(a.y.data) + g.batch * a.y.batch + channel * a.y.channel + g.first +
+         lane * kVec;
+  const int total = static_cast<int>(g.last - g.first);
+  const int steps = total - lane * kVec;  // from the lane's first on
+  const auto fetch = [&](Held<T, kVec>& held, int t) {
+    if (t + kVec <= steps) {
+      held.load(x + t);
+    } else {
       float values[kVec];
-      if (at >= 0 && at + kVec <= g.end) {
-        unpack(load<kVec>(x + at), values);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) values[e] = t + e < steps ? to_float(x[t + e]) : 0.f;
+      held.set(values);
+    }
+  };
+  constexpr int kStride = 32 * kVec;
+  Held<T, kVec> in[kTimeAhead<T>];
+#pragma unroll
+  for (int i = 0; i < kTimeAhead<T>; ++i) fetch(in[i], i * kStride);
+  Held<T, kVec> last;
+  inputs_before_row(a, g, lane, channel, x, last);
+  const ConvWeights<kTaps, 1> w = channel_weights<T, kTaps>(a, channel);
+  float before[kVec];
+  last.unpack_to(before);
+#pragma unroll 1
+  for (int t0 = 0; t0 < total; t0 += kTimeAhead<T> * kStride) {
+#pragma unroll
+    for (int i = 0; i < kTimeAhead<T>; ++i) {
+      const int t = t0 + i * kStride;
+      if (t >= total) break;
+      float window[kTaps - 1 + kVec], now[kVec];
+      in[i].unpack_to(now);
+      if (t + kTimeAhead<T> * kStride < total) fetch(in[i], t + kTimeAhead<T> * kStride);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) window[kTaps - 1 + e] = now[e];
+#pragma unroll
+      for (int h = 1; h < kTaps; ++h) {
+        const int e = (kVec - h % kVec) % kVec;
+        window[kTaps - 1 - h] = h <= kVec ? from_lane<-1>(now[e], before[e], lane)
+                                          : from_lane<-2>(now[e], before[e], lane);
+      }
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) before[e] = now[e];
+      float out[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        float sum = w.bias[0];
+#pragma unroll
+        for (int k = 0; k < kTaps; ++k) {
+          if (has_tap<kTaps>(a, k)) sum = fmaf(w.tap[k][0], window[e + k], sum);
+        }
+        out[e] = a.silu ? sum * sigmoid(sum) : sum;
+      }
+      if (t + kVec <= steps) {
+        store(y + t, pack<T, kVec>(out));
       } else {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
-          const bool exists = at + e >= 1 - a.width && at + e < g.end;
-          values[e] = exists ? conv_input<T>(a, g, at + e, channel) : 0.f;
+          if (t + e < steps) y[t + e] = from_float<T>(out[e]);
         }
-      }
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) in[v * kVec + e] = values[e];
-    }
-    float out[kVec];
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      float sum = w.bias[0];
-#pragma unroll
-      for (int k = 0; k < kTaps; ++k) {
-        if (has_tap<kTaps>(a, k))
-          sum = fmaf(w.tap[k][0], in[kBefore * kVec + e - (kTaps - 1) + k], sum);
-      }
-      out[e] = a.silu ? sum * sigmoid(sum) : sum;
-    }
-    if (t + kVec <= g.end) {
-      store(y + t, pack<T, kVec>(out));
-    } else {
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        if (t + e < g.end) y[t + e] = from_float<T>(out[e]);
       }
     }
   }
@@ -155,8 +189,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_update(const __grid_constan
   const int64_t channel = index % a.channels, s = index / a.channels;
   Segment g{};
   g.sequence = g.batch = s;
-  ConvWeights<T, kMaxConvWidth, 1> w;
-  w.load(a, channel);
+  const ConvWeights<kMaxConvWidth, 1> w = channel_weights<T, kMaxConvWidth>(a, channel);
   const int64_t length = a.segments.sequences.length;
   float window[kMaxConvWidth];
 #pragma unroll
@@ -189,16 +222,23 @@ __global__ void __launch_bounds__(kConvThreads) conv_update(const __grid_constan
 }
 
 template <class T, int kTaps>
-Status launch_forward(ConvArgs a, const ConvLayout& layout, cudaStream_t stream) {
+Status launch_forward(ConvArgs a, const ConvLayout& layout, int device, cudaStream_t stream) {
   if (layout.time) {
     a.segments = segments_of(a.segments.sequences, kTimeRun);
+    a.per_row = a.segments.per_row();
     const dim3 grid = grid_of(ceil_div(a.channels * a.segments.slots, kConvThreads / 32));
     return launch_early(conv_time<T, kTaps>, "conv_time", {grid, kConvThreads}, stream, a);
   }
-  a.segments = segments_of(a.segments.sequences, kRun);
-  constexpr int kVec = kTaps == kUsualTaps ? kVecWidth<T> : kVecWidth<T> / 2;  // registers
+  constexpr int kVec = kBytes / static_cast<int>(sizeof(T));
   const int vec = layout.channels ? kVec : 1;
-  const dim3 grid = grid_of(ceil_div(a.channels / vec * a.segments.slots, kConvThreads));
+  a.lanes = column_lanes(a.channels, vec);
+  a.tiles = ceil_div(a.channels, int64_t{a.lanes} * vec);
+  // What a run costs beside its steps counts where few bytes make up for it.
+  const int waves = sizeof(T) == 4 ? 8 : 1;
+  a.segments = segments_that_fill(a.segments.sequences, {16, 128}, a.tiles, kConvThreads / a.lanes,
+                                  waves, device);
+  a.per_row = a.segments.per_row();
+  const dim3 grid = grid_of(a.tiles * ceil_div(a.segments.slots, kConvThreads / a.lanes));
   const auto kernel = layout.channels ? conv_channels<T, kVec, kTaps> : conv_channels<T, 1, kTaps>;
   return launch_early(kernel, "conv_channels", {grid, kConvThreads}, stream, a);
 }
@@ -213,9 +253,10 @@ Status run_forward(const CausalConv1dFwd& op, const Exec& exec) {
   a.segments.sequences = scan::sequences_of(op.x, op.cu_seqlens);
   if (op.y && op.y.numel() > 0) {
     const ConvLayout layout = layout_of({&op.x, &op.y}, op.cu_seqlens.defined, kVecWidth<T>);
+    const int device = op.x.device_id;
     FK_RETURN_IF_ERROR((op.weight.size(1) == kUsualTaps
-                            ? launch_forward<T, kUsualTaps>(a, layout, stream)
-                            : launch_forward<T, kMaxConvWidth>(a, layout, stream)));
+                            ? launch_forward<T, kUsualTaps>(a, layout, device, stream)
+                            : launch_forward<T, kMaxConvWidth>(a, layout, device, stream)));
   }
   if (!op.final_state || op.final_state.numel() == 0) return {};
   a.final = conv_state(op.final_state);

@@ -137,6 +137,9 @@ bool given(const Parameter& p) {
   return p.data != nullptr && (std::is_same_v<T, float> || !p.is_float);
 }
 
+// Whether the kernels for calls that give everything are there.
+bool has_special(const Tensor& x) { return device_properties(x.device_id).code >= kSpecialCode; }
+
 template <bool kLayer>
 Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStream_t stream) {
   return with_type(x.dtype, [&](auto type) {
@@ -146,7 +149,7 @@ Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStrea
         using Tile = decltype(tile);
         using Team = typename Tile::Team;
         const auto blocks = static_cast<unsigned>((p.rows + Team::kCount - 1) / Team::kCount);
-        const bool all = p.inputs[1].data != nullptr && p.y.data != nullptr &&
+        const bool all = has_special(x) && p.inputs[1].data != nullptr && p.y.data != nullptr &&
                          p.sum.data != nullptr && given<T>(p.weight) &&
                          (!kLayer || given<T>(p.bias));
         const auto kernel =
@@ -233,7 +236,7 @@ Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, un
         using Tile = decltype(tile);
         const int shared = std::max(ring_bytes<Tile>(vectors_of(x), x.device_id, &p.stages),
                                     partial_bytes<typename Tile::Team>(p.columns));
-        const bool plain = p.inputs[2].data != nullptr && p.dx.data != nullptr &&
+        const bool plain = has_special(x) && p.inputs[2].data != nullptr && p.dx.data != nullptr &&
                            given<T>(p.weight) &&
                            unsplit(p.inputs[0], p.inputs[1], p.inputs[2], p.dx, p.mean, p.rstd);
         const auto kernel =

@@ -73,11 +73,13 @@ int partial_bytes(int64_t columns) {
   return Team::kCount > 1 ? static_cast<int>(Team::kCount * columns * sizeof(float)) : 0;
 }
 
-// kPlain: all inputs and dx are given, the weight in T, and no rows are split over dims.
+// kPlain: all inputs and dx are given, the weight in T, and no rows are split over dims. Needs
+// kHasSpecial.
 template <class T, bool kLayer, bool kPlain, class Tile>
 __global__ void __launch_bounds__(Tile::Team::kThreads,
                                   min_blocks(Tile::Team::kThreads, Tile::kBlocks))
     backward_tiled(const __grid_constant__ Backward p) {
+  if (kPlain && !kHasSpecial) return;
   using Team = typename Tile::Team;
   constexpr int kVecs = Tile::kVecs;
 #if __CUDA_ARCH__ >= 900

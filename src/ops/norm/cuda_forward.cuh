@@ -135,11 +135,12 @@ __device__ __forceinline__ void load_row(const T* data, int vectors, RowPart<T, 
 // A team per row; as many teams at once as fit, so that one's loads hide behind another's work.
 // No cache hints: loads that pass L1 by and stores that leave L2 first cost 2 to 4%. The sum is
 // stored after the statistics: sooner, it would hold up the reads of other rows.
-// kAll: x, residual, y, sum and the parameters are all given, these in T.
+// kAll: x, residual, y, sum and the parameters are all given, these in T. Needs kHasSpecial.
 template <class T, bool kLayer, bool kAll, class Tile>
 __global__ void __launch_bounds__(Tile::Team::kThreads,
                                   min_blocks(Tile::Team::kThreads, Tile::kMinBlocks))
     forward_tiled(const __grid_constant__ Forward p) {
+  if (kAll && !kHasSpecial) return;
   using Team = typename Tile::Team;
   constexpr int kVecs = Tile::kVecs;
   constexpr int kWidth = kVecWidth<T>;

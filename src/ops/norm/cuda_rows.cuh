@@ -125,6 +125,15 @@ constexpr int min_blocks(int threads, int blocks) {
   return blocks * threads <= kMaxThreads ? blocks : kMaxThreads / threads;
 }
 
+// The kernels for calls that give everything gain up to 3% on sm_90 (NOTES.md). Elsewhere they are
+// compiled to nothing and the general ones are launched: half the kernels to compile.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kHasSpecial = false;
+#else
+constexpr bool kHasSpecial = true;
+#endif
+constexpr int kSpecialCode = 90;  // DeviceProperties::code from which on there are such kernels
+
 // A thread's share of a row: kVecs vectors, vector i at position rank + i * team size.
 template <class T, int kVecs>
 using RowPart = Vec<T, kVecWidth<T>>[kVecs];

@@ -85,7 +85,7 @@ HWY_INLINE void walk(const Steps& steps, const InputTile& tile, const Inputs& in
     const float* C = steps.C + t * steps.C_step + n * steps.C_state;
     Vec y = hn::Load(d, sum + t * lanes);
     for (int i = 0; i < kStates; ++i) {
-      const Vec a = Exp2(d, hn::Mul(dt, decay[i]));
+      const Vec a = Decay(hn::Mul(dt, decay[i]));
       h[i] = hn::MulAdd(a, h[i], hn::Mul(dtu, hn::Set(d, B[i * steps.B_state])));
       y = hn::MulAdd(h[i], hn::Set(d, C[i * steps.C_state]), y);
     }
@@ -174,6 +174,11 @@ void scan_steps(const ForwardJob& job, const Block& block, int64_t batch, int64_
     if (spacing > 0) next = std::min(next, (step / spacing + 1) * spacing);
     const Steps steps = steps_of(in, batch, block.group, step, next - step);
     load_inputs(in, block, batch, step, steps.count, &tile);
+    for (const scan::View* v : {&in.u, &in.delta, &in.z, &job.y}) {
+      if (v->data != nullptr) {
+        prefetch_next(scan::rows_of(*v, batch, step, block.first), steps.count);
+      }
+    }
     for (int64_t i = 0; i < steps.count * lanes; i += lanes) {
       hn::Store(hn::Mul(skip, hn::Load(d, tile.u + i)), d, sum + i);
     }

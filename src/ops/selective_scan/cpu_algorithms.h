@@ -4,7 +4,8 @@
 //   (a1, b1) then (a2, b2) = (a1 a2, a2 b1 + b2).
 //
 // On a CPU these are for comparison: lanes already are the channels, so that nothing is won by
-// having the steps of one channel at the same time.
+// having the steps of one channel at the same time. Beside them, the power of two of the walk that
+// does win.
 
 // Once per target.
 #if defined(FK_OPS_SELECTIVE_SCAN_CPU_ALGORITHMS_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
@@ -22,6 +23,36 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
+
+#if HWY_TARGET == HWY_AVX3
+// 2^(i/16)
+alignas(64) constexpr float kSixteenths[16] = {
+    0x1.000000p0f, 0x1.0b5586p0f, 0x1.172b84p0f, 0x1.2387a6p0f, 0x1.306fe0p0f, 0x1.3dea64p0f,
+    0x1.4bfdaep0f, 0x1.5ab07ep0f, 0x1.6a09e6p0f, 0x1.7a1148p0f, 0x1.8ace54p0f, 0x1.9c4918p0f,
+    0x1.ae89fap0f, 0x1.c199bep0f, 0x1.d5818ep0f, 0x1.ea4afap0f};
+#endif
+
+// 2^x for the walk through time, where multiply-adds are what is waited for. As Exp2: to 2 ulp,
+// and near 0, where many of them are multiplied, to 1.
+HWY_INLINE Vec Decay(Vec x) {
+  const F32 d;
+#if HWY_TARGET == HWY_AVX3
+  // Sixteenths from a table in a register, which leaves a polynomial of degree 3. Adding 1.5 * 2^19
+  // rounds to sixteenths, whose number then stands in the low bits, of which a permutation reads
+  // four.
+  const Vec magic = hn::Set(d, 0x1.8p19f);
+  const Vec shifted = hn::Add(x, magic);
+  const Vec n = hn::Sub(shifted, magic);
+  const Vec r{_mm512_reduce_ps(x.raw, 0x40)};  // x - n, and 0 where x is infinite
+  const Vec power{
+      _mm512_permutexvar_ps(_mm512_castps_si512(shifted.raw), _mm512_load_ps(kSixteenths))};
+  Vec q = hn::MulAdd(hn::Set(d, 0x1.c6b08ep-5f), r, hn::Set(d, 0x1.ebfbdep-3f));
+  q = hn::MulAdd(q, r, hn::Set(d, 0x1.62e430p-1f));
+  return Vec{_mm512_scalef_ps(hn::MulAdd(hn::Mul(power, r), q, power).raw, n.raw)};
+#else
+  return Exp2(d, x);
+#endif
+}
 
 // exponent: log2(a). b becomes h; the other two are scratch.
 struct Pairs {

@@ -40,9 +40,10 @@ constexpr int kStates = 4;  // that go through a tile together
 // Tensors of a tile of one block of channels.
 struct GradientTile {
   InputTile in;
-  alignas(64) float raw[kTile];  // delta + bias
+  alignas(64) float slope[kTile];  // of softplus
   alignas(64) float dy[kTile];
   alignas(64) float z[kTile];
+  alignas(64) float gate[kTile];     // sigmoid(z)
   alignas(64) float dg[kTile];       // gradient of C . h + D u
   alignas(64) float out[kTile];      // C . h + D u
   alignas(64) float along[kTile];    // sum over states of dh B
@@ -145,16 +146,22 @@ void backward_tile(const BackwardJob& job, const Block& block, const TilePlace& 
   const auto rows = [&](const scan::View& v) {
     return scan::rows_of(v, place.batch, place.step, block.first);
   };
-  load_inputs(in, block, place.batch, place.step, place.count, &tile.in, tile.raw);
+  load_inputs(in, block, place.batch, place.step, place.count, &tile.in, tile.slope);
   load_tile(rows(job.dy), place.count, block.count, gated ? tile.dy : tile.dg);
   if (gated) load_tile(rows(in.z), place.count, block.count, tile.z);
+  for (const scan::View* v : {&in.u, &in.delta, &in.z, &job.dy, &job.du, &job.ddelta, &job.dz}) {
+    if (v->data != nullptr) prefetch_next(rows(*v), place.count);
+  }
   const Vec skip = load_parameter(in.D, block);
   for (int64_t i = 0; i < size; i += lanes) {
     hn::Store(hn::Mul(skip, hn::Load(d, tile.in.u + i)), d, tile.out + i);
     hn::Store(hn::Zero(d), d, tile.along + i);
     hn::Store(hn::Zero(d), d, tile.through + i);
     if (!gated) continue;
-    hn::Store(hn::Mul(hn::Load(d, tile.dy + i), Silu(d, hn::Load(d, tile.z + i))), d, tile.dg + i);
+    const Vec z = hn::Load(d, tile.z + i), one = hn::Set(d, 1.0f);
+    const Vec whole = hn::Add(one, Exp(d, hn::Neg(z)));
+    hn::Store(hn::Div(one, whole), d, tile.gate + i);
+    hn::Store(hn::Mul(hn::Load(d, tile.dy + i), hn::Div(z, whole)), d, tile.dg + i);
   }
 
   int64_t n = 0;
@@ -171,13 +178,13 @@ void backward_tile(const BackwardJob& job, const Block& block, const TilePlace& 
     const Vec u = hn::Load(d, tile.in.u + i), dt = hn::Load(d, tile.in.dt + i);
     const Vec dg = hn::Load(d, tile.dg + i), along = hn::Load(d, tile.along + i);
     Vec ddt = hn::MulAdd(u, along, hn::Mul(hn::Load(d, tile.through + i), hn::Set(d, kLn2)));
-    if (in.softplus) ddt = hn::Mul(ddt, Sigmoid(d, hn::Load(d, tile.raw + i)));
+    if (in.softplus) ddt = hn::Mul(ddt, hn::Load(d, tile.slope + i));
     dD = hn::MulAdd(dg, u, dD);
     dbias = hn::Add(dbias, ddt);
     hn::Store(hn::MulAdd(dt, along, hn::Mul(skip, dg)), d, tile.along + i);  // du
     hn::Store(ddt, d, tile.through + i);
     if (!gated) continue;
-    const Vec z = hn::Load(d, tile.z + i), gate = Sigmoid(d, z);
+    const Vec z = hn::Load(d, tile.z + i), gate = hn::Load(d, tile.gate + i);
     const Vec slope = hn::Mul(gate, hn::MulAdd(z, hn::Sub(one, gate), one));
     const Vec dz = hn::Mul(hn::Mul(hn::Load(d, tile.dy + i), hn::Load(d, tile.out + i)), slope);
     hn::Store(dz, d, tile.z + i);

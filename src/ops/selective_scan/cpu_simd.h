@@ -50,10 +50,19 @@ HWY_INLINE Vec load_decay(const Inputs& in, const Block& block, int64_t n) {
   return LoadNF32(d, p, static_cast<size_t>(block.count));
 }
 
-// Loads `steps` steps from `step` on, delta through bias and softplus. `raw`: where delta + bias is
-// kept as well, or NULL.
+// Asks for the rows that the channels after a block's have in a tile: a row is a cache line of a
+// page of its own, which the processor does not foresee.
+HWY_INLINE void prefetch_next(const TileRows& r, int64_t steps) {
+  if (r.channel != 1) return;
+  const int64_t size = r.dtype == DType::kFloat32 ? 4 : 2;
+  const char* p = static_cast<const char*>(r.data) + hn::Lanes(F32()) * size;
+  for (int64_t t = 0; t < steps; ++t) hwy::Prefetch(p + t * r.step * size);
+}
+
+// Loads `steps` steps from `step` on, delta through bias and softplus. `slope`: where softplus's
+// slope is kept as well, or NULL.
 HWY_INLINE void load_inputs(const Inputs& in, const Block& block, int64_t batch, int64_t step,
-                            int64_t steps, InputTile* tile, float* raw = nullptr) {
+                            int64_t steps, InputTile* tile, float* slope = nullptr) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
   load_tile(scan::rows_of(in.u, batch, step, block.first), steps, block.count, tile->u);
@@ -63,8 +72,13 @@ HWY_INLINE void load_inputs(const Inputs& in, const Block& block, int64_t batch,
   const auto used = hn::FirstN(d, static_cast<size_t>(block.count));
   for (int64_t i = 0; i < steps * lanes; i += lanes) {
     Vec dt = hn::Add(hn::Load(d, tile->dt + i), bias);
-    if (raw != nullptr) hn::Store(dt, d, raw + i);
-    if (in.softplus) dt = hn::IfThenElseZero(used, Softplus(d, dt));
+    if (in.softplus && slope != nullptr) {
+      Vec own;
+      dt = hn::IfThenElseZero(used, Softplus(d, dt, &own));
+      hn::Store(own, d, slope + i);
+    } else if (in.softplus) {
+      dt = hn::IfThenElseZero(used, Softplus(d, dt));
+    }
     hn::Store(dt, d, tile->dt + i);
     hn::Store(hn::Mul(dt, hn::Load(d, tile->u + i)), d, tile->dtu + i);
   }

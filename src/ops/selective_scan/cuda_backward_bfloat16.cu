@@ -3,6 +3,7 @@
 
 namespace fk::cuda {
 
-template Status launch_reverse<__nv_bfloat16>(ReverseShape, const ReverseArgs&, void*);
+template Status launch_carry<__nv_bfloat16>(bool, const BackwardArgs&, void*);
+template Status launch_backward<__nv_bfloat16>(const BackwardArgs&, void*);
 
 }  // namespace fk::cuda

@@ -3,6 +3,7 @@
 
 namespace fk::cuda {
 
-template Status launch_reverse<float>(ReverseShape, const ReverseArgs&, void*);
+template Status launch_carry<float>(bool, const BackwardArgs&, void*);
+template Status launch_backward<float>(const BackwardArgs&, void*);
 
 }  // namespace fk::cuda

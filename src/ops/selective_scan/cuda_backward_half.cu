@@ -3,6 +3,7 @@
 
 namespace fk::cuda {
 
-template Status launch_reverse<__half>(ReverseShape, const ReverseArgs&, void*);
+template Status launch_carry<__half>(bool, const BackwardArgs&, void*);
+template Status launch_backward<__half>(const BackwardArgs&, void*);
 
 }  // namespace fk::cuda

@@ -8,12 +8,13 @@
 // and Steele's scan instead.
 #include "cuda/row_walk.cuh"
 #include "ops/selective_scan/cuda_stage.cuh"
+#include "ops/selective_scan/cuda_step.cuh"
 
 namespace fk::cuda {
 namespace {
 
 constexpr int kSteps = 128;
-constexpr float kRange = 30;
+constexpr float kRange = 10;
 
 struct Affine {
   float a, b;  // h -> a h + b
@@ -100,11 +101,13 @@ __global__ void __launch_bounds__(kSteps)
   for (int64_t first = q.begin; first < q.end; first += kSteps) {
     const int64_t l = first + t;
     const bool exists = l < q.end;
-    float dt = 0, u = 0, y = 0, sum = 0;
+    float dt = 0, log2_e_dt = 0, u = 0, y = 0, sum = 0;
     if (exists) {
       u = to_float(static_cast<const T*>(a.u.data)[at(a.u, l)]);
-      dt = to_float(static_cast<const T*>(a.delta.data)[at(a.delta, l)]) + bias;
-      if (a.softplus) dt = softplus<T>(dt);
+      const float delta = to_float(static_cast<const T*>(a.delta.data)[at(a.delta, l)]);
+      const float2 times = time_step<T>(delta, bias, a.softplus);
+      log2_e_dt = times.x;
+      dt = times.y;
       y = D * u;
     }
     if (algorithm == kCumsumScan) {
@@ -114,13 +117,13 @@ __global__ void __launch_bounds__(kSteps)
     }
     for (int n = 0; n < a.states; ++n) {
       const float A = a.A[c * a.A_channel + n * a.A_state];
-      const Affine step = {exp2_fast(kLog2E * dt * A), exists ? dt * u * state_at(a.B, l, n) : 0.f};
+      const Affine step = {power<T>(log2_e_dt, A), exists ? dt * u * state_at(a.B, l, n) : 0.f};
       Affine whole;
       // Negative steps could leave the range in between: dt is tested where it is summed.
       if (algorithm == kCumsumScan && __syncthreads_and(dt >= 0) && fabsf(A * last_sum) < kRange) {
-        const float log2_decay = kLog2E * A * sum;
-        whole.a = exp2_fast(log2_decay);
-        whole.b = whole.a * running_sum(step.b * exp2_fast(-log2_decay), scratch);
+        const float log2_e_sum = kLog2E * sum;
+        whole.a = power<T>(log2_e_sum, A);
+        whole.b = whole.a * running_sum(step.b * power<T>(-log2_e_sum, A), scratch);
       } else if (algorithm == kBlellochScan) {
         whole = blelloch(step, scratch);
       } else {
@@ -143,7 +146,7 @@ __global__ void __launch_bounds__(kSteps)
     if (!exists || a.y.data == nullptr) continue;
     if (a.z.data != nullptr) {
       const float z = to_float(static_cast<const T*>(a.z.data)[at(a.z, l)]);
-      y *= z * sigmoid(z);
+      y = gated<T>(y, z);
     }
     static_cast<T*>(a.y.data)[at(a.y, l)] = from_float<T>(y);
   }

@@ -51,9 +51,11 @@ struct ScanArgs {
   int states, groups;
   int first_state;       // of those that this launch takes
   int blocks_per_group;  // of channels
+  int block_channels;    // that a block takes
+  bool quads;            // four elements along the contiguous dimension can be read at once
+  bool state_quads;      // four states of B and of C
   bool softplus;
-  bool time_contiguous;  // u, delta, z, y, ... have stride 1 along time
-  bool vectors;          // and borders of 8 bytes; otherwise pairs of channels have borders
+  bool time_contiguous;  // u, delta, z and y have stride 1 along time
   Segments segments;
   KeptStates kept;  // written by the forward, read by the backward
   // Where sequences are cut: (slot, channel, state) and (slot, channel).
@@ -63,46 +65,30 @@ struct ScanArgs {
   // with those of this one, (batch, step, channel); NULL in the first, and in the last.
   const float* sums_before;
   float* sums_after;
-  scan::View dy;  // the backward's
 
   FK_HOST_DEVICE int64_t sum_at(int64_t b, int64_t step, int64_t channel) const {
     return (b * length + step) * channels + channel;
   }
 };
 
-struct ReverseArgs {
-  ScanArgs scan;
-  scan::View du, ddelta, dz;
-  StateView dlast_state, dinitial_state;
-  float* partial_states;    // (block of channels, batch, step, group, 2 N): parts of dB and dC
-  float* partial_A;         // (slot, channel, state)
-  float* partial_channels;  // (slot, 2, channel): parts of dD and ddelta_bias
-  int64_t sums_stride;      // between the three sums over states
-};
-
-enum class ScanPass { kOutputs, kStates, kAdjoints };
+enum class ScanPass { kOutputs, kStates };
 
 // How threads share channels and states. kMany: up to 16 states, as many channels as there are.
-// kFew: two states a thread, for the least time a step where a GPU is not full. kWide: 64 states at
-// a time.
-enum class ScanShape { kMany, kFew, kWide };
+// kFew: two states a thread, for the least time a step where a GPU is not full. kLong: the same for
+// long sequences, in twice the shared memory. kWide: 64 states at a time.
+enum class ScanShape { kMany, kFew, kLong, kWide };
 
-// The backward's: up to 16 states, 64 at a time, or 16 in the shared memory of a small GPU.
-enum class ReverseShape { kMany, kWide, kSmall };
-
-// What a block of a shape takes.
-struct ScanBlock {
-  int channels, states, steps;
+// What a block of the forward takes at most, and one of its warps.
+struct ForwardBlock {
+  int channels, warp_channels, states, steps;
   int shared_bytes;
 };
-ScanBlock block_of(ScanShape shape);
-ScanBlock block_of(ReverseShape shape);
+
+ForwardBlock block_of(ScanShape shape);
 
 // One launch; a.first_state and what a block takes say which states.
 template <class T>
 Status launch_scan(ScanPass pass, ScanShape shape, const ScanArgs& a, void* stream);
-template <class T>
-Status launch_reverse(ReverseShape shape, const ReverseArgs& a, void* stream);
 
 // blelloch, hillis_steele and cumsum, whole sequences, all states.
 template <class T>

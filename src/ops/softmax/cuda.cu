@@ -16,8 +16,12 @@
 namespace fk::cuda {
 namespace {
 
+// Which of the two an op in registers is: known when it is compiled, or, for rows that lie
+// anywhere, when it is launched.
+enum class Which { kSoftmax, kLogSoftmax, kEither };
+
 // In registers; for softmax, x becomes exp(x - own.max).
-template <class T, bool kLog>
+template <class T, Which kWhich>
 struct SoftmaxTileOp {
   using Element = T;
   using State = LogSumExp<T>;
@@ -25,13 +29,18 @@ struct SoftmaxTileOp {
   static constexpr float kFill = -INFINITY;
   RowView<const T> in[1];
   RowView<T> out;
+  bool asked_log;
+
+  __device__ __forceinline__ bool log() const {
+    return kWhich == Which::kEither ? asked_log : kWhich == Which::kLogSoftmax;
+  }
 
   struct Row {};
   __device__ Row row(int64_t) const { return {}; }
   template <int kVectors, int kWidth>
   __device__ void add(State& state, const Row&, float (&x)[kVectors][kWidth],
                       const float (&)[kVectors][kWidth], int) const {
-    if constexpr (kLog) {
+    if (log()) {
       state.add(x);
     } else {
 #pragma unroll
@@ -62,17 +71,17 @@ struct SoftmaxTileOp {
                         const float (&)[kWidth]) const {
     // A row with +inf has no softmax; one of only -inf gives 0 / 0.
     const float sum = all.sum == INFINITY ? NAN : all.sum;
-    const float log_sum = kLog ? logf(sum) : 0.f;
-    const float factor = kLog ? 0.f : exp_for<T>(own.max - all.max) / sum;
+    const float log_sum = log() ? logf(sum) : 0.f;
+    const float factor = log() ? 0.f : exp_for<T>(own.max - all.max) / sum;
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) {
-      x[e] = kLog ? (x[e] - all.max) - log_sum : x[e] * factor;
+      x[e] = log() ? (x[e] - all.max) - log_sum : x[e] * factor;
     }
   }
 };
 
 // In registers. in: dy, y.
-template <class T, bool kLog>
+template <class T, Which kWhich>
 struct SoftmaxBwdTileOp {
   using Element = T;
   struct State {
@@ -82,6 +91,11 @@ struct SoftmaxBwdTileOp {
   static constexpr float kFill = 0;
   RowView<const T> in[2];
   RowView<T> out;
+  bool asked_log;
+
+  __device__ __forceinline__ bool log() const {
+    return kWhich == Which::kEither ? asked_log : kWhich == Which::kLogSoftmax;
+  }
 
   struct Row {};
   __device__ Row row(int64_t) const { return {}; }
@@ -92,7 +106,7 @@ struct SoftmaxBwdTileOp {
     for (int j = 0; j < kVectors; ++j) {
       float sum = 0;
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) sum += kLog ? dy[j][e] : dy[j][e] * y[j][e];
+      for (int e = 0; e < kWidth; ++e) sum += log() ? dy[j][e] : dy[j][e] * y[j][e];
       state.sum += sum;
     }
   }
@@ -105,7 +119,7 @@ struct SoftmaxBwdTileOp {
                         const float (&y)[kWidth]) const {
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) {
-      dy[e] = kLog ? dy[e] - exp_for<T>(y[e]) * all.sum : y[e] * (dy[e] - all.sum);
+      dy[e] = log() ? dy[e] - exp_for<T>(y[e]) * all.sum : y[e] * (dy[e] - all.sum);
     }
   }
 };
@@ -263,8 +277,11 @@ Status run_forward(const Args& args, const Exec& exec, bool log) {
     if (fits_tile(layout, sizeof(T))) {
       const RowView<const T> x = rows_view<const T>(a.x);
       const RowView<T> y = rows_view<T>(a.y);
-      return log ? map_tiles(SoftmaxTileOp<T, true>{{x}, y}, layout, stream_of(exec))
-                 : map_tiles(SoftmaxTileOp<T, false>{{x}, y}, layout, stream_of(exec));
+      const SoftmaxTileOp<T, Which::kEither> any{{x}, y, log};
+      const SoftmaxTileOp<T, Which::kLogSoftmax> log_softmax{{x}, y, log};
+      const SoftmaxTileOp<T, Which::kSoftmax> softmax{{x}, y, log};
+      return log ? map_tiles(log_softmax, any, layout, stream_of(exec))
+                 : map_tiles(softmax, any, layout, stream_of(exec));
     }
     auto* stats = exec.workspace<LogSumExp<T>>();
     char* partial =
@@ -286,8 +303,11 @@ Status run_backward(const Args& args, const Exec& exec, bool log) {
     const RowView<const T> dy = rows_view<const T>(a.dy), y = rows_view<const T>(a.y);
     if (fits_tile(layout, sizeof(T))) {
       const RowView<T> dx = rows_view<T>(a.dx);
-      return log ? map_tiles(SoftmaxBwdTileOp<T, true>{{dy, y}, dx}, layout, stream_of(exec))
-                 : map_tiles(SoftmaxBwdTileOp<T, false>{{dy, y}, dx}, layout, stream_of(exec));
+      const SoftmaxBwdTileOp<T, Which::kEither> any{{dy, y}, dx, log};
+      const SoftmaxBwdTileOp<T, Which::kLogSoftmax> log_softmax{{dy, y}, dx, log};
+      const SoftmaxBwdTileOp<T, Which::kSoftmax> softmax{{dy, y}, dx, log};
+      return log ? map_tiles(log_softmax, any, layout, stream_of(exec))
+                 : map_tiles(softmax, any, layout, stream_of(exec));
     }
     float* sums = exec.workspace<float>();
     char* partial = exec.workspace<char>() + WorkspaceParts::rounded(layout.rows * sizeof(float));

@@ -107,6 +107,55 @@ def _conv_torch(m, t):
     return m.nn.functional.silu(y[..., : x.shape[-1]]).transpose(1, 2)
 
 
+def _step_inputs(params, rng):
+    """The state first, which the floor is counted in."""
+    b, d, n = (params[k] for k in "BDN")
+    channels = (params["H"], d) if "H" in params else (d,)
+    groups = (1,) if "H" in params else ()
+    return {
+        "state": normal(rng, b, *channels, n),
+        "x": normal(rng, b, *channels),
+        "dt": normal(rng, b, *channels),
+        "A": -np.exp(normal(rng, *channels, n)),
+        "B": normal(rng, b, *groups, n),
+        "C": normal(rng, b, *groups, n),
+        "D": normal(rng, *channels),
+        "z": normal(rng, b, *channels),
+        "dt_bias": normal(rng, *channels),
+    }
+
+
+def _step_ours(fk, t):
+    A = t["A"]
+    if A.ndim == 3 and hasattr(A, "expand"):  # one number a head, as Mamba-2 has it
+        A = A[:, :1, :1].expand(A.shape)
+    return fk.selective_state_update(**{**t, "A": A}, dt_softplus=True)
+
+
+def _step_torch(m, t):
+    dt = m.nn.functional.softplus(t["dt"] + t["dt_bias"])[..., None]
+    B, C = (t[k][:, None] for k in "BC")
+    state = m.exp(dt * t["A"]) * t["state"] + dt * B * t["x"][..., None]
+    y = (state * C).sum(-1) + t["D"] * t["x"]
+    return y * m.nn.functional.silu(t["z"]), t["state"].copy_(state)
+
+
+def _conv_step_inputs(params, rng):
+    b, d, w = (params[k] for k in "BDW")
+    return {
+        "conv_state": normal(rng, b, w - 1, d),
+        "x": normal(rng, b, d),
+        "weight": normal(rng, d, w),
+        "bias": normal(rng, d),
+    }
+
+
+def _conv_step_torch(m, t):
+    window = m.cat([t["conv_state"], t["x"][:, None]], 1)
+    y = (window * t["weight"].T).sum(1) + t["bias"]
+    return m.nn.functional.silu(y), t["conv_state"].copy_(window[:, 1:])
+
+
 WORKLOADS = [
     Workload(
         "selective_scan",
@@ -129,5 +178,23 @@ WORKLOADS = [
         {"torch": _conv_torch},
         {"fwd": 2, "bwd": 3},
         ("x", "weight", "bias"),
+    ),
+    Workload(
+        "selective_state_update",
+        _step_inputs,
+        _step_ours,
+        {"torch": _step_torch},
+        {"fwd": 2},
+        errors=False,  # the state moves on with each call
+    ),
+    Workload(
+        "causal_conv1d_update",
+        _conv_step_inputs,
+        lambda fk, t: fk.causal_conv1d_update(
+            t["x"], t["conv_state"], t["weight"], t["bias"], activation="silu"
+        ),
+        {"torch": _conv_step_torch},
+        {"fwd": 2},
+        errors=False,
     ),
 ]

@@ -1,6 +1,7 @@
 """A game agent's backbone, forward or a whole training step (forward, backward, AdamW): layers of
-Mamba, hidden 256, inner 512, state 16, convolution 4. In JAX: our ops under jit beside the same
-model in plain JAX, whose scan is the one thing that can be written in more than one way."""
+Mamba, hidden 256, inner 512, state 16, convolution 4. Ours is `fk.torch.MambaStack` and torch's
+AdamW, or by `--framework jax` our ops under jit; beside it the same model in plain JAX under jit,
+whose scan is the one thing that can be written in more than one way."""
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def _inputs(params, rng):
             "out_proj": weight(_HIDDEN, _INNER),
         }
         out |= {f"layer{i}_{k}": v for k, v in layer.items()}
-    return out
+    return out | {"layers_norm": np.ones(_HIDDEN, np.float32)}
 
 
 def _model(m, weights, x, norm, conv, scan):
@@ -44,7 +45,7 @@ def _model(m, weights, x, norm, conv, scan):
         dt, b, c = m.split(u @ w["x_proj"].T, [_RANK, _RANK + _STATE], -1)
         arguments = (dt @ w["dt_proj"].T, -m.exp(w["A_log"]), b, c, w["D"], z, w["dt_bias"])
         x = x + scan(u, *arguments) @ w["out_proj"].T
-    return x
+    return norm(x, weights["layers_norm"])
 
 
 def _with_ours(fk, weights, x):
@@ -110,16 +111,99 @@ def _call(params, model):
     return train if params.get("train") else forward
 
 
+# The modules' names for what `_inputs` gives.
+_NAMES = {
+    "norm": "norm.weight", "in_proj": "mixer.in_proj.weight",
+    "conv_weight": "mixer.conv1d.weight", "conv_bias": "mixer.conv1d.bias",
+    "x_proj": "mixer.x_proj.weight", "dt_proj": "mixer.dt_proj.weight",
+    "dt_bias": "mixer.dt_proj.bias", "A_log": "mixer.A_log", "D": "mixer.D",
+    "out_proj": "mixer.out_proj.weight",
+}  # fmt: skip
+
+
+def _torch_model(fk, t):
+    x = t["x"]
+    model = fk.torch.MambaStack(_HIDDEN, _LAYERS, eps=1e-6, device=x.device, dtype=x.dtype)
+    state = {"norm_f.weight": t["layers_norm"]}
+    for i in range(_LAYERS):
+        state |= {f"layers.{i}.{v}": t[f"layer{i}_{k}"] for k, v in _NAMES.items()}
+        conv = f"layers.{i}.mixer.conv1d.weight"
+        state[conv] = state[conv][:, None]
+    model.load_state_dict(state)
+    return model
+
+
+def _torch_call(params):
+    """As `_call`, of torch's tensors; a step of training changes the model's own weights."""
+    made = []
+
+    def call(fk, t):
+        import torch
+
+        if not made:
+            model = _torch_model(fk, t)
+            # Capturable: on a GPU the whole step is one graph.
+            optimiser = torch.optim.AdamW(
+                model.parameters(), 1e-3, fused=True, capturable=t["x"].is_cuda
+            )
+            made.extend((model, optimiser))
+        model, optimiser = made
+        if not params.get("train"):
+            return model(t["x"])
+        with torch.enable_grad():
+            loss = torch.nn.functional.mse_loss(model(t["x"]), t["target"])
+            optimiser.zero_grad()
+            loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return call
+
+
+def _ours(params):
+    in_torch, in_jax = _torch_call(params), _call(params, _with_ours)
+
+    def call(fk, t):
+        return (in_torch if _is_torch(t["x"]) else in_jax)(fk, t)
+
+    return call
+
+
+def _peer(states):
+    """Plain JAX: of JAX's arrays a function to be compiled, of torch's tensors one that is compiled
+    here, for the same numbers."""
+
+    def make(params):
+        in_jax, made = _call(params, _in_plain_jax(states)), []
+
+        def call(m, t):
+            if not _is_torch(t["x"]):
+                return in_jax(m, t)
+            import jax
+
+            if not made:
+                arrays = {k: jax.device_put(v.cpu().numpy()) for k, v in t.items()}
+                made.extend((jax.jit(lambda a: in_jax(jax.numpy, a)), arrays))
+            out = made[0](made[1])
+            return out if t["x"].is_cuda else jax.block_until_ready(out)
+
+        return call
+
+    return make
+
+
+def _is_torch(x):
+    return type(x).__module__.startswith("torch")
+
+
 WORKLOADS = [
     Workload(
         "mamba_agent",
         _inputs,
-        lambda params: _call(params, _with_ours),
-        {
-            "jax_lax_scan": lambda params: _call(params, _in_plain_jax(scan_outputs)),
-            "jax_associative_scan": lambda params: _call(params, _in_plain_jax(associative_states)),
-        },
+        _ours,
+        {"jax_lax_scan": _peer(scan_outputs), "jax_associative_scan": _peer(associative_states)},
         {"fwd": 2},
         options=True,
+        errors=False,
     )
 ]

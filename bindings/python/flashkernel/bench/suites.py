@@ -183,6 +183,30 @@ def mamba_agent():
         yield Case("mamba_agent", "fwd", "float32", tuple(sizes.items()), peers)
 
 
+def mamba_jax():
+    """The selective scan called from JAX beside JAX's own scans (by --framework jax, whose backward
+    is timed with its forward)."""
+    shapes = ((32, 60, 1024, 16), (1, 60, 512, 16), (1, 2048, 1536, 16), (8, 2048, 2048, 16))
+    for b, length, d, n in shapes:
+        for direction in ("fwd", "bwd"):
+            peers = ("jax_lax_scan", "jax_associative_scan")
+            yield _scan(direction, "float32", peers, b, length, d, n)
+
+
+def mamba_step():
+    """One step of inference: the state and the convolution, small batches and large."""
+
+    def step(op, dtype, **sizes):
+        return Case(op, "fwd", dtype, tuple(sizes.items()), ("torch_eager",))
+
+    for dtype in ("bfloat16", "float32"):
+        for b, d in ((1, 1536), (1, 2048), (1, 5120), (64, 5120), (256, 5120)):
+            yield step("selective_state_update", dtype, B=b, D=d, N=16)
+        for b in (1, 64):
+            yield step("selective_state_update", dtype, B=b, H=80, D=64, N=128)
+            yield step("causal_conv1d_update", dtype, B=b, D=5120, W=4)
+
+
 def conv1d():
     """Mamba's convolution with its SiLU."""
     for direction in ("fwd", "bwd"):
@@ -190,9 +214,20 @@ def conv1d():
             yield _case("causal_conv1d", direction, "float32", B=b, L=length, D=d, W=4)
 
 
+def conv1d_large():
+    """The same at sizes that a GPU's memory bounds."""
+    for direction in ("fwd", "bwd"):
+        for dtype in ("bfloat16", "float32"):
+            for d in (2048, 4096):
+                sizes = {"B": 8, "L": 2048, "D": d, "W": 4}
+                yield Case(
+                    "causal_conv1d", direction, dtype, tuple(sizes.items()), ("torch_eager",)
+                )
+
+
 _ALL = (
     demo, rows, bandwidth, overhead, attention, attention_more, attention_float8, attention_grid,
     attention_cpu,
-    mamba, mamba_cpu, mamba_algorithms, mamba_agent, conv1d,
+    mamba, mamba_cpu, mamba_algorithms, mamba_agent, mamba_jax, mamba_step, conv1d, conv1d_large,
 )  # fmt: skip
 SUITES = {f.__name__: f for f in _ALL}

@@ -319,7 +319,7 @@ WORKLOADS = {
 }
 
 #: Inputs that stay float32 when the activations are half precision.
-PARAMETERS = ("cos", "sin", "A", "D", "delta_bias")
+PARAMETERS = ("cos", "sin", "A", "D", "delta_bias", "dt_bias")
 
 
 def bytes_moved(workload: Workload, direction: str, params: dict, inputs: dict, itemsize: int):

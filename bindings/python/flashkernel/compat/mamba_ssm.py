@@ -65,9 +65,10 @@ def selective_state_update(
     state_batch_indices=None,
 ):
     """state (B, D, N) or (B, H, P, N), which moves on in place; x, dt, z (B, D) or (B, H, P) -> out
-    as x."""
-    if state_batch_indices is not None:
-        raise _Error("selective_state_update: state_batch_indices: expected None, got a tensor")
+    as x. state_batch_indices (B): each row's state is that row of `state`, which may have others;
+    below 0, none is, and out is 0."""
+    rows = _causal_conv1d.Rows(state, state_batch_indices)
+    state = rows.state
     own = state if state.dtype in (x.dtype, _torch.float32) else state.float()
     out = _update(
         own,
@@ -83,6 +84,8 @@ def selective_state_update(
     )
     if own is not state:
         state.copy_(own)
+    out = rows.masked(out)
+    rows.put_back()
     return out
 
 
@@ -142,6 +145,7 @@ def install():
         "mamba_ssm.ops.triton": here,
         "mamba_ssm.ops.triton.selective_state_update": here,
         "causal_conv1d": _causal_conv1d,
+        "causal_conv1d.causal_conv1d_varlen": _causal_conv1d,
     }
     import importlib.util
 

@@ -25,6 +25,8 @@ class Gradient:
             "Error": _library.Error,
             "bwd_name": self.bwd.public_name,
             "call": call,
+            "call_c": call._op,
+            "dynamo": torch.compiler.is_dynamo_compiling,
             "grad_enabled": torch.is_grad_enabled,
             "in_place_call": in_place_call,
             "move_back": move_back,
@@ -124,7 +126,7 @@ class Gradient:
                 (size,) = set(f.shapes[0]) - set(self.bwd.by_name[f.repeats].shapes[0])
                 lines.append(f"        {f.name} = repeat({repeated}, {self.bwd.axis.name}, {size})")
         else:
-            lines.append(f"        {', '.join(names)} = call({given})")
+            lines.append(f"        {', '.join(names)} = (call if dynamo() else call_c)({given})")
         lines += [
             "except RuntimeError as error:",
             "    if str(error).startswith(bwd_name + ': '):",
@@ -151,7 +153,10 @@ class Gradient:
             return results
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(self.backward)}
-        return type(self.op.public_name, (torch.autograd.Function,), methods).apply
+        function = type(self.op.public_name, (torch.autograd.Function,), methods)
+        # What the engine calls. Torch's own looks for `backward` or `vjp` each time.
+        function._backward_cls.apply = self.backward
+        return function.apply
 
 
 def _join(items) -> str:

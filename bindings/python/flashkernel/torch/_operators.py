@@ -99,6 +99,10 @@ def _register_gradients(operators: Operators) -> None:
             in_place=bwd.outputs.index(bwd.in_place_output),
             chosen_by_call=True,
         )
+    # Torch's own gradient kernel for operators without one would cost more than a small backward.
+    # What must not be differentiated again, _gradients takes care of.
+    for backward in filter(None, (call, in_place_call)):
+        _lib.impl(backward, torch.library.fallthrough_kernel, "Autograd")
     for v in operators.variants:
         # Calls that need a gradient take the other operator.
         _lib.impl(v.forward, torch.library.fallthrough_kernel, "Autograd")

@@ -1,0 +1,157 @@
+// Matrix products of bfloat16 numbers with sums in float, C[M, N] (+)= A[M, K] B[K, N], where the
+// processor has an instruction for them (AVX512-BF16).
+//
+// Floor: half the multiply-adds of cpu/matrix.h, since each instruction multiplies two neighbours
+// along K and adds both products to one float. So operands are matrices of such pairs, 32 bits
+// each: A has K / 2 of them in a row, B has K / 2 rows. What a row of bfloat16 numbers holds are
+// pairs along the row; pair_rows makes pairs down the columns. Tiles are those of cpu/matrix.h.
+// The instruction takes numbers below the normal range for 0.
+
+// Once per target.
+#if defined(FK_CPU_MATRIX_BFLOAT16_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_MATRIX_BFLOAT16_PER_TARGET
+#undef FK_CPU_MATRIX_BFLOAT16_PER_TARGET
+#else
+#define FK_CPU_MATRIX_BFLOAT16_PER_TARGET
+#endif
+
+#include <cstdint>
+
+#include "cpu/bfloat16_products.h"
+#include "cpu/matrix.h"
+
+// The products are compiled into the versions of kernels for this target, which may use them if
+// multiplies_bfloat16().
+#undef FK_CPU_BFLOAT16_TARGET
+#if HWY_TARGET == HWY_AVX3
+#define FK_CPU_BFLOAT16_TARGET 1
+#else
+#define FK_CPU_BFLOAT16_TARGET 0
+#endif
+
+#if FK_CPU_BFLOAT16_TARGET
+
+#undef FK_BFLOAT16_ATTR
+#define FK_BFLOAT16_ATTR __attribute__((target(HWY_TARGET_STR ",avx512bf16")))
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+
+// Pairs: A[m, k / 2] = data[m * row + k / 2 * column].
+struct PairsA {
+  const uint32_t* data;
+  int64_t row, column;
+};
+using PairsB = MatrixRows<const uint32_t>;
+
+namespace detail {
+
+template <int kRows, int kVectors>
+FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(PairsA a, PairsB b, int64_t k_count,
+                                                       MatrixC c, bool add) {
+  constexpr int kLanes = 16;
+  __m512 sum[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      sum[r][v] = add ? _mm512_loadu_ps(c.data + r * c.stride + v * kLanes) : _mm512_setzero_ps();
+    }
+  }
+  for (int64_t k = 0; k < k_count; ++k, a.data += a.column, b.data += b.stride) {
+    __m512bh right[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      right[v] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b.data + v * kLanes));
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const auto left =
+          reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(a.data[r * a.row])));
+      for (int v = 0; v < kVectors; ++v) {
+        sum[r][v] = _mm512_dpbf16_ps(sum[r][v], left, right[v]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      _mm512_storeu_ps(c.data + r * c.stride + v * kLanes, sum[r][v]);
+    }
+  }
+}
+
+template <int kRows, int kVectors>
+HWY_INLINE void multiply_pairs_rows(int64_t& m, int64_t m_count, PairsA a, PairsB b,
+                                    int64_t k_count, MatrixC c, bool add) {
+  for (; m + kRows <= m_count; m += kRows) {
+    multiply_pairs_tile<kRows, kVectors>({a.data + m * a.row, a.row, a.column}, b, k_count,
+                                         {c.data + m * c.stride, c.stride}, add);
+  }
+}
+
+template <int kVectors>
+void multiply_pairs_panel(int64_t m_count, int64_t k_count, PairsA a, PairsB b, MatrixC c,
+                          bool add) {
+  int64_t m = 0;
+  multiply_pairs_rows<8, kVectors>(m, m_count, a, b, k_count, c, add);
+  multiply_pairs_rows<4, kVectors>(m, m_count, a, b, k_count, c, add);
+  multiply_pairs_rows<2, kVectors>(m, m_count, a, b, k_count, c, add);
+  multiply_pairs_rows<1, kVectors>(m, m_count, a, b, k_count, c, add);
+}
+
+}  // namespace detail
+
+// C = A B or C + A B, with k_count pairs along K. n_count is a multiple of 16.
+HWY_INLINE void multiply_pairs(int64_t m_count, int64_t n_count, int64_t k_count, PairsA a,
+                               PairsB b, MatrixC c, bool add) {
+  int64_t n = 0;
+  for (; n + 32 <= n_count; n += 32) {
+    detail::multiply_pairs_panel<2>(m_count, k_count, a, {b.data + n, b.stride},
+                                    {c.data + n, c.stride}, add);
+  }
+  if (n < n_count) {
+    detail::multiply_pairs_panel<1>(m_count, k_count, a, {b.data + n, b.stride},
+                                    {c.data + n, c.stride}, add);
+  }
+}
+
+// Rows of `columns` numbers, `stride` apart, as rows of width / 2 pairs. `width` is a multiple of
+// 16, the columns added are 0.
+HWY_INLINE void copy_pairs(const uint16_t* x, int64_t stride, int64_t rows, int64_t columns,
+                           uint32_t* out, int64_t width) {
+  const hn::ScalableTag<uint16_t> d;
+  const int64_t lanes = hn::Lanes(d);
+  for (int64_t r = 0; r < rows; ++r, x += stride, out += width / 2) {
+    auto* y = reinterpret_cast<uint16_t*>(out);
+    int64_t c = 0;
+    for (; c + lanes <= columns; c += lanes) hn::StoreU(hn::LoadU(d, x + c), d, y + c);
+    if (c < width) {
+      const auto tail = hn::MaskedLoad(hn::FirstN(d, static_cast<size_t>(columns - c)), d, x + c);
+      hn::BlendedStore(tail, hn::FirstN(d, static_cast<size_t>(width - c)), d, y + c);
+    }
+  }
+}
+
+// Numbers [rows, width] as copy_pairs leaves them, to pairs down the columns,
+// [(rows + 1) / 2, width]; an odd last row is paired with zeros.
+HWY_INLINE void pair_rows(const uint32_t* x, int64_t rows, int64_t width, uint32_t* out) {
+  const hn::ScalableTag<uint32_t> d;
+  const hn::Rebind<uint16_t, decltype(d)> half;
+  const auto* numbers = reinterpret_cast<const uint16_t*>(x);
+  for (int64_t r = 0; r < rows; r += 2, out += width) {
+    const uint16_t* first = numbers + r * width;
+    for (int64_t c = 0; c < width; c += hn::Lanes(d)) {
+      auto pairs = hn::PromoteTo(d, hn::LoadU(half, first + c));
+      if (r + 1 < rows) {
+        const auto second = hn::PromoteTo(d, hn::LoadU(half, first + width + c));
+        pairs = hn::Or(pairs, hn::ShiftLeft<16>(second));
+      }
+      hn::StoreU(pairs, d, out + c);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FK_CPU_BFLOAT16_TARGET
+
+#endif  // FK_CPU_MATRIX_BFLOAT16_PER_TARGET

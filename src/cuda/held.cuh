@@ -1,0 +1,59 @@
+// Vectors of elements that wait in registers between their load and their use.
+#pragma once
+
+#include "cuda/convert.cuh"
+
+namespace fk::cuda {
+
+// kVec elements between their load and their use, as words: kept as elements of two bytes, each
+// would be moved on arrival, and the thread would wait for it there.
+template <class T, int kVec>
+struct Held {
+  static constexpr int kBytes = kVec * static_cast<int>(sizeof(T));
+  uint32_t words[(kBytes + 3) / 4];
+
+  __device__ __forceinline__ void load(const T* p) {
+    if constexpr (kBytes == 16) {
+      const uint4 v = *reinterpret_cast<const uint4*>(p);
+      words[0] = v.x;
+      words[1] = v.y;
+      words[2] = v.z;
+      words[3] = v.w;
+    } else if constexpr (kBytes == 8) {
+      const uint2 v = *reinterpret_cast<const uint2*>(p);
+      words[0] = v.x;
+      words[1] = v.y;
+    } else if constexpr (kBytes == 4) {
+      words[0] = *reinterpret_cast<const uint32_t*>(p);
+    } else {
+      words[0] = *reinterpret_cast<const uint16_t*>(p);
+    }
+  }
+
+  __device__ __forceinline__ void set(const float (&values)[kVec]) {
+    const Vec<T, kVec> v = pack<T, kVec>(values);
+    memcpy(words, &v, sizeof(v));
+  }
+
+  __device__ __forceinline__ void unpack_to(float (&out)[kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      if constexpr (sizeof(T) == 4) {
+        out[i] = __uint_as_float(words[i]);
+      } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        out[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+      } else {
+        const uint16_t half = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
+        out[i] = __half2float(__ushort_as_half(half));
+      }
+    }
+  }
+};
+
+// a / b where both are small as a rule: a division of 64 bits is as long as a trip to the cache.
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
+}  // namespace fk::cuda

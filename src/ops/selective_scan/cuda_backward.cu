@@ -1,0 +1,197 @@
+// The selective scan's backward on CUDA: how a call is cut into blocks, and which kernels it takes.
+#include <algorithm>
+
+#include "core/workspace.h"
+#include "ops/selective_scan/cuda_backward_sums.cuh"
+
+namespace fk::cuda {
+
+namespace {
+
+struct BackwardPlan {
+  int warps;
+  int64_t blocks_per_group;
+  bool cut;  // sequences are cut into segments
+  Segments segments, chunks;
+  bool recompute;  // the states between chunks, because there are none, or others
+};
+
+BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
+  const DeviceProperties& device = device_properties(op.u.device_id);
+  const bool several = p.states > kGroupStates;
+  const auto blocks_per_group = [&](int warps) {
+    return ceil_div(p.channels_per_group(), int64_t{warps} * kWarpChannels);
+  };
+  const auto blocks = [&](int warps) {
+    return blocks_per_group(warps) * p.groups * p.sequences.count;
+  };
+  constexpr int kStaticBytes = 1024;
+  BackwardPlan plan;
+  plan.warps = kMostWarps;
+  while (plan.warps > 1 && backward_shared_bytes(plan.warps, several) + kStaticBytes >
+                               device.shared_bytes_per_block) {
+    plan.warps /= 2;
+  }
+  // Few and short sequences: a warp a multiprocessor is faster than several on some.
+  constexpr int64_t kShort = 4 * kChunk;
+  while (p.length < kShort && plan.warps > 1 && blocks(plan.warps / 2) <= device.multiprocessors) {
+    plan.warps /= 2;
+  }
+  plan.blocks_per_group = blocks_per_group(plan.warps);
+  // Two blocks a multiprocessor, twice over: the blocks of carry_states fit three times.
+  const int64_t room = 2 * device.multiprocessors / std::max<int64_t>(blocks(plan.warps), 1);
+  int64_t steps = std::max<int64_t>(p.length, 1);
+  if (room > 1 && p.length >= kShort) {
+    constexpr int64_t kLeast = 3 * kChunk;
+    steps = ceil_div(ceil_div(p.length, 2 * room), int64_t{kChunk}) * kChunk;
+    if (steps < kLeast) steps = ceil_div(ceil_div(p.length, room), int64_t{kChunk}) * kChunk;
+  }
+  plan.segments = segments_of(p.sequences, steps);
+  plan.cut = steps < p.length;
+  plan.chunks = segments_of(p.sequences, kChunk);
+  plan.recompute =
+      p.sequences.packed || p.spacing != kChunk || !op.checkpoints || !op.checkpoints.contiguous();
+  return plan;
+}
+
+int state_groups(const scan::Problem& p) {
+  return static_cast<int>(ceil_div(p.states, int64_t{kGroupStates}));
+}
+
+struct BackwardMemory {
+  float *kept, *segment_adjoints, *segment_sums, *carried;
+  float *parts_of_states, *parts_of_A, *parts_of_channels;
+
+  BackwardMemory(WorkspaceParts& parts, const scan::Problem& p, const BackwardPlan& plan) {
+    const int64_t slots = plan.segments.slots, groups = state_groups(p);
+    const int64_t blocks = plan.blocks_per_group * p.groups;
+    const int64_t of_slots = slots * p.channels * p.states;
+    kept = plan.recompute ? parts.take(plan.chunks.slots * p.states * p.channels) : nullptr;
+    segment_adjoints = plan.cut ? parts.take(of_slots) : nullptr;
+    segment_sums = plan.cut ? parts.take(slots * p.channels) : nullptr;
+    carried = parts.take(blocks * slots * groups * 4 * 32 * plan.warps);
+    parts_of_states = parts.take(blocks * plan.chunks.slots * groups * kChunkParts);
+    parts_of_A = parts.take(of_slots);
+    parts_of_channels = parts.take(slots * 2 * p.channels);
+  }
+};
+
+StateView state_view(const Tensor& t) {
+  if (!t) return {};
+  return {t.data, t.dtype == DType::kFloat32, t.stride(0), t.stride(1), t.stride(2)};
+}
+
+ChannelView channel_view(const Tensor& t) {
+  if (!t) return {};
+  return {t.data, t.dtype == DType::kFloat32, t.stride(0)};
+}
+
+ParameterView parameter_view(const Tensor& t) {
+  if (!t) return {};
+  return {t.data, t.dtype == DType::kFloat32, t.stride(0)};
+}
+
+// Whether all of them can be read and written by pairs of channels, and whether their steps lie
+// closer than their channels.
+void set_layout(std::initializer_list<const Tensor*> tensors, BackwardArgs& a) {
+  a.pairs = a.channels / a.groups % 2 == 0;
+  bool time = true;
+  for (const Tensor* t : tensors) {
+    if (!*t || t->numel() == 0) continue;
+    const auto even = [&](int dim) { return t->size(dim) == 1 || t->stride(dim) % 2 == 0; };
+    a.pairs = a.pairs && t->stride(2) == 1 && even(0) && even(1) &&
+              reinterpret_cast<uintptr_t>(t->data) % (2 * size_of(t->dtype)) == 0;
+    time = time && t->stride(1) == 1;
+  }
+  a.time_contiguous = time && !a.pairs;
+}
+
+template <class T>
+Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
+  const cudaStream_t stream = stream_of(exec);
+  const scan::Problem p = scan::problem_of(op);
+  const BackwardPlan plan = plan_of(op, p);
+  WorkspaceParts memory_parts(exec.workspace());
+  const BackwardMemory memory(memory_parts, p, plan);
+
+  BackwardArgs a{};
+  a.u = scan::view_of(op.u);
+  a.delta = scan::view_of(op.delta);
+  a.z = scan::view_of(op.z);
+  a.dy = scan::view_of(op.dy);
+  a.du = scan::view_of(op.du);
+  a.ddelta = scan::view_of(op.ddelta);
+  a.dz = scan::view_of(op.dz);
+  a.B = scan::group_view_of(op.B);
+  a.C = scan::group_view_of(op.C);
+  a.A = op.A.ptr<const float>();
+  a.A_channel = op.A.stride(0);
+  a.A_state = op.A.stride(1);
+  a.D = channel_view(op.D);
+  a.bias = channel_view(op.delta_bias);
+  a.initial_state = state_view(op.initial_state);
+  a.dlast_state = state_view(op.dlast_state);
+  a.dinitial_state = state_view(op.dinitial_state);
+  a.channels = p.channels;
+  a.states = static_cast<int>(p.states);
+  a.groups = static_cast<int>(p.groups);
+  a.state_groups = state_groups(p);
+  a.warps = plan.warps;
+  a.blocks_per_group = static_cast<int>(plan.blocks_per_group);
+  a.softplus = op.delta_softplus;
+  set_layout({&op.u, &op.delta, &op.z, &op.dy, &op.du, &op.ddelta, &op.dz}, a);
+  a.chunks = plan.chunks;
+  a.segment_adjoints = memory.segment_adjoints;
+  a.segment_sums = memory.segment_sums;
+  a.carried = memory.carried;
+  a.parts_of_states = memory.parts_of_states;
+  a.parts_of_A = memory.parts_of_A;
+  a.parts_of_channels = memory.parts_of_channels;
+  if (plan.recompute) {
+    a.kept = {memory.kept, kChunk, -1};
+    a.segments = segments_of(p.sequences, std::max<int64_t>(p.length, 1));
+    if (a.blocks() > 0) FK_RETURN_IF_ERROR(launch_carry<T>(false, a, stream));
+  } else {
+    a.kept = {op.checkpoints.ptr<float>(), kChunk, op.checkpoints.size(1)};
+  }
+  a.segments = plan.segments;
+  if (a.blocks() > 0) {
+    if (plan.cut) FK_RETURN_IF_ERROR(launch_carry<T>(true, a, stream));
+    FK_RETURN_IF_ERROR(launch_backward<T>(a, stream));
+  }
+
+  BackwardSums s{};
+  s.args = a;
+  s.dB = scan::group_view_of(op.dB);
+  s.dC = scan::group_view_of(op.dC);
+  s.dA = op.dA ? op.dA.ptr<float>() : nullptr;
+  if (op.dA) {
+    s.dA_channel = op.dA.stride(0);
+    s.dA_state = op.dA.stride(1);
+  }
+  s.dD = parameter_view(op.dD);
+  s.dbias = parameter_view(op.ddelta_bias);
+  s.state_parts = p.groups * a.chunks.slots * a.state_groups * (kChunkParts / 4);
+  s.of_A = p.channels * p.states;
+  s.split = a.blocks_per_group > 32 ? 8 : 1;
+  if (s.threads() == 0) return {};
+  return launch_early(sum_parts<T>, "sum_parts",
+                      {grid_of(ceil_div(s.threads(), int64_t{kSumThreads})), kSumThreads}, stream,
+                      s);
+}
+
+}  // namespace
+
+size_t workspace(const SelectiveScanBwd& op) {
+  const scan::Problem p = scan::problem_of(op);
+  WorkspaceParts parts;
+  BackwardMemory(parts, p, plan_of(op, p));
+  return parts.bytes();
+}
+
+Status run(const SelectiveScanBwd& a, const Exec& exec) {
+  return for_dtype(a.u.dtype,
+                   [&](auto tag) { return run_backward<typename decltype(tag)::type>(a, exec); });
+}
+
+}  // namespace fk::cuda

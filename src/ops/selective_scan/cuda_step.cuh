@@ -1,0 +1,93 @@
+// The numbers of one step of a selective scan, for one thread.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/gates.cuh"
+
+namespace fk::cuda {
+
+constexpr float kLog2ERest = 1.925963033500e-8f;  // of log2(e) beyond a float
+
+// What x y is beyond the nearest whole number, which goes to `whole`. |x y| up to 1e16.
+__device__ __forceinline__ float split_product(float x, float y, float& whole) {
+  constexpr float kRound = 1.5f * (1 << 23);  // added and taken away: to a whole number
+  whole = fmaf(x, y, kRound) - kRound;
+  return fmaf(x, y, -whole);
+}
+
+// 2^(whole + rest), |rest| up to 1/2. One instruction of the special function unit is good to a
+// unit or two in the last place, with the same sign over long stretches of arguments: states that
+// fade slowly add that up. So the unit makes whole powers of 2 only, which are exact, and a
+// polynomial the rest, whose errors change sign from step to step.
+__device__ __forceinline__ float power_of_sum(float whole, float rest) {
+  float p = fmaf(1.5469738e-4f, rest, 1.3390878e-3f);
+  p = fmaf(p, rest, 9.618031e-3f);
+  p = fmaf(p, rest, 5.550357e-2f);
+  p = fmaf(p, rest, 2.402265e-1f);
+  p = fmaf(p, rest, 6.931472e-1f);
+  return exp2_fast(whole) * fmaf(p, rest, 1.f);
+}
+
+// 2^(x y), as exact as T needs it for decays.
+template <class T>
+__device__ __forceinline__ float power(float x, float y) {
+  if constexpr (!std::is_same_v<T, float>) return exp2_fast(x * y);
+  float whole;
+  const float rest = split_product(x, y, whole);
+  return power_of_sum(whole, rest);
+}
+
+// exp(x)
+__device__ __forceinline__ float exponential(float x) {
+  float whole;
+  const float rest = split_product(x, kLog2E, whole);
+  return power_of_sum(whole, fmaf(x, kLog2ERest, rest));
+}
+
+// x / y, as exact as T shows.
+template <class T>
+__device__ __forceinline__ float quotient(float x, float y) {
+  const float inverse = reciprocal_fast(y);
+  const float q = x * inverse;
+  if constexpr (!std::is_same_v<T, float>) return q;
+  return fmaf(fmaf(-y, q, x), inverse, q);
+}
+
+// (log2(e) dt, dt). The factor goes into dt, not into A: the product's rounding is then another one
+// in each step, instead of one that adds up over time.
+template <class T>
+__device__ __forceinline__ float2 time_step(float delta, float bias, bool through_softplus) {
+  if (std::is_same_v<T, float>) {
+    float dt = delta + bias;
+    if (through_softplus) {
+      // log(1 + e) as 2 atanh(e / (2 + e)): small results keep their relative precision.
+      const float e = exponential(fmaxf(-fabsf(dt), -100.f));
+      const float w = quotient<T>(e, 2.f + e);
+      const float v = w * w;
+      float p = fmaf(2.f / 13, v, 2.f / 11);
+      p = fmaf(p, v, 2.f / 9);
+      p = fmaf(p, v, 2.f / 7);
+      p = fmaf(p, v, 2.f / 5);
+      p = fmaf(p, v, 2.f / 3);
+      p = fmaf(p * v, w, 2.f * w);
+      dt = isnan(dt) ? dt : p + fmaxf(dt, 0.f);
+    }
+    // Infinite steps decay to 0, as far as `power` reaches.
+    constexpr float kMost = 1e12f;
+    const float log2_e_dt = fmaf(dt, kLog2E, dt * kLog2ERest);
+    return make_float2(fminf(fmaxf(log2_e_dt, -kMost), kMost), dt);
+  }
+  float x = (delta + bias) * kLog2E;
+  if (through_softplus) x = fmaxf(x, 0.f) + log2_fast(1.f + exp2_fast(-fabsf(x)));
+  return make_float2(x, x * kLn2);
+}
+
+// y silu(z)
+template <class T>
+__device__ __forceinline__ float gated(float y, float z) {
+  if constexpr (!std::is_same_v<T, float>) return y * z * sigmoid(z);
+  return quotient<T>(y * z, 1.f + exponential(fminf(fmaxf(-z, -80.f), 80.f)));
+}
+
+}  // namespace fk::cuda
