@@ -44,6 +44,7 @@ __device__ __forceinline__ void load_states(const float* row, int swap, float (&
 }
 
 // Decays of kPieceSteps steps, dt log2(e) and dt u.
+template <class T>
 struct Piece {
   float dt2[kPieceSteps], dtu[kPieceSteps], decay[kPieceSteps][kStates];
 
@@ -57,7 +58,7 @@ struct Piece {
 #pragma unroll
     for (int k = 0; k < kPieceSteps; ++k) {
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) decay[k][s] = exp2_fast(dt2[k] * A[s]);
+      for (int s = 0; s < kStates; ++s) decay[k][s] = power<T>(within_power<T>(dt2[k]), A[s]);
     }
   }
 };
@@ -118,7 +119,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     for (int64_t i = slots - 1; i > place.slot; --i) {
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        if (here >> s & 1) ag[s] = fmaf(exp2_fast(*sum * A[s]), ag[s], adjoints[s ^ swap]);
+        if (!(here >> s & 1)) continue;
+        ag[s] = fmaf(power<T>(within_power<T>(*sum), A[s]), ag[s], adjoints[s ^ swap]);
       }
       sum -= a.channels;
       adjoints -= a.channels * a.states;
@@ -322,7 +324,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
 #pragma unroll 1
       for (int piece = 0; piece + 1 < pieces; ++piece) {
         const int l = piece * kPieceSteps;
-        const Piece p(x + l * chunk.pitch, chunk.pitch, A);
+        const Piece<T> p(x + l * chunk.pitch, chunk.pitch, A);
         start[piece * kStartFloats / 4] = make_float4(h[0], h[1], h[2], h[3]);
 #pragma unroll
         for (int k = 0; k < kPieceSteps; ++k) {
@@ -341,7 +343,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
         float h[kPieceSteps + 1][kStates] = {
             {before_piece.x, before_piece.y, before_piece.z, before_piece.w}};
         if (piece > 0) before_piece = start[(piece - 1) * kStartFloats / 4];
-        const Piece p(x + first * chunk.pitch, chunk.pitch, A);
+        const Piece<T> p(x + first * chunk.pitch, chunk.pitch, A);
 #pragma unroll
         for (int k = 0; k < kPieceSteps; ++k) {
           float B[kStates];

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 3)
       sum += v.x;
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        const float decay = exp2_fast(v.x * A[s]);
+        const float decay = power<T>(within_power<T>(v.x), A[s]);
         h[s] = kReverse ? decay * fmaf(v.y, x[s], h[s]) : fmaf(decay, h[s], v.y * x[s]);
       }
     }

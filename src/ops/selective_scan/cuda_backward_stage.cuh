@@ -6,6 +6,7 @@
 #include "cuda/gates.cuh"
 #include "cuda/parameter.cuh"
 #include "ops/selective_scan/cuda_backward.h"
+#include "ops/selective_scan/cuda_step.cuh"
 
 namespace fk::cuda {
 
@@ -168,10 +169,7 @@ __device__ __forceinline__ void prefetch_chunk(const BackwardArgs& a, const scan
 }
 
 // dt log2(e), rounded once: a constant rounded to a float would shorten every exponent alike.
-__device__ __forceinline__ float times_log2e(float x) {
-  constexpr float kRest = 1.4426950408889634 - static_cast<double>(kLog2E);
-  return fmaf(x, kLog2E, x * kRest);
-}
+__device__ __forceinline__ float times_log2e(float x) { return fmaf(x, kLog2E, x * kLog2ERest); }
 
 struct TimeStep {
   float dt, slope;  // and d dt / d delta

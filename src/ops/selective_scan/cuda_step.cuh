@@ -38,6 +38,13 @@ __device__ __forceinline__ float power(float x, float y) {
   return power_of_sum(whole, rest);
 }
 
+// x within what `power` takes; no number stays none.
+template <class T>
+__device__ __forceinline__ float within_power(float x) {
+  constexpr float kMost = 1e12f;
+  return std::is_same_v<T, float> && fabsf(x) > kMost ? copysignf(kMost, x) : x;
+}
+
 // exp(x)
 __device__ __forceinline__ float exponential(float x) {
   float whole;

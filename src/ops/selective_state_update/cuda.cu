@@ -9,6 +9,7 @@
 #include "cuda/gates.cuh"
 #include "cuda/held.cuh"
 #include "cuda/row_walk.cuh"
+#include "ops/selective_scan/cuda_step.cuh"
 #include "ops/selective_state_update/heads.h"
 
 namespace fk::cuda {
@@ -164,9 +165,10 @@ __global__ void __launch_bounds__(kUpdateThreads)
       B_in[r].unpack_to(B);
       C_in[r].unpack_to(C);
       state_in[r].decode(p.state, state);
+      const float log2_e_dt = within_power<T>(fmaf(dt[r], kLog2E, dt[r] * kLog2ERest));
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        state[i] = fmaf(exp2_fast(kLog2E * dt[r] * A[i]), state[i], dt[r] * B[i] * x[r]);
+        state[i] = fmaf(power<T>(log2_e_dt, A[i]), state[i], dt[r] * B[i] * x[r]);
         sum[r] = fmaf(C[i], state[i], sum[r]);
       }
       if (p.new_state.data == nullptr) continue;
