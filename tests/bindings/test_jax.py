@@ -113,8 +113,8 @@ def differentiable_inputs(case: Case, inputs: dict) -> list[int]:
 
 
 def assert_close(actual, expected, dtype, what=""):
-    """What is expected comes from the CPU; a GPU may add up in another order, so that what is left of
-    large numbers is as exact as these are."""
+    """What is expected comes from the CPU; a GPU may add up in another order. Where large numbers
+    cancel, what is left is as exact as they are."""
     assert actual.shape == expected.shape and actual.dtype == expected.dtype, what
     tolerance = 32 * EPSILON[dtype]
     finite = np.asarray(expected, np.float64)[np.isfinite(np.asarray(expected, np.float64))]
