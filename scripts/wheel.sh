@@ -11,6 +11,8 @@ for define in "FK_CUDA=$cuda" "$@"; do defines="$defines -C cmake.define.$define
 build=build-wheel-$(echo "$cuda" | tr '[:upper:]' '[:lower:]')
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+# Python would name the compiler otherwise than CMake does, and ccache find nothing.
+export CC="${CC:-cc}" CXX="${CXX:-c++}"
 echo "building the wheel (FK_CUDA=$cuda, in $build)"
 rm -rf dist
 if ! "$python" -m pip wheel . --no-deps --no-build-isolation -w dist \
