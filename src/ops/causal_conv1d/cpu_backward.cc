@@ -130,26 +130,6 @@ HWY_INLINE void step_gradients(const Taps& taps, int64_t count, int64_t ahead,
   hn::StoreU(dbias, d, sums + kWidth * row);
 }
 
-HWY_INLINE void step_gradients(int64_t width, const Taps& taps, int64_t count, int64_t ahead,
-                               const GradientTile& g, float* dx, float* sums, int64_t row) {
-  switch (width) {
-    case 2:
-      return step_gradients<2>(taps, count, ahead, g, dx, sums, row);
-    case 3:
-      return step_gradients<3>(taps, count, ahead, g, dx, sums, row);
-    case 4:
-      return step_gradients<4>(taps, count, ahead, g, dx, sums, row);
-    case 5:
-      return step_gradients<5>(taps, count, ahead, g, dx, sums, row);
-    case 6:
-      return step_gradients<6>(taps, count, ahead, g, dx, sums, row);
-    case 7:
-      return step_gradients<7>(taps, count, ahead, g, dx, sums, row);
-    default:
-      return step_gradients<8>(taps, count, ahead, g, dx, sums, row);
-  }
-}
-
 // What the final state's rows give the inputs [from, end).
 HWY_INLINE void add_final_gradients(const conv::Input& in, const conv::Tile& tile, int64_t from,
                                     GradientTile& g) {
@@ -175,8 +155,10 @@ void backward_tile(const conv::BackwardJob& job, const conv::Tile& tile, int64_t
     load_sum_gradients(job, tile, taps, c, channels, g);
     history_gradients(in, tile, taps, from, g);
     float* dx = g.dx + (tile.step - from) * lanes;
-    step_gradients(in.width, taps, count, tile.sequence.end - tile.step, g, dx, job.sum(item, 0, c),
-                   job.padded());
+    for_width(in.width, [&](auto width) HWY_ATTR {
+      step_gradients<width>(taps, count, tile.sequence.end - tile.step, g, dx, job.sum(item, 0, c),
+                            job.padded());
+    });
     if (job.dfinal_state) {
       load_tile(state_rows(job.dfinal_state, tile.s, c), history, channels, g.dfinal);
       add_final_gradients(in, tile, from, g);

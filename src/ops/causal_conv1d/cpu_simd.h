@@ -37,6 +37,27 @@ struct Taps {
   }
 };
 
+// body(a constant), the width as one: loops over taps unroll then.
+template <class Body>
+HWY_INLINE void for_width(int64_t width, const Body& body) {
+  switch (width) {
+    case 2:
+      return body(std::integral_constant<int, 2>());
+    case 3:
+      return body(std::integral_constant<int, 3>());
+    case 4:
+      return body(std::integral_constant<int, 4>());
+    case 5:
+      return body(std::integral_constant<int, 5>());
+    case 6:
+      return body(std::integral_constant<int, 6>());
+    case 7:
+      return body(std::integral_constant<int, 7>());
+    default:
+      return body(std::integral_constant<int, 8>());
+  }
+}
+
 // out[t] = bias + sum over k of weight[k] x[t + k], for `count` steps; x begins with the history.
 template <int kWidth>
 HWY_INLINE void convolve_width(const Taps& taps, const float* x, int64_t count, float* out) {
@@ -56,22 +77,7 @@ HWY_INLINE void convolve_width(const Taps& taps, const float* x, int64_t count, 
 
 HWY_INLINE void convolve(int64_t width, const Taps& taps, const float* x, int64_t count,
                          float* out) {
-  switch (width) {
-    case 2:
-      return convolve_width<2>(taps, x, count, out);
-    case 3:
-      return convolve_width<3>(taps, x, count, out);
-    case 4:
-      return convolve_width<4>(taps, x, count, out);
-    case 5:
-      return convolve_width<5>(taps, x, count, out);
-    case 6:
-      return convolve_width<6>(taps, x, count, out);
-    case 7:
-      return convolve_width<7>(taps, x, count, out);
-    default:
-      return convolve_width<8>(taps, x, count, out);
-  }
+  for_width(width, [&](auto w) HWY_ATTR { convolve_width<w>(taps, x, count, out); });
 }
 
 HWY_INLINE void activate(int64_t activation, int64_t count, float* y) {

@@ -119,16 +119,6 @@ bool named(int64_t algorithm) {
   return algorithm == kBlellochScan || algorithm == kHillisSteeleScan || algorithm == kCumsumScan;
 }
 
-StateView state_view(const Tensor& t) {
-  if (!t) return {};
-  return {t.data, t.dtype == DType::kFloat32, t.stride(0), t.stride(1), t.stride(2)};
-}
-
-ChannelView channel_view(const Tensor& t) {
-  if (!t) return {};
-  return {t.data, t.dtype == DType::kFloat32, t.stride(0)};
-}
-
 // Which layout the tensors have.
 void set_quads(ScanArgs& a) {
   const auto whole = [](int64_t stride, int64_t count) { return count <= 1 || stride % 4 == 0; };

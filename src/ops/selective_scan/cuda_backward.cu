@@ -76,21 +76,6 @@ struct BackwardMemory {
   }
 };
 
-StateView state_view(const Tensor& t) {
-  if (!t) return {};
-  return {t.data, t.dtype == DType::kFloat32, t.stride(0), t.stride(1), t.stride(2)};
-}
-
-ChannelView channel_view(const Tensor& t) {
-  if (!t) return {};
-  return {t.data, t.dtype == DType::kFloat32, t.stride(0)};
-}
-
-ParameterView parameter_view(const Tensor& t) {
-  if (!t) return {};
-  return {t.data, t.dtype == DType::kFloat32, t.stride(0)};
-}
-
 // Whether all of them can be read and written by pairs of channels, and whether their steps lie
 // closer than their channels.
 void set_layout(std::initializer_list<const Tensor*> tensors, BackwardArgs& a) {
@@ -169,8 +154,8 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
     s.dA_channel = op.dA.stride(0);
     s.dA_state = op.dA.stride(1);
   }
-  s.dD = parameter_view(op.dD);
-  s.dbias = parameter_view(op.ddelta_bias);
+  s.dD = channel_view(op.dD);
+  s.dbias = channel_view(op.ddelta_bias);
   s.state_parts = p.groups * a.chunks.slots * a.state_groups * (kChunkParts / 4);
   s.of_A = p.channels * p.states;
   s.split = a.blocks_per_group > 32 ? 8 : 1;

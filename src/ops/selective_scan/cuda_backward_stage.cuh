@@ -168,9 +168,6 @@ __device__ __forceinline__ void prefetch_chunk(const BackwardArgs& a, const scan
   }
 }
 
-// dt log2(e), rounded once: a constant rounded to a float would shorten every exponent alike.
-__device__ __forceinline__ float times_log2e(float x) { return fmaf(x, kLog2E, x * kLog2ERest); }
-
 struct TimeStep {
   float dt, slope;  // and d dt / d delta
 

@@ -9,19 +9,12 @@ namespace fk::cuda {
 
 constexpr int kSumThreads = 128;
 
-// The gradient of a parameter per channel, float32 or of the activations' dtype.
-struct ParameterView {
-  void* data = nullptr;  // NULL: not asked for
-  bool is_float = true;
-  int64_t stride = 0;
-};
-
 struct BackwardSums {
   BackwardArgs args;
   scan::GroupView dB, dC;
   float* dA;
   int64_t dA_channel, dA_state;
-  ParameterView dD, dbias;
+  ChannelView dD, dbias;
   int64_t state_parts, of_A;  // threads for dB and dC, then for dA, then for dD, ddelta_bias
 
   int split;  // threads for one of the first: a power of two, at most 32
@@ -90,7 +83,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_parts(const __grid_constant__
       s.dA[index / a.states * s.dA_channel + index % a.states * s.dA_state] = sum;
     return;
   }
-  const ParameterView& to = index < a.channels ? s.dD : s.dbias;
+  const ChannelView& to = index < a.channels ? s.dD : s.dbias;
   if (to.data == nullptr) return;
   store_either<T>(to.data, to.is_float, index % a.channels * to.stride, sum);
 }

@@ -11,7 +11,7 @@ namespace fk::cuda {
 
 // Values per channel, of dtype float32 or the activations'.
 struct ChannelView {
-  const void* data = nullptr;  // NULL: not there
+  void* data = nullptr;  // NULL: not there
   bool is_float = true;
   int64_t stride = 0;
 };
@@ -22,6 +22,16 @@ struct StateView {
   bool is_float = true;
   int64_t sequence = 0, channel = 0, state = 0;
 };
+
+inline StateView state_view(const Tensor& t) {
+  if (!t) return {};
+  return {t.data, t.dtype == DType::kFloat32, t.stride(0), t.stride(1), t.stride(2)};
+}
+
+inline ChannelView channel_view(const Tensor& t) {
+  if (!t) return {};
+  return {t.data, t.dtype == DType::kFloat32, t.stride(0)};
+}
 
 // States after every `spacing` steps of a sequence, [row][state][channel]. The row of the state
 // after step t - 1 is base + (t - begin) / spacing, base being rows_per_batch * batch - 1 or,

@@ -9,6 +9,9 @@ namespace fk::cuda {
 
 constexpr float kLog2ERest = 1.925963033500e-8f;  // of log2(e) beyond a float
 
+// x log2(e), rounded once: a constant rounded to a float would shorten every exponent alike.
+__device__ __forceinline__ float times_log2e(float x) { return fmaf(x, kLog2E, x * kLog2ERest); }
+
 // What x y is beyond the nearest whole number, which goes to `whole`. |x y| up to 1e16.
 __device__ __forceinline__ float split_product(float x, float y, float& whole) {
   constexpr float kRound = 1.5f * (1 << 23);  // added and taken away: to a whole number
@@ -39,10 +42,10 @@ __device__ __forceinline__ float power(float x, float y) {
 }
 
 // x within what `power` takes; no number stays none.
+constexpr float kMostExponent = 1e12f;
 template <class T>
 __device__ __forceinline__ float within_power(float x) {
-  constexpr float kMost = 1e12f;
-  return std::is_same_v<T, float> && fabsf(x) > kMost ? copysignf(kMost, x) : x;
+  return std::is_same_v<T, float> && fabsf(x) > kMostExponent ? copysignf(kMostExponent, x) : x;
 }
 
 // exp(x)
@@ -81,9 +84,8 @@ __device__ __forceinline__ float2 time_step(float delta, float bias, bool throug
       dt = isnan(dt) ? dt : p + fmaxf(dt, 0.f);
     }
     // Infinite steps decay to 0, as far as `power` reaches.
-    constexpr float kMost = 1e12f;
-    const float log2_e_dt = fmaf(dt, kLog2E, dt * kLog2ERest);
-    return make_float2(fminf(fmaxf(log2_e_dt, -kMost), kMost), dt);
+    const float log2_e_dt = times_log2e(dt);
+    return make_float2(fminf(fmaxf(log2_e_dt, -kMostExponent), kMostExponent), dt);
   }
   float x = (delta + bias) * kLog2E;
   if (through_softplus) x = fmaxf(x, 0.f) + log2_fast(1.f + exp2_fast(-fabsf(x)));

@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
       B_in[r].unpack_to(B);
       C_in[r].unpack_to(C);
       state_in[r].decode(p.state, state);
-      const float log2_e_dt = within_power<T>(fmaf(dt[r], kLog2E, dt[r] * kLog2ERest));
+      const float log2_e_dt = within_power<T>(times_log2e(dt[r]));
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         state[i] = fmaf(power<T>(log2_e_dt, A[i]), state[i], dt[r] * B[i] * x[r]);
