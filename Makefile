@@ -7,6 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CCACHE_MAXSIZE ?= 5G
 # What one build folder compiled serves the others; and a first build needs no preprocessor twice.
 export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 export CCACHE_DEPEND := 1
 
 # The demo compiles CUDA code only where it could run.

@@ -26,7 +26,7 @@ fk_add_tests(fk_tests LIBRARIES flashkernel_static test_model_files SOURCES ${so
 add_dependencies(fk_tests headers)
 target_compile_options(fk_tests PRIVATE -O0)  # what takes long is in the library
 # Compiled together, as the library's files are. tokenizer_test.cc has names of its neighbours.
-foreach(folder core model)
+foreach(folder core engine model)
   set(together ${sources})
   list(FILTER together INCLUDE REGEX "/tests/${folder}/")
   list(FILTER together EXCLUDE REGEX "/tokenizer_test.cc$")
@@ -42,3 +42,4 @@ target_compile_options(fk_fuzz PRIVATE -O0)
 add_test(NAME fk_fuzz COMMAND fk_fuzz all 2)
 
 add_test(NAME fk_check COMMAND fk check --device cpu)
+set_tests_properties(fk_fuzz fk_check PROPERTIES COST 100)  # they take longest, and start first

@@ -31,7 +31,7 @@ build() {
   quietly 1 ninja -C build
 }
 
-cpp() { quietly 3 ctest --test-dir build --output-on-failure; }
+cpp() { quietly 3 ctest --test-dir build --output-on-failure -j 2; }
 
 # An op must have a reference, a test and a doc line; a kernel must not spill.
 house() {
@@ -48,7 +48,7 @@ sanitized() {
 # The C++ tests again, with every memory access and every operation watched.
 asan() {
   sanitized build-asan address,undefined fk_tests fk_pool_tests fk_fuzz fk
-  quietly 3 ctest --test-dir build-asan --output-on-failure
+  quietly 3 ctest --test-dir build-asan --output-on-failure -j 2
 }
 
 # The pool, with every pair of accesses from two threads watched.

@@ -5,11 +5,10 @@
 #include <string>
 
 namespace fk::torch {
-namespace {
 
-// The symbol from torch's CPU or CUDA library, both of which `import torch` has loaded.
-void* find(const char* name) {
-  for (const char* library : {"libtorch_cpu.so", "libtorch_cuda.so"}) {
+void* find_symbol(const char* name) {
+  for (const char* library :
+       {"libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libtorch_python.so"}) {
     void* handle = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
     if (handle == nullptr) continue;
     void* symbol = dlsym(handle, name);
@@ -19,9 +18,11 @@ void* find(const char* name) {
   return dlsym(RTLD_DEFAULT, name);
 }
 
+namespace {
+
 template <class Function>
 bool bind(const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(find(name));
+  *function = reinterpret_cast<Function>(find_symbol(name));
   return *function != nullptr;
 }
 

@@ -266,21 +266,46 @@ HWY_INLINE LogSumExp RowLogSumExp(const T* x, int64_t stride, int64_t n) {
   return result;
 }
 
+// log(x) to 1 ulp, for normal numbers above 0.
+HWY_INLINE hn::Vec<F32> Log(hn::Vec<F32> x) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  // x = 2^n (1 + t) with 1 + t from sqrt(1/2) to sqrt(2), whose bits begin with 0x3f3504f3.
+  const auto root = hn::Set(di, 0x3f3504f3), one = hn::Set(di, 0x3f800000);
+  const auto bits = hn::Add(hn::BitCast(di, x), hn::Sub(one, root));
+  const auto n = hn::ConvertTo(d, hn::Sub(hn::ShiftRight<23>(bits), hn::Set(di, 127)));
+  const auto fraction = hn::And(bits, hn::Set(di, 0x7fffff));
+  const auto t = hn::Sub(hn::BitCast(d, hn::Add(fraction, root)), hn::Set(d, 1.0f));
+  // log(1 + t) = t - t^2 / 2 + t^3 p(t); ln 2 in two parts, so that n times the first is exact.
+  auto p = hn::Set(d, -0.0790274377f);
+  p = hn::MulAdd(p, t, hn::Set(d, 0.126223198f));
+  p = hn::MulAdd(p, t, hn::Set(d, -0.129981838f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0.142144959f));
+  p = hn::MulAdd(p, t, hn::Set(d, -0.166412815f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0.200010451f));
+  p = hn::MulAdd(p, t, hn::Set(d, -0.250003064f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0.333333307f));
+  const auto square = hn::Mul(t, t);
+  auto y = hn::MulAdd(p, hn::Mul(square, t), hn::Mul(n, hn::Set(d, -2.12194440e-4f)));
+  y = hn::Add(hn::NegMulAdd(square, hn::Set(d, 0.5f), y), t);
+  return hn::MulAdd(n, hn::Set(d, 0.693359375f), y);
+}
+
 // Short rows are taken in groups, pass by pass: a single row's passes wait for one another (the sum
 // for the maximum, the output for the sum), those of several rows overlap.
 struct RowGroup {
   static constexpr int64_t kRows = 16;
-  static constexpr int64_t kElements = kBlock;
+  static constexpr int64_t kElements = 4 * kBlock;
 
   // Whether rows of n elements are short, and how many of them make a group.
-  static bool Takes(int64_t n) { return n <= kElements; }
+  static bool Takes(int64_t n) { return n <= kBlock; }
   static int64_t Rows(int64_t n) {
     return std::clamp<int64_t>(kElements / std::max<int64_t>(1, n), 1, kRows);
   }
 
   float max[kRows];
-  float shift[kRows];  // the maximum, or 0 where that is not finite
-  float sum[kRows];    // of exp(x - shift)
+  float shift[kRows];            // the maximum, or 0 where that is not finite
+  alignas(64) float sum[kRows];  // of exp(x - shift)
 
   // Row r is row(r), for r < rows. Hands each vector of exponentials to keep(r, i, k, exp).
   template <class RowOf, class Keep>
@@ -296,6 +321,20 @@ struct RowGroup {
         keep(r, i, k, e);
         return e;
       });
+    }
+  }
+
+  // sum = log(sum), for all rows at once.
+  HWY_INLINE void TakeLogarithms(int64_t rows) {
+    const F32 d;
+    alignas(64) float logs[kRows];
+    std::fill(sum + rows, sum + kRows, 1.0f);
+    for (int64_t r = 0; r < rows; r += hn::Lanes(d)) {
+      hn::Store(Log(hn::Load(d, sum + r)), d, logs + r);
+    }
+    // A sum is 1 at least; that of a row without finite entries is not.
+    for (int64_t r = 0; r < rows; ++r) {
+      sum[r] = sum[r] >= 1 && sum[r] < kInfinity ? logs[r] : std::log(sum[r]);
     }
   }
 };

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <tuple>
+#include <type_traits>
 
 #include "core/exec.h"
 #include "core/status.h"
@@ -46,16 +46,13 @@ struct LaunchShape {
 Status launch_early(const void* kernel, const char* name, const LaunchShape& shape,
                     cudaStream_t stream, void** arguments);
 
-template <class... Parameters, class... Arguments>
+// `arguments` become the kernel's parameters, converted where they differ.
+template <class... Parameters>
 Status launch_early(void (*kernel)(Parameters...), const char* name, const LaunchShape& shape,
-                    cudaStream_t stream, const Arguments&... arguments) {
-  std::tuple<Parameters...> values(arguments...);
-  return std::apply(
-      [&](Parameters&... value) {
-        void* pointers[] = {&value...};
-        return launch_early(reinterpret_cast<const void*>(kernel), name, shape, stream, pointers);
-      },
-      values);
+                    cudaStream_t stream, const std::common_type_t<Parameters>&... arguments) {
+  const void* pointers[] = {&arguments...};
+  return launch_early(reinterpret_cast<const void*>(kernel), name, shape, stream,
+                      const_cast<void**>(pointers));
 }
 
 }  // namespace fk::cuda

@@ -50,6 +50,25 @@ def test_selective_scan_fn():
     assert theirs.selective_scan_fn(**half, delta_softplus=True).dtype == torch.bfloat16
 
 
+def test_outputs_lie_in_memory_as_inputs_do():
+    """Time last in, time last out, gradients too: mixed layouts take slower kernels."""
+    t = {k: v.requires_grad_() for k, v in draw().items()}
+    halves = torch.randn(2, 12, 11, requires_grad=True)  # as a projection to x and z leaves them
+    for u in (t["u"], halves.chunk(2, 1)[0]):
+        out = theirs.selective_scan_fn(**{**t, "u": u}, delta_softplus=True)
+        names = ("delta", "B", "C", "z")
+        gradients = torch.autograd.grad(out.square().sum(), (u, *(t[k] for k in names)))
+        assert all(x.is_contiguous() for x in (out, *gradients))
+        out = theirs_conv.causal_conv1d_fn(u, torch.randn(6, 4), activation="silu")
+        assert out.is_contiguous()
+        assert torch.autograd.grad(out.square().sum(), u)[0].is_contiguous()
+    dims_first = torch.randn(6, 2, 11).transpose(0, 1)  # as mamba-ssm's block lays them out
+    assert theirs_conv.causal_conv1d_fn(dims_first, torch.randn(6, 4)).stride() == (11, 22, 1)
+    repeated = torch.randn(2, 1, 11).expand(2, 6, 11)
+    like = torch.empty_like(repeated.transpose(1, 2)).transpose(1, 2)
+    assert theirs_conv.causal_conv1d_fn(repeated, torch.randn(6, 4)).stride() == like.stride()
+
+
 def test_selective_scan_fn_with_constant_projections():
     t = draw()
     fixed = {k: torch.randn(6, 4, requires_grad=True) for k in "BC"}

@@ -1,6 +1,7 @@
 """The torch binding, for every op by its declaration: values, gradients, torch's own checks of
 operators, torch.compile, errors."""
 
+import concurrent.futures
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import flashkernel as fk
-from flashkernel.torch import _operators
+from flashkernel.torch import _operators, _plain
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import sampling
@@ -453,6 +454,95 @@ def test_parameters_and_subclasses():
     tagged = fk.rms_norm(x.as_subclass(Tagged), weight.detach())
     assert type(tagged) is Tagged
     same_values(tagged.as_subclass(torch.Tensor), expected)
+
+
+# --- calls past the dispatcher ------------------------------------------------------------------
+
+PLAIN = pytest.mark.skipif(not _plain.available, reason="this torch is laid out in another way")
+
+
+@PLAIN
+def test_plain_calls_are_made_without_the_dispatcher():
+    x = torch.randn(3, 8)
+    outside = _operators.registered["softmax"].variants[0].forward
+    for mode in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
+        with mode:
+            given = (x, torch.nn.Parameter(x, requires_grad=False), torch.randn(3, 8))
+            handed_on = []
+            made = _plain.without_gradient(outside, lambda *a, to=handed_on: to.append(a))
+            results = [made(t, -1) for t in given]
+            assert not handed_on
+            same_values(results[0], outside(x, -1))
+            assert results[0].is_inference() == torch.is_inference_mode_enabled()
+
+
+@PLAIN
+def test_other_calls_are_handed_on():
+    x = torch.randn(3, 8)
+    outside = _operators.registered["softmax"].variants[0].forward
+    made = _plain.without_gradient(outside, lambda *a: "handed on")
+    complex_ = torch.randn(3, 8, dtype=torch.complex64)
+    for given in (
+        (x,),
+        (x, -1, 0),
+        (x, 1.0),
+        (x, True),
+        (x, 1 << 70),
+        (x, 5),
+        (None, -1),
+        (x.numpy(), -1),
+        (x.to("meta"), -1),
+        (x.double(), -1),
+        (x.to_sparse(), -1),
+        (torch._neg_view(x), -1),
+        (complex_.conj().imag, -1),
+        (x.clone().requires_grad_(), -1),
+        (x.as_subclass(type("Tagged", (torch.Tensor,), {})), -1),
+    ):
+        assert made(*given) == "handed on"
+    with torch.autograd.profiler.profile():
+        assert made(x, -1) == "handed on"
+    with torch.overrides.BaseTorchFunctionMode():
+        assert made(x, -1) == "handed on"
+    with torch.utils._python_dispatch.TorchDispatchMode():
+        assert made(x, -1) == "handed on"
+    same_values(fk.softmax(complex_.conj().imag), fk.softmax(complex_.conj().imag.clone()))
+
+
+def test_modes_see_calls():
+    seen = []
+
+    class Record(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(3, 8)
+    with Record():
+        fk.softmax(x)
+        fk.rms_norm(x)
+    assert seen == ["flashkernel::softmax_fwd", "flashkernel::rms_norm_fwd"]
+    with torch.profiler.profile() as profile:
+        fk.sum(x, -1)
+    assert "flashkernel::sum_fwd" in {e.key for e in profile.key_averages()}
+    traced = torch.jit.trace(lambda t: fk.softmax(t), x)
+    y = torch.randn(3, 8)
+    same_values(traced(y), fk.softmax(y))
+    fake = torch._subclasses.FakeTensorMode()
+    with fake:
+        assert fk.softmax(torch.empty(3, 8)).shape == (3, 8)
+    doubled = torch.fx.experimental.proxy_tensor.make_fx(lambda t: fk.softmax(t) * 2)(x)
+    same_values(doubled(y), fk.softmax(y) * 2)
+
+
+def test_threads_call_at_the_same_time():
+    x = torch.randn(64, 512)
+    expected = torch.softmax(x, -1)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        rows = range(1, 65)
+        results = pool.map(lambda n: [fk.softmax(x[:n]) for _ in range(20)][-1], rows)
+        for n, result in zip(rows, results, strict=True):
+            torch.testing.assert_close(result, expected[:n])
 
 
 def test_many_rows_on_many_threads():

@@ -291,6 +291,16 @@ LONG = [
     attention_case(1, 400, h=1, d=256, causal=True),
     attention_case(lengths=((300, 300), (129, 260), (7, 511)), h=4, g=2, d=64, causal=True),
     attention_case(lengths=((300, 300), (129, 260), (7, 511)), h=2, g=2, d=128),
+    # Each head size of the Hopper backward, and sizes that it pads.
+    attention_case(1, 333, 400, h=2, g=1, d=96, causal=True, deterministic=True),
+    attention_case(1, 333, h=1, d=80, window=(100, 30), sinks=True),
+    attention_case(1, 333, h=1, d=48, e=32, causal=True),
+    attention_case(1, 300, 400, h=2, g=1, d=192, e=128, causal=True, return_lse=True),
+    attention_case(1, 333, h=1, d=160, e=192, window=(130, 70)),
+    attention_case(1, 300, 450, h=2, g=1, d=256, causal=True, deterministic=True),
+    attention_case(lengths=((150, 150), (65, 200)), h=2, g=1, d=96),
+    attention_case(lengths=((150, 150), (65, 200)), h=2, g=1, d=192, e=128, causal=True),
+    attention_case(lengths=((150, 150), (65, 200)), h=2, g=1, d=256, window=(60, 60)),
 ]
 
 

@@ -129,8 +129,9 @@ template <class T, int kTerms, int kDim>
 Status launch_backward_of(const Backward& p, BackwardPass pass, bool features,
                           const DeviceProperties& properties, cudaStream_t stream) {
   if (pass == BackwardPass::kKeys) {
-    return features ? launch_keys<T, kTerms, kDim, true>(p, properties, stream)
-                    : launch_keys<T, kTerms, kDim, false>(p, properties, stream);
+    return features || kAlwaysFeatures<kTerms, kDim>
+               ? launch_keys<T, kTerms, kDim, true>(p, properties, stream)
+               : launch_keys<T, kTerms, kDim, kAlwaysFeatures<kTerms, kDim>>(p, properties, stream);
   }
   using Tiles = BackwardTiles<T, kTerms, kDim, true>;
   using Large = typename Tiles::Queries;

@@ -59,7 +59,7 @@ struct ForwardTiles<T, 2, 256, kFeatures> {
 template <class T, int kTerms, int kDim, bool kFeatures>
 Status launch_forward_of(const Forward& p, const DeviceProperties& properties,
                          cudaStream_t stream) {
-  using Tiles = ForwardTiles<T, kTerms, kDim, kFeatures>;
+  using Tiles = ForwardTiles<T, kTerms, kDim, kFeatures || kAlwaysFeatures<kTerms, kDim>>;
   if (takes_large<typename Tiles::Large, typename Tiles::Small>(properties)) {
     return launch_forward_tile<typename Tiles::Large>(p, properties, stream);
   }

@@ -127,6 +127,11 @@ inline bool plain_scores(const ScoreChange& change) {
          change.scale > 0.f && std::isfinite(change.scale);
 }
 
+// Such calls are rare enough for one kernel to take them, with features or without: fewer to
+// compile.
+template <int kTerms, int kDim>
+constexpr bool kAlwaysFeatures = kTerms == 2 && kDim > 128;
+
 // Columns that the kernels are compiled for.
 inline int dim_of(const Problem& problem) {
   const int64_t columns = std::max(problem.head_dim, problem.value_dim);

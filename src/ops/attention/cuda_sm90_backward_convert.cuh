@@ -43,6 +43,7 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t w) {
 // added. One thread; `block` is in shared memory, since registers are few.
 template <class T, int kD, int kM>
 __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& block) {
+  constexpr int kN = keys_a_block(kD);
   const int heads = p.kv_heads * p.group;
   while (true) {
     const int i = atomicAdd(&p.counters->block, 1);
@@ -62,6 +63,7 @@ __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& bl
       block.head = s * p.kv_heads + head / p.group;
       sum = head * p.slots + slot;
       batch = 0;
+      block.again = false;
       // Where the sequence's key blocks are (find_tile), if offsets rise. If they do not, there is
       // at least an end to it.
       const int begin = static_cast<int>(sequence.k_begin) / kN + s;
@@ -81,6 +83,7 @@ __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& bl
       row0 = rest % p.m_blocks * kM;
       block.rows = static_cast<int>(p.problem.q_len) - row0;
       block.head = kv_head;
+      block.again = kv_head + p.ring < static_cast<int>(p.problem.batch) * p.kv_heads;
       while (load_acquire(p.done + kv_head) < p.n_blocks * kConsumerWarps) __nanosleep(300);
     }
     block.sum = p.sum + static_cast<int64_t>(sum) * (kM * kD);
@@ -90,7 +93,7 @@ __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& bl
 }
 
 // A warp brings blocks of dQ from their sum of floats, in the order of the registers
-// (Consumer::add_dq) to rows of q's type, and zeroes the sum for the next head that takes it.
+// (Consumer::add_dq) to rows of q's type, and zeroes the sum if another head takes its place.
 template <class T, int kD, int kM, int kAtOnce>
 __device__ __forceinline__ void convert_blocks(const Params& p, volatile DqBlock& block) {
   constexpr int kGroups = kD == 64 ? kM / 16 : kM / 8;  // of 8 queries, in a warp's part
@@ -100,13 +103,15 @@ __device__ __forceinline__ void convert_blocks(const Params& p, volatile DqBlock
     __syncwarp();
     if (block.rows <= 0) return;
 #pragma unroll 1
-    for (int part = 0; part < kConsumerWarps; ++part) {
+    for (int part = 0; part < dq_parts(kD); ++part) {
+      if ((kD == 64 ? part % 4 : part) * 16 >= p.columns) continue;
       const int lane = lane_now();
       float4* sum = reinterpret_cast<float4*>(block.sum) + part * kGroups * 32 + lane;
       int row = (kD == 64 ? part / 4 * (kM / 2) : 0) + lane / 4;
-      T* to = static_cast<T*>(block.to) + row * p.dq.row + (kD == 64 ? 0 : part / 4 * 64) +
-              part % 4 * 16 + lane % 4 * 2;
+      T* to = static_cast<T*>(block.to) + row * p.dq.row + (kD == 64 ? part % 4 : part) * 16 +
+              lane % 4 * 2;
       row -= block.rows;
+      const bool again = block.again;
 #pragma unroll 1
       for (int g = 0; g < kGroups; g += kAtOnce) {
         float4 x[kAtOnce];
@@ -122,7 +127,7 @@ __device__ __forceinline__ void convert_blocks(const Params& p, volatile DqBlock
           }
           row += 8;
           to += 8 * p.dq.row;
-          __stcg(sum, make_float4(0.f, 0.f, 0.f, 0.f));
+          if (again) __stcg(sum, make_float4(0.f, 0.f, 0.f, 0.f));
           sum += 32;
         }
       }

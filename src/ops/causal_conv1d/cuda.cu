@@ -2,158 +2,125 @@
 //
 // Floor: one read of x and one write of y.
 //
-// Channels contiguous (and every other layout, one channel at a time): a thread takes a vector of
-// channels and walks along a run of time, the last W - 1 inputs in registers; kAhead loads are in
-// flight. The rows of a block are neighbouring runs of the same channels, whose taps come through
-// shared memory; runs overlap by W - 1 inputs, which come from L2. Runs are as long as leaves
-// blocks for all multiprocessors.
+// Channels contiguous (and every other layout, one channel at a time): a warp walks along a run of
+// time, a lane 8 bytes of channels, the last W - 1 inputs in registers. The warps of a block are in
+// neighbouring runs of the same channels; runs overlap by W - 1 inputs. Rows are brought to L2
+// kRows ahead, which takes no registers.
 //
-// Time contiguous: a warp takes a channel, a lane 16 bytes of time, kTimeAhead vectors ahead; the
-// W - 1 inputs before them come from the lane before.
+// Time contiguous: a warp takes a channel, a lane 16 bytes of time, through a ring in shared
+// memory, from which the W - 1 inputs before them come too.
 #include "cuda/row_walk.cuh"
-#include "ops/causal_conv1d/cuda_conv.cuh"
+#include "ops/causal_conv1d/cuda_rows.cuh"
+#include "ops/causal_conv1d/cuda_time.cuh"
 
 namespace fk::cuda {
 namespace {
 
-constexpr int kTimeRun = 2048;  // steps a warp takes of a channel
-// Loads of a thread in flight; with 8 bytes each, the registers go to as many threads as possible.
-constexpr int kAhead = 8;
+constexpr int kWarps = kConvThreads / 32;
+constexpr int kTimeWarps = 2;
+// Blocks on a multiprocessor at once.
+constexpr int kChannelBlocks = 2;
+template <int kTaps>
+constexpr int kTimeBlocks = kTaps == kUsualTaps ? 16 : 12;
+// Blocks that follow each other there: many even out how fast multiprocessors are, but where few
+// bytes make up for what a run costs beside its steps, they cost more than that.
 template <class T>
-constexpr int kTimeAhead = sizeof(T) == 4 ? 2 : 3;
-constexpr int kBytes = 8;
+constexpr int kWaves = sizeof(T) == 4 ? 16 : 1;
+// Channels of a thread.
+template <class T, int kTaps>
+constexpr int kForwardVec = (kTaps == kUsualTaps ? 8 : 4) / static_cast<int>(sizeof(T));
 
 template <class T, int kVec, int kTaps>
-__global__ void __launch_bounds__(kConvThreads, 2)
+__global__ void __launch_bounds__(kConvThreads, kChannelBlocks)
     conv_channels(const __grid_constant__ ConvArgs a) {
-  __shared__ TapTile<T, kTaps, kVec> taps;
+  constexpr int kRows = 8;
+  const RowPlace<kVec, kWarps> place(a);
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const ConvPlace<kVec> place(a, block_index(), kConvThreads);
-  Segment g{};
-  if (place.channel < a.channels && place.slot < a.segments.slots) g = segment_at(a, place.slot);
+  if (place.slot >= a.segments.slots || place.channel >= a.channels) return;
+  const Segment g = segment_at(a, place.slot);
+  if (!g.exists) return;
+  const int steps = static_cast<int>(g.last - g.first);
   const T* x = static_cast<const T*>(a.x.data) + g.batch * a.x.batch + g.first * a.x.step +
                place.channel * a.x.channel;
   T* y = static_cast<T*>(a.y.data) + g.batch * a.y.batch + g.first * a.y.step +
          place.channel * a.y.channel;
-  const int steps = g.exists ? static_cast<int>(g.last - g.first) : 0;
-  Held<T, kVec> in[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    if (i < steps) in[i].load(x + i * a.x.step);
-  }
-  x += kAhead * a.x.step;
-  float window[kTaps - 1][kVec];
-  if (g.exists) inputs_before<T>(a, g, g.first - g.begin, place.channel, window);
-  taps.fill(a, place.tile);
-  const ConvWeights<kTaps, kVec> w = taps.of_lane(a, place.lane);
-  const auto step = [&](int t, Held<T, kVec>& held) {
-    float now[kVec], out[kVec];
-    held.unpack_to(now);
-    if (t + kAhead < steps) held.load(x);
-    x += a.x.step;
+  const RowPrefetch<T, kVec, kRows> prefetch(x, a.x.step, place.lane);
+  if (kVec > 1) prefetch(0, a.x.step, steps);
+  // Asked for together with the taps.
+  Held<T, kVec> before[kTaps - 1];
+  inputs_before(a, g, g.first - g.begin, place.channel, before);
+  const ConvWeights<kTaps, kVec> w = channel_weights<T, kTaps, kVec>(a, place.channel);
+  RowWindow<kTaps, kVec> window(before);
+  const auto row = [&](int r) {
+    float out[kVec];
 #pragma unroll
     for (int c = 0; c < kVec; ++c) {
-      float sum = fmaf(w.tap[kTaps - 1][c], now[c], w.bias[c]);
-#pragma unroll
-      for (int k = 0; k < kTaps - 1; ++k) {
-        if (has_tap<kTaps>(a, k)) sum = fmaf(w.tap[k][c], window[k][c], sum);
-      }
+      const float sum = window.sum(a, w, r, c);
       out[c] = a.silu ? sum * sigmoid(sum) : sum;
-#pragma unroll
-      for (int k = 0; k + 1 < kTaps - 1; ++k) window[k][c] = window[k + 1][c];
-      window[kTaps - 2][c] = now[c];
     }
-    store(y, pack<T, kVec>(out));
+    store_streaming(y, pack<T, kVec>(out));
     y += a.y.step;
   };
   int t = 0;
 #pragma unroll 1
-  for (; t + kAhead <= steps; t += kAhead) {
+  for (; t + kRows <= steps; t += kRows) {
+    if (kVec > 1) prefetch(t + kRows, a.x.step, steps);
+    Held<T, kVec> in[kRows];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) step(t + i, in[i]);
+    for (int r = 0; r < kRows; ++r) in[r].load(x + r * a.x.step);
+    x += kRows * a.x.step;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      in[r].unpack_to(window.rows[r % kTaps]);
+      row(r);
+    }
   }
 #pragma unroll 1
   for (; t < steps; ++t) {
-    step(t, in[0]);
-#pragma unroll
-    for (int i = 0; i + 1 < kAhead; ++i) in[i] = in[i + 1];
+    Held<T, kVec> in;
+    in.load(x);
+    x += a.x.step;
+    in.unpack_to(window.rows[0]);
+    row(0);
+    window.turn();
   }
 }
 
 template <class T, int kTaps>
-__global__ void __launch_bounds__(kConvThreads, sizeof(T) == 4 ? 4 : 3)
+__global__ void __launch_bounds__(32 * kTimeWarps, kTimeBlocks<kTaps>)
     conv_time(const __grid_constant__ ConvArgs a) {
-  constexpr int kVec = kVecWidth<T>;
+  constexpr int kVec = kVecWidth<T>, kStride = 32 * kVec, kHalo = kTaps - 1;
+  using Stream = TimeStream<T, false>;
+  __shared__ __align__(16) typename Stream::Shared rings[kTimeWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  TimeItem next(a, block_index() * kTimeWarps + warp);
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const int64_t index = block_index() * (kConvThreads / 32) + threadIdx.x / 32;
-  if (index >= a.channels * a.segments.slots) return;
-  const int lane = threadIdx.x % 32;
-  const int64_t slot = quotient(index, a.channels), channel = index - slot * a.channels;
-  const Segment g = segment_at(a, slot);
-  const T* x = static_cast<const T*>(a.x.data) + g.batch * a.x.batch + channel * a.x.channel +
-               g.first + lane * kVec;
-  T* y = static_cast<T*>(a.y.data) + g.batch * a.y.batch + channel * a.y.channel + g.first +
-         lane * kVec;
-  const int total = static_cast<int>(g.last - g.first);
-  const int steps = total - lane * kVec;  // from the lane's first on
-  const auto fetch = [&](Held<T, kVec>& held, int t) {
-    if (t + kVec <= steps) {
-      held.load(x + t);
-    } else {
-      float values[kVec];
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) values[e] = t + e < steps ? to_float(x[t + e]) : 0.f;
-      held.set(values);
-    }
-  };
-  constexpr int kStride = 32 * kVec;
-  Held<T, kVec> in[kTimeAhead<T>];
-#pragma unroll
-  for (int i = 0; i < kTimeAhead<T>; ++i) fetch(in[i], i * kStride);
-  Held<T, kVec> last;
-  inputs_before_row(a, g, lane, channel, x, last);
-  const ConvWeights<kTaps, 1> w = channel_weights<T, kTaps>(a, channel);
-  float before[kVec];
-  last.unpack_to(before);
+  if (!next.exists(a)) return;
+  Stream stream(a, rings[warp], next);
+  LaneTap<T> tap;
+  tap.load(a, next.channel, lane);
 #pragma unroll 1
-  for (int t0 = 0; t0 < total; t0 += kTimeAhead<T> * kStride) {
-#pragma unroll
-    for (int i = 0; i < kTimeAhead<T>; ++i) {
-      const int t = t0 + i * kStride;
-      if (t >= total) break;
-      float window[kTaps - 1 + kVec], now[kVec];
-      in[i].unpack_to(now);
-      if (t + kTimeAhead<T> * kStride < total) fetch(in[i], t + kTimeAhead<T> * kStride);
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) window[kTaps - 1 + e] = now[e];
-#pragma unroll
-      for (int h = 1; h < kTaps; ++h) {
-        const int e = (kVec - h % kVec) % kVec;
-        window[kTaps - 1 - h] = h <= kVec ? from_lane<-1>(now[e], before[e], lane)
-                                          : from_lane<-2>(now[e], before[e], lane);
-      }
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) before[e] = now[e];
-      float out[kVec];
+  while (next.exists(a)) {
+    const ConvWeights<kTaps, 1> w = tap.template all<kTaps>(a, lane);
+    T* y = next.at<T>(a, a.y) + lane * kVec;
+    const int steps = next.steps(a);
+    next.next(a);
+    if (next.exists(a)) tap.load(a, next.channel, lane);
+#pragma unroll 1
+    for (int t = -kStride; t < steps; t += kStride) {
+      stream.advance(a);
+      if (t < 0) continue;  // the row before
+      float window[kHalo + kVec], out[kVec];
+      stream.template inputs<kHalo>(window);
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
-        float sum = w.bias[0];
-#pragma unroll
-        for (int k = 0; k < kTaps; ++k) {
-          if (has_tap<kTaps>(a, k)) sum = fmaf(w.tap[k][0], window[e + k], sum);
-        }
+        const float sum = time_sum(a, w, window, e);
         out[e] = a.silu ? sum * sigmoid(sum) : sum;
       }
-      if (t + kVec <= steps) {
-        store(y + t, pack<T, kVec>(out));
-      } else {
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-          if (t + e < steps) y[t + e] = from_float<T>(out[e]);
-        }
-      }
+      store_part(y, out, steps - t - lane * kVec);
+      y += kStride;
     }
   }
 }
@@ -189,7 +156,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_update(const __grid_constan
   const int64_t channel = index % a.channels, s = index / a.channels;
   Segment g{};
   g.sequence = g.batch = s;
-  const ConvWeights<kMaxConvWidth, 1> w = channel_weights<T, kMaxConvWidth>(a, channel);
+  const ConvWeights<kMaxConvWidth, 1> w = channel_weights<T, kMaxConvWidth, 1>(a, channel);
   const int64_t length = a.segments.sequences.length;
   float window[kMaxConvWidth];
 #pragma unroll
@@ -223,23 +190,20 @@ __global__ void __launch_bounds__(kConvThreads) conv_update(const __grid_constan
 
 template <class T, int kTaps>
 Status launch_forward(ConvArgs a, const ConvLayout& layout, int device, cudaStream_t stream) {
+  const int64_t multiprocessors = device_properties(device).multiprocessors;
   if (layout.time) {
-    a.segments = segments_of(a.segments.sequences, kTimeRun);
-    a.per_row = a.segments.per_row();
-    const dim3 grid = grid_of(ceil_div(a.channels * a.segments.slots, kConvThreads / 32));
-    return launch_early(conv_time<T, kTaps>, "conv_time", {grid, kConvThreads}, stream, a);
+    const int64_t blocks = cut_time(a, sizeof(T), multiprocessors * kTimeBlocks<kTaps>, kTimeWarps);
+    return launch_early(conv_time<T, kTaps>, "conv_time", {grid_of(blocks), 32 * kTimeWarps},
+                        stream, a);
   }
-  constexpr int kVec = kBytes / static_cast<int>(sizeof(T));
-  const int vec = layout.channels ? kVec : 1;
-  a.lanes = column_lanes(a.channels, vec);
-  a.tiles = ceil_div(a.channels, int64_t{a.lanes} * vec);
-  // What a run costs beside its steps counts where few bytes make up for it.
-  const int waves = sizeof(T) == 4 ? 8 : 1;
-  a.segments = segments_that_fill(a.segments.sequences, {16, 128}, a.tiles, kConvThreads / a.lanes,
-                                  waves, device);
+  constexpr int kVec = kForwardVec<T, kTaps>;
+  const bool vectors = layout.channels;
+  a.tiles = ceil_div(a.channels, 32 * (vectors ? kVec : 1));
+  a.segments = best_runs(a.segments.sequences, {a.tiles, kWarps, multiprocessors * kChannelBlocks,
+                                                kWaves<T>, 16, 8, 2 * kTaps});
   a.per_row = a.segments.per_row();
-  const dim3 grid = grid_of(a.tiles * ceil_div(a.segments.slots, kConvThreads / a.lanes));
-  const auto kernel = layout.channels ? conv_channels<T, kVec, kTaps> : conv_channels<T, 1, kTaps>;
+  const dim3 grid = grid_of(a.tiles * ceil_div(a.segments.slots, kWarps));
+  const auto kernel = vectors ? conv_channels<T, kVec, kTaps> : conv_channels<T, 1, kMaxConvWidth>;
   return launch_early(kernel, "conv_channels", {grid, kConvThreads}, stream, a);
 }
 
@@ -252,11 +216,11 @@ Status run_forward(const CausalConv1dFwd& op, const Exec& exec) {
   a.initial = conv_state(op.initial_state);
   a.segments.sequences = scan::sequences_of(op.x, op.cu_seqlens);
   if (op.y && op.y.numel() > 0) {
-    const ConvLayout layout = layout_of({&op.x, &op.y}, op.cu_seqlens.defined, kVecWidth<T>);
-    const int device = op.x.device_id;
-    FK_RETURN_IF_ERROR((op.weight.size(1) == kUsualTaps
-                            ? launch_forward<T, kUsualTaps>(a, layout, device, stream)
-                            : launch_forward<T, kMaxConvWidth>(a, layout, device, stream)));
+    const bool usual = a.width == kUsualTaps, packed = op.cu_seqlens.defined;
+    const int vector = usual ? kForwardVec<T, kUsualTaps> : kForwardVec<T, kMaxConvWidth>;
+    const ConvLayout layout = layout_of({&op.x, &op.y}, packed, vector);
+    const auto launch = usual ? launch_forward<T, kUsualTaps> : launch_forward<T, kMaxConvWidth>;
+    FK_RETURN_IF_ERROR(launch(a, layout, op.x.device_id, stream));
   }
   if (!op.final_state || op.final_state.numel() == 0) return {};
   a.final = conv_state(op.final_state);

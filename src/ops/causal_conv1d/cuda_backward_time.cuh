@@ -2,12 +2,15 @@
 // of sequences.
 #pragma once
 
-#include "cuda/row_walk.cuh"
-#include "ops/causal_conv1d/cuda_conv.cuh"
+#include "ops/causal_conv1d/cuda_time.cuh"
 
 namespace fk::cuda {
 
-constexpr int kBackTimeAhead = 3;  // loads of a lane in flight, of x and as many of dy
+constexpr int kBackTimeWarps = 2;
+// Blocks on a multiprocessor at once.
+constexpr int back_time_blocks(int size, int taps) {
+  return taps > kUsualTaps ? 6 : size == 4 ? 8 : 10;
+}
 
 // Gradient i of those of state and inputs together, which may come from the final state too.
 template <class T>
@@ -38,136 +41,79 @@ __device__ __noinline__ float slope_at(const ConvArgs& a, const Segment& g, int6
   return dy * silu_slope(sum);
 }
 
-// The gradient of place `i` of the state.
+// The gradient of the state of a segment's sequence, `count` channels of it.
 template <class T>
-__device__ __noinline__ void put_state_gradient(const ConvArgs& a, const Segment& g, int i,
-                                                int64_t channel) {
-  float sum = from_final<T>(a, g, i, channel);
-  for (int k = 0; k <= i; ++k) {
-    sum = fmaf(
-        load_either<T>(a.weight, a.weight_is_float, channel * a.weight_channel + k * a.weight_tap),
-        slope_at<T>(a, g, i - k, channel), sum);
+__device__ __noinline__ void put_state_gradients(const ConvArgs& a, int64_t slot, int64_t channel,
+                                                 int count) {
+  const Segment g = segment_at(a, slot);
+  for (int c = 0; c < count; ++c) {
+    for (int i = 0; i < a.width - 1; ++i) {
+      float sum = from_final<T>(a, g, i, channel + c);
+      for (int k = 0; k <= i; ++k) {
+        sum = fmaf(load_either<T>(a.weight, a.weight_is_float,
+                                  (channel + c) * a.weight_channel + k * a.weight_tap),
+                   slope_at<T>(a, g, i - k, channel + c), sum);
+      }
+      static_cast<T*>(a.dinitial.data)[g.sequence * a.dinitial.sequence + i * a.dinitial.place +
+                                       (channel + c) * a.dinitial.channel] = from_float<T>(sum);
+    }
   }
-  static_cast<T*>(a.dinitial.data)[g.sequence * a.dinitial.sequence + i * a.dinitial.place +
-                                   channel * a.dinitial.channel] = from_float<T>(sum);
 }
 
-// Backwards in time: what dx needs of later values of ds is then there already, and what ds needs
-// of earlier inputs comes with the loads that are ahead anyway.
+// Lane l gets from lane l + kAway, around the end: `near` from lanes that are within the row of
+// vectors, `far` from those that are reached around its end.
+template <int kAway>
+__device__ __forceinline__ float from_lane(float near, float far, int lane) {
+  const bool around = lane < kAway;
+  return __shfl_sync(kFullMask, around ? far : near, (lane + kAway) & 31);
+}
+
 template <class T, int kTaps>
-__global__ void __launch_bounds__(kConvThreads, kTaps == kUsualTaps ? 2 : 1)
+__global__ void __launch_bounds__(32 * kBackTimeWarps, back_time_blocks(sizeof(T), kTaps))
     conv_back_time(const __grid_constant__ ConvArgs a) {
-  constexpr int kVec = kVecWidth<T>, kStride = 32 * kVec;
-  constexpr int kHalo = kTaps - 1;
+  constexpr int kVec = kVecWidth<T>, kStride = 32 * kVec, kHalo = kTaps - 1;
+  constexpr int kLater = kHalo < kVec ? kHalo : kVec;
+  using Stream = TimeStream<T, true>;
+  __shared__ __align__(16) typename Stream::Shared rings[kBackTimeWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  TimeItem next(a, block_index() * kBackTimeWarps + warp);
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const int64_t index = block_index() * (kConvThreads / 32) + threadIdx.x / 32;
-  if (index >= a.channels * a.segments.slots) return;
-  const int lane = threadIdx.x % 32;
-  const int64_t slot = quotient(index, a.channels), channel = index - slot * a.channels;
-  const Segment g = segment_at(a, slot);
-  const int total = static_cast<int>(g.last - g.first), mine = lane * kVec;
-  const int64_t at = channel * a.x.channel + g.batch * a.x.batch + g.first + mine;
-  const T* x = static_cast<const T*>(a.x.data) + at;
-  const T* dy = static_cast<const T*>(a.y.data) + channel * a.y.channel + g.batch * a.y.batch +
-                g.first + mine;
-  T* dx =
-      static_cast<T*>(a.dx.data) + channel * a.dx.channel + g.batch * a.dx.batch + g.first + mine;
-  // Vectors at step t of the lane; before the segment, the inputs there.
-  const auto fetch = [&](Held<T, kVec>& held, const T* from, int t) {
-    if (mine + t + kVec <= total) {
-      held.load(from + t);
-    } else {
-      float values[kVec];
+  if (!next.exists(a)) return;
+  Stream stream(a, rings[warp], next);
+  LaneTap<T> tap;
+  tap.load(a, next.channel, lane);
+#pragma unroll 1
+  while (next.exists(a)) {
+    const TimeItem item = next;
+    const ConvWeights<kTaps, 1> w = tap.template all<kTaps>(a, lane);
+    next.next(a);
+    if (next.exists(a)) tap.load(a, next.channel, lane);
+    const int steps = item.steps(a), rest = item.rest(a);
+    // Backwards: what dx needs of later values of ds is then there already. Those behind the item's
+    // end come from a row of the next part.
+    int t = item.part + 1 < a.per_row ? steps : (steps + kStride - 1) / kStride * kStride - kStride;
+    T* dx = item.at<T>(a, a.dx) + t + lane * kVec;
+    float dw[kTaps] = {}, dbias = 0;
+    float later[kLater] = {};  // the lane's first values of ds in the row after
+#pragma unroll 1
+    for (; t >= -kStride; t -= kStride) {
+      stream.advance(a);
+      if (t < 0) break;  // the row before
+      const bool edge = t + kStride > rest;
+      const int left = rest - t - lane * kVec;  // of the sequence, from the lane's first on
+      float window[kHalo + kVec], value[kVec], ds[kVec + kHalo];
+      stream.template inputs<kHalo>(window);
+      stream.gradients(value);
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
-        values[e] = mine + t + e < total ? to_float(from[t + e]) : 0.f;
+        const float slope = silu_slope(time_sum(a, w, window, e));
+        ds[e] = a.silu ? value[e] * slope : value[e];
       }
-      held.set(values);
-    }
-  };
-  const auto fetch_inputs = [&](Held<T, kVec>& held, int t) {
-    if (t >= 0) {
-      fetch(held, x, t);
-    } else if (t == -kStride) {
-      inputs_before_row(a, g, lane, channel, x, held);
-    }
-  };
-  const int end = (total - 1) / kStride * kStride;  // the last row of vectors
-  Held<T, kVec> in[kBackTimeAhead], grad[kBackTimeAhead];
+      // Nothing beyond the sequence, even where the slope there is no number.
+      if (edge) {
 #pragma unroll
-  for (int i = 0; i < kBackTimeAhead; ++i) {
-    fetch_inputs(in[i], end - i * kStride);
-    if (end - i * kStride >= 0) fetch(grad[i], dy, end - i * kStride);
-  }
-  const ConvWeights<kTaps, 1> w = channel_weights<T, kTaps>(a, channel);
-  float dw[kTaps] = {}, dbias = 0;
-  // later[e]: of lane l, ds kStride steps on.
-  float later[kVec] = {};
-  if (!g.closes) {
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      if (mine + e < kHalo) later[e] = slope_at<T>(a, g, g.last - g.begin + mine + e, channel);
-    }
-  }
-#pragma unroll 1
-  for (int t0 = end; t0 >= 0; t0 -= kBackTimeAhead * kStride) {
-#pragma unroll
-    for (int i = 0; i < kBackTimeAhead; ++i) {
-      const int t = t0 - i * kStride;
-      if (t < 0) break;
-      float window[kHalo + kVec], ds[kVec + kHalo];
-      {
-        float now[kVec], before[kVec];
-        in[i].unpack_to(now);
-        in[(i + 1) % kBackTimeAhead].unpack_to(before);
-        const int next = t - kBackTimeAhead * kStride;
-        fetch_inputs(in[i], next);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) window[kHalo + e] = now[e];
-#pragma unroll
-        for (int h = 1; h < kTaps; ++h) {
-          const int e = (kVec - h % kVec) % kVec;
-          window[kHalo - h] = h <= kVec ? from_lane<-1>(now[e], before[e], lane)
-                                        : from_lane<-2>(now[e], before[e], lane);
-        }
-      }
-      {
-        float dnow[kVec];
-        grad[i].unpack_to(dnow);
-        const int next = t - kBackTimeAhead * kStride;
-        if (next >= 0) fetch(grad[i], dy, next);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-          float sum = w.bias[0];
-#pragma unroll
-          for (int k = 0; k < kTaps; ++k) {
-            if (has_tap<kTaps>(a, k)) sum = fmaf(w.tap[k][0], window[e + k], sum);
-          }
-          const float slope = silu_slope(sum);
-          ds[e] = a.silu ? dnow[e] * slope : dnow[e];
-        }
-      }
-      const auto add = [&](int e) {
-        dbias += ds[e];
-#pragma unroll
-        for (int k = 0; k < kTaps; ++k) {
-          if (has_tap<kTaps>(a, k)) dw[k] = fmaf(ds[e], window[e + k], dw[k]);
-        }
-      };
-      if (mine + t + kVec <= total) {
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) add(e);
-      } else {
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-          // Nothing beyond the sequence, even where the slope there is no number.
-          if (mine + t + e >= total) {
-            ds[e] = 0;
-          } else {
-            add(e);
-          }
-        }
+        for (int e = 0; e < kVec; ++e) ds[e] = e < left ? ds[e] : 0.f;
       }
 #pragma unroll
       for (int h = 0; h < kHalo; ++h) {
@@ -175,43 +121,51 @@ __global__ void __launch_bounds__(kConvThreads, kTaps == kUsualTaps ? 2 : 1)
                                 : from_lane<2>(ds[h % kVec], later[h % kVec], lane);
       }
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) later[e] = ds[e];
-      float out[kVec] = {};
-      const int64_t beyond = g.first + mine + t + a.width - 1;  // of the state's gradients, perhaps
-      if (a.dfinal.data != nullptr && beyond + kVec > g.end) {
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) out[e] = from_final<T>(a, g, beyond - g.begin + e, channel);
-      }
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        // dx_p = sum over k of w_k ds_{p + W - 1 - k}; tap k stands at k + missing.
-#pragma unroll
-        for (int k = 0; k < kTaps; ++k) {
-          if (has_tap<kTaps>(a, k)) out[e] = fmaf(w.tap[k][0], ds[e + kTaps - 1 - k], out[e]);
-        }
-      }
-      if (a.dx.data == nullptr) continue;
-      if (mine + t + kVec <= total) {
-        store(dx + t, pack<T, kVec>(out));
-      } else {
+      for (int e = 0; e < kLater; ++e) later[e] = ds[e];
+      if (t < steps) {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
-          if (mine + t + e < total) dx[t + e] = from_float<T>(out[e]);
-        }
-      }
-    }
-  }
-  if (g.opens && a.dinitial.data != nullptr && lane < a.width - 1) {
-    put_state_gradient<T>(a, g, lane, channel);
-  }
-  dbias = warp_sum(dbias);
-  float* part = a.partial + slot * (a.width + 1) * a.channels + channel;
-  if (lane == 0) part[a.width * a.channels] = dbias;
+          dbias += ds[e];
 #pragma unroll
-  for (int k = 0; k < kTaps; ++k) {
-    const float sum = warp_sum(dw[k]);
-    const int tap = k - missing_taps<kTaps>(a);
-    if (lane == 0 && tap >= 0) part[tap * a.channels] = sum;
+          for (int k = 0; k < kTaps; ++k) {
+            if (has_tap<kTaps>(a, k)) dw[k] = fmaf(ds[e], window[e + k], dw[k]);
+          }
+        }
+        float out[kVec] = {};
+        // The last W - 1 inputs are the final state, too; the row before the last may have some.
+        if (a.dfinal.data != nullptr && t + kStride + kMaxConvWidth > rest) {
+          const T* dfinal = static_cast<const T*>(a.dfinal.data) +
+                            item.sequence * a.dfinal.sequence + item.channel * a.dfinal.channel;
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) {
+            const int k = e - left + a.width - 1;
+            if (k >= 0 && k < a.width - 1) out[e] = to_float(dfinal[k * a.dfinal.place]);
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+          // dx_p = sum over k of w_k ds_{p + W - 1 - k}; tap k stands at k + missing.
+#pragma unroll
+          for (int k = 0; k < kTaps; ++k) {
+            if (has_tap<kTaps>(a, k)) out[e] = fmaf(w.tap[k][0], ds[e + kTaps - 1 - k], out[e]);
+          }
+        }
+        if (a.dx.data != nullptr) store_part(dx, out, edge ? left : kVec);
+      }
+      dx -= kStride;
+    }
+    if (item.part == 0 && a.dinitial.data != nullptr && lane == 0) {
+      put_state_gradients<T>(a, item.slot(a), item.channel, 1);
+    }
+    dbias = warp_sum(dbias);
+    float* part = a.partial + item.slot(a) * (a.width + 1) * a.channels + item.channel;
+    if (lane == 0) part[a.width * a.channels] = dbias;
+#pragma unroll
+    for (int k = 0; k < kTaps; ++k) {
+      const float sum = warp_sum(dw[k]);
+      const int to = k - missing_taps<kTaps>(a);
+      if (lane == 0 && to >= 0) part[to * a.channels] = sum;
+    }
   }
 }
 

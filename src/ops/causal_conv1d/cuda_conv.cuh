@@ -1,6 +1,8 @@
-// What the kernels of causal_conv1d share: their arguments, and the taps of one channel.
+// What the kernels of causal_conv1d share: their arguments, the taps, the inputs at the edges of
+// sequences, and how a call is cut into pieces.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "cuda/convert.cuh"
@@ -34,9 +36,11 @@ struct ConvArgs {
   int64_t channels;
   Segments segments;
   int64_t per_row;  // segments of a sequence that is not packed
-  int lanes;        // threads side by side across channels, a power of two
-  int64_t tiles;    // of `lanes` threads across the channels
-  float* partial;   // (part, width + 1, channel): parts of dweight and dbias
+  int64_t tiles;    // of the channels that a warp takes side by side
+  struct {
+    int64_t sequence, part, channel;
+  } stride;        // time contiguous: from one item of a warp to its next
+  float* partial;  // (part, width + 1, channel): parts of dweight and dbias
 };
 
 __device__ __forceinline__ Segment segment_at(const ConvArgs& a, int64_t slot) {
@@ -54,31 +58,11 @@ __device__ __forceinline__ Segment segment_at(const ConvArgs& a, int64_t slot) {
   return g;
 }
 
-// Where a thread that walks along time works: the block's threads stand in rows of a.lanes, side by
-// side across channels, each row in a segment of its own.
-template <int kVec>
-struct ConvPlace {
-  int lane, row;
-  int tile, strip;  // of the block: strips of threads / lanes segments
-  int64_t slot, channel;
-
-  __device__ __forceinline__ ConvPlace(const ConvArgs& a, int64_t block, int threads) {
-    const int shift = __ffs(a.lanes) - 1;
-    lane = threadIdx.x & (a.lanes - 1);
-    row = threadIdx.x >> shift;
-    strip = static_cast<int>(quotient(block, a.tiles));
-    tile = static_cast<int>(block - strip * a.tiles);
-    slot = int64_t{strip} * (threads >> shift) + row;
-    channel = ((int64_t{tile} << shift) + lane) * kVec;
-  }
-};
-
 // Inputs are counted from the beginning of the sequence; before it, at -1, -2, ..., stands the
-// state. A call, as are all things that happen at edges only: inlined, they would take the loops'
-// registers.
+// state.
 template <class T>
-__device__ __noinline__ float conv_input(const ConvArgs& a, const Segment& g, int64_t i,
-                                         int64_t channel) {
+__device__ __forceinline__ float conv_input(const ConvArgs& a, const Segment& g, int64_t i,
+                                            int64_t channel) {
   if (i >= 0) {
     return to_float(static_cast<const T*>(
         a.x.data)[g.batch * a.x.batch + (g.begin + i) * a.x.step + channel * a.x.channel]);
@@ -108,145 +92,88 @@ struct ConvWeights {
   float tap[kTaps][kCount], bias[kCount];
 };
 
-// The taps of one channel, the same for all lanes of a warp. All loads go ahead of the first
-// conversion, which would wait for its own.
-template <class T, int kTaps>
-__device__ __forceinline__ ConvWeights<kTaps, 1> channel_weights(const ConvArgs& a,
-                                                                 int64_t channel) {
-  ConvWeights<kTaps, 1> w;
+template <class T>
+__device__ __forceinline__ float one_float(const Held<T, 1>& held) {
+  float value[1];
+  held.unpack_to(value);
+  return value[0];
+}
+
+// All loads go ahead of the first conversion, which would wait for its own.
+template <class T, int kTaps, int kCount>
+__device__ __forceinline__ ConvWeights<kTaps, kCount> channel_weights(const ConvArgs& a,
+                                                                      int64_t channel) {
+  ConvWeights<kTaps, kCount> w;
   const int missing = missing_taps<kTaps>(a);
-  const int64_t row = channel * a.weight_channel;
-  Held<T, 1> bias = {}, tap[kTaps] = {};
-  if (a.bias != nullptr && !a.bias_is_float) {
-    bias.load(static_cast<const T*>(a.bias) + channel * a.bias_channel);
+  const int64_t row = channel * a.weight_channel - missing * a.weight_tap;
+  Held<T, 1> bias[kCount] = {}, tap[kTaps][kCount] = {};
+#pragma unroll
+  for (int c = 0; c < kCount; ++c) {
+    w.bias[c] = 0;
+    if (a.bias == nullptr) continue;
+    if (a.bias_is_float) {
+      w.bias[c] = static_cast<const float*>(a.bias)[(channel + c) * a.bias_channel];
+    } else {
+      bias[c].load(static_cast<const T*>(a.bias) + (channel + c) * a.bias_channel);
+    }
   }
   if (a.weight_is_float) {
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {
-      w.tap[k][0] = k < missing
-                        ? 0.f
-                        : static_cast<const float*>(a.weight)[row + (k - missing) * a.weight_tap];
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) {
+        const int64_t at = row + c * a.weight_channel + k * a.weight_tap;
+        w.tap[k][c] = k < missing ? 0.f : static_cast<const float*>(a.weight)[at];
+      }
     }
   } else {
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {
-      if (k >= missing) {
-        tap[k].load(static_cast<const T*>(a.weight) + row + (k - missing) * a.weight_tap);
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) {
+        const int64_t at = row + c * a.weight_channel + k * a.weight_tap;
+        if (k >= missing) tap[k][c].load(static_cast<const T*>(a.weight) + at);
       }
     }
-  }
-  w.bias[0] = 0;
-  if (a.bias != nullptr && a.bias_is_float) {
-    w.bias[0] = static_cast<const float*>(a.bias)[channel * a.bias_channel];
-  } else if (a.bias != nullptr) {
-    bias.unpack_to(w.bias);
-  }
-  if (!a.weight_is_float) {
 #pragma unroll
-    for (int k = 0; k < kTaps; ++k) tap[k].unpack_to(w.tap[k]);
+    for (int k = 0; k < kTaps; ++k) {
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) w.tap[k][c] = one_float(tap[k][c]);
+    }
+  }
+  if (a.bias != nullptr && !a.bias_is_float) {
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) w.bias[c] = one_float(bias[c]);
   }
   return w;
 }
 
-// Those of all channels of a block come through shared memory: in the tensor the taps of a channel
-// stand together, so that a thread's own loads would take a cache line each.
-template <class T, int kTaps, int kVec>
-struct TapTile {
-  static constexpr int kMaxChannels = 32 * kVec;
-  alignas(16) float values[kTaps + 1][kMaxChannels];
-
-  __device__ __forceinline__ void fill(const ConvArgs& a, int tile) {
-    const int64_t first = int64_t{tile} * a.lanes * kVec;
-    const int64_t left = a.channels - first;
-    const int count = left < a.lanes * kVec ? static_cast<int>(left) : a.lanes * kVec;
-    for (int i = threadIdx.x; i < count * a.width; i += blockDim.x) {
-      const int channel = i / a.width, k = i - channel * a.width;
-      values[k + missing_taps<kTaps>(a)][channel] = load_either<T>(
-          a.weight, a.weight_is_float, (first + channel) * a.weight_channel + k * a.weight_tap);
-    }
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-      values[kTaps][i] =
-          a.bias == nullptr ? 0.f
-                            : load_either<T>(a.bias, a.bias_is_float, (first + i) * a.bias_channel);
-    }
-    __syncthreads();
-  }
-
-  __device__ __forceinline__ ConvWeights<kTaps, kVec> of_lane(const ConvArgs& a, int lane) const {
-    ConvWeights<kTaps, kVec> w;
-#pragma unroll
-    for (int c = 0; c < kVec; ++c) {
-      w.bias[c] = values[kTaps][lane * kVec + c];
-#pragma unroll
-      for (int k = 0; k < kTaps; ++k) {
-        w.tap[k][c] = has_tap<kTaps>(a, k) ? values[k][lane * kVec + c] : 0.f;
-      }
-    }
-    return w;
-  }
-};
-
-// The kCount inputs before input `first`, oldest first, for kVec channels: whole vectors where they
-// all are inputs.
+// The kCount inputs before input `first` of a sequence, oldest first, for kVec channels. `first` is
+// 0 or not below kCount.
 template <class T, int kVec, int kCount>
 __device__ __forceinline__ void inputs_before(const ConvArgs& a, const Segment& g, int64_t first,
-                                              int64_t channel, float (&window)[kCount][kVec]) {
-  if (first >= kCount) {
+                                              int64_t channel, Held<T, kVec> (&in)[kCount]) {
+  if (first > 0) {
     const T* x = static_cast<const T*>(a.x.data) + g.batch * a.x.batch +
                  (g.begin + first - kCount) * a.x.step + channel * a.x.channel;
-    Held<T, kVec> in[kCount];
 #pragma unroll
     for (int k = 0; k < kCount; ++k) in[k].load(x + k * a.x.step);
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) in[k].unpack_to(window[k]);
     return;
   }
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    const int64_t i = first - kCount + k, place = i + a.width - 1;
+    in[k] = {};
+    const int place = k - kCount + a.width - 1;
+    if (a.initial.data == nullptr || place < 0) continue;
+    float values[kVec];
 #pragma unroll
     for (int c = 0; c < kVec; ++c) {
-      window[k][c] = 0;
-      if (i >= 0) {
-        window[k][c] = to_float(
-            static_cast<const T*>(a.x.data)[g.batch * a.x.batch + (g.begin + i) * a.x.step +
-                                            (channel + c) * a.x.channel]);
-      } else if (place >= 0 && a.initial.data != nullptr) {
-        window[k][c] = to_float(static_cast<const T*>(
-            a.initial.data)[g.sequence * a.initial.sequence + place * a.initial.place +
-                            (channel + c) * a.initial.channel]);
-      }
+      values[c] = to_float(static_cast<const T*>(
+          a.initial.data)[g.sequence * a.initial.sequence + place * a.initial.place +
+                          (channel + c) * a.initial.channel]);
     }
+    in[k].set(values);
   }
-}
-
-// Time contiguous: the vector of inputs 32 vectors before the lane's first in the segment, of which
-// only those just before the segment matter. `x`: at the lane's first.
-template <class T, int kVec>
-__device__ __forceinline__ void inputs_before_row(const ConvArgs& a, const Segment& g, int lane,
-                                                  int64_t channel, const T* x,
-                                                  Held<T, kVec>& held) {
-  float values[kVec] = {};
-  if (g.first >= 32 * kVec) {
-    held.load(x - 32 * kVec);
-    return;
-  }
-  if (a.initial.data != nullptr || g.first > 0) {
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      const int64_t i = g.first + (lane - 32) * kVec + e;
-      if (i > g.first - a.width) values[e] = conv_input<T>(a, g, i, channel);
-    }
-  }
-  held.set(values);
-}
-
-// Lane l gets from lane l + kAway, around the end: `near` from lanes that are within the row of
-// vectors, `far` from those that are reached around its end.
-template <int kAway>
-__device__ __forceinline__ float from_lane(float near, float far, int lane) {
-  const bool around = kAway > 0 ? lane < kAway : lane >= 32 + kAway;
-  return __shfl_sync(0xffffffffu, around ? far : near, (lane + kAway) & 31);
 }
 
 __device__ __forceinline__ float silu_slope(float x) {
@@ -284,21 +211,39 @@ ConvArgs conv_args(const Op& op) {
   return a;
 }
 
-struct RunLimits {
-  int64_t shortest, longest;
+// What a kernel takes at once: `tiles` units beside each other for each `rows` segments, of which
+// the device runs `at_once`.
+struct RunShape {
+  int64_t tiles, rows, at_once;
+  int waves;                // at least
+  int64_t least, multiple;  // steps of a segment
+  int64_t extra;            // what a segment costs beside its own, in steps
 };
 
-// The longest runs of time that leave blocks for `waves` times what the device runs at once, two on
-// each multiprocessor. A block has `rows` segments, beside it stand `tiles` - 1 others.
-inline Segments segments_that_fill(const scan::Sequences& sequences, const RunLimits& limits,
-                                   int64_t tiles, int64_t rows, int waves, int device) {
-  const int64_t wanted = int64_t{waves} * device_properties(device).multiprocessors * 19 / 10;
-  int64_t steps = limits.longest;
-  while (steps > limits.shortest &&
-         tiles * ceil_div(segments_of(sequences, steps).slots, rows) < wanted) {
-    steps /= 2;
+// Segments such that the device is done soonest: long ones do little twice, short ones fill the
+// last wave.
+inline Segments best_runs(const scan::Sequences& sequences, const RunShape& shape) {
+  constexpr int64_t kLongest = 1 << 20;
+  const int64_t length = std::max<int64_t>(sequences.length, 1);
+  Segments best;
+  int64_t best_cost = INT64_MAX;
+  for (int waves = shape.waves; waves < shape.waves + 8; ++waves) {
+    const int64_t slots = std::max<int64_t>(1, waves * shape.at_once / shape.tiles) * shape.rows;
+    const int64_t per_sequence =
+        sequences.packed ? slots - sequences.count : slots / std::max<int64_t>(1, sequences.count);
+    const int64_t steps = ceil_div(length, std::max<int64_t>(1, per_sequence));
+    const Segments runs = segments_of(
+        sequences,
+        std::clamp(ceil_div(steps, shape.multiple) * shape.multiple, shape.least, kLongest));
+    const int64_t units = shape.tiles * ceil_div(runs.slots, shape.rows);
+    const int64_t cost =
+        ceil_div(units, shape.at_once) * (std::min(runs.steps, length) + shape.extra);
+    if (cost < best_cost) {
+      best_cost = cost;
+      best = runs;
+    }
   }
-  return segments_of(sequences, steps);
+  return best;
 }
 
 // Which way vectors lie in all tensors of a call; neither: single elements.
@@ -306,16 +251,19 @@ struct ConvLayout {
   bool channels = true, time = true;
 };
 
-inline ConvLayout layout_of(std::initializer_list<const Tensor*> tensors, bool packed, int width) {
+// `vector`: channels of a thread; along time, vectors of 16 bytes.
+inline ConvLayout layout_of(std::initializer_list<const Tensor*> tensors, bool packed, int vector) {
   ConvLayout layout;
   layout.time = !packed;
   for (const Tensor* t : tensors) {
-    const auto whole = [&](int dim) { return t->size(dim) == 1 || t->stride(dim) % width == 0; };
-    const bool aligned =
-        reinterpret_cast<uintptr_t>(t->data) % (width * size_of(t->dtype)) == 0 && whole(0);
-    layout.channels =
-        layout.channels && aligned && t->stride(2) == 1 && whole(1) && t->size(2) % width == 0;
-    layout.time = layout.time && aligned && t->stride(1) == 1 && whole(2);
+    const int size = static_cast<int>(size_of(t->dtype));
+    const auto lies = [&](int dim, int other, int width) {
+      return t->stride(dim) == 1 && reinterpret_cast<uintptr_t>(t->data) % (width * size) == 0 &&
+             (t->size(0) == 1 || t->stride(0) % width == 0) &&
+             (t->size(other) == 1 || t->stride(other) % width == 0);
+    };
+    layout.channels = layout.channels && lies(2, 1, vector) && t->size(2) % vector == 0;
+    layout.time = layout.time && lies(1, 2, 16 / size);
   }
   layout.time = layout.time && !layout.channels;
   return layout;

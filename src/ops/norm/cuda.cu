@@ -34,25 +34,32 @@ Status with_type(DType dtype, const Body& body) {
   }
 }
 
-// body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward. float32,
-// which few models use here, takes the wider tile where a narrower one would gain little: fewer
-// kernels to compile. Each row of the table says what it gained (NOTES.md has the figures).
+// float32, which few models use here, takes the wider tile where a narrower one would gain little,
+// and the general kernel in any case: fewer to compile.
+template <class T>
+constexpr bool kSpecialType = !std::is_same_v<T, float>;
+
+// Whether the special kernels and tiles are there.
+bool has_special(const Tensor& x) { return device_properties(x.device_id).code >= kSpecialCode; }
+
+// body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward. Each row of
+// the table says what it gained (NOTES.md has the figures).
 constexpr int64_t kMaxForward = 2048;
 template <class T, bool kLayer, class Body>
-Status with_forward_tile(int64_t vectors, const Body& body) {
+Status with_forward_tile(int64_t vectors, bool special, const Body& body) {
   // A warp per row: no barriers, and four rows per block keep the block scheduler quiet.
-  if constexpr (!std::is_same_v<T, float>) {
-    if (vectors <= 32) return body(ForwardTile<32, 128, 1, 8>());
+  if constexpr (kSpecialType<T>) {
+    if (special && vectors <= 32) return body(ForwardTile<32, 128, 1, 8, true>());
   }
   if (vectors <= 96) return body(ForwardTile<32, 128, 3, 8>());
   // A block per row, with just enough threads: the fewer, the shorter the wait at the barrier.
-  if constexpr (!std::is_same_v<T, float>) {
-    if (vectors <= 256) return body(ForwardTile<128, 128, 2, 10>());
+  if constexpr (kSpecialType<T>) {
+    if (special && vectors <= 256) return body(ForwardTile<128, 128, 2, 10, true>());
   }
   // Four vectors a thread: half the warps of 256 x 2 to meet at the barrier, as many bytes under
   // way.
   if (vectors <= 512) return body(ForwardTile<128, 128, 4, 9>());
-  if constexpr (!std::is_same_v<T, float>) {
+  if constexpr (kSpecialType<T>) {
     // For rms_norm a fifth block is worth more than the registers it takes from the others.
     if (vectors <= 1024) return body(ForwardTile < 256, 256, 4, kLayer ? 4 : 5 > ());
   }
@@ -63,15 +70,19 @@ Status with_forward_tile(int64_t vectors, const Body& body) {
 // the sums of their columns.
 constexpr int64_t kMaxBackward = 1024;
 template <class T, bool kLayer, class Body>
-Status with_backward_tile(int64_t vectors, const Body& body) {
+Status with_backward_tile(int64_t vectors, bool special, const Body& body) {
   // A warp per row, as in the forward; the block's warps share a row of partial sums.
-  if constexpr (!std::is_same_v<T, float>) {
-    if (vectors <= 32) return body(BackwardTile < 32, 256, 1, kLayer ? 3 : 4 > ());
+  if constexpr (kSpecialType<T>) {
+    if (special && vectors <= 32) {
+      return body(BackwardTile < 32, 256, 1, kLayer ? 3 : 4, false, true > ());
+    }
   }
   if (vectors <= 96) return body(BackwardTile<32, 256, 3, 2>());
   // As many blocks as the sums leave registers for; layer_norm has twice the sums.
-  if constexpr (!std::is_same_v<T, float>) {
-    if (vectors <= 256) return body(BackwardTile < 128, 128, 2, kLayer ? 5 : 6 > ());
+  if constexpr (kSpecialType<T>) {
+    if (special && vectors <= 256) {
+      return body(BackwardTile < 128, 128, 2, kLayer ? 5 : 6, false, true > ());
+    }
   }
   // Beside the sums, registers leave room for too few threads to have enough loads under way: bulk
   // copies need none.
@@ -137,23 +148,21 @@ bool given(const Parameter& p) {
   return p.data != nullptr && (std::is_same_v<T, float> || !p.is_float);
 }
 
-// Whether the kernels for calls that give everything are there.
-bool has_special(const Tensor& x) { return device_properties(x.device_id).code >= kSpecialCode; }
-
 template <bool kLayer>
 Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStream_t stream) {
   return with_type(x.dtype, [&](auto type) {
     using T = typename decltype(type)::T;
     if (aligned && fits_tiled(x, p.rows, kMaxForward)) {
-      return with_forward_tile<T, kLayer>(vectors_of(x), [&](auto tile) {
+      const bool special = has_special(x);
+      return with_forward_tile<T, kLayer>(vectors_of(x), special, [&](auto tile) {
         using Tile = decltype(tile);
         using Team = typename Tile::Team;
         const auto blocks = static_cast<unsigned>((p.rows + Team::kCount - 1) / Team::kCount);
-        const bool all = has_special(x) && p.inputs[1].data != nullptr && p.y.data != nullptr &&
+        const bool all = special && p.inputs[1].data != nullptr && p.y.data != nullptr &&
                          p.sum.data != nullptr && given<T>(p.weight) &&
                          (!kLayer || given<T>(p.bias));
-        const auto kernel =
-            all ? forward_tiled<T, kLayer, true, Tile> : forward_tiled<T, kLayer, false, Tile>;
+        const auto kernel = kSpecialType<T> && all ? forward_tiled<T, kLayer, kSpecialType<T>, Tile>
+                                                   : forward_tiled<T, kLayer, false, Tile>;
         return launch_early(kernel, "norm forward_tiled", {blocks, Team::kThreads}, stream, p);
       });
     }
@@ -184,7 +193,8 @@ template <bool kLayer>
 int tiled_backward_blocks(const Tensor& x, int64_t rows) {
   int64_t blocks = 0;
   const Status status = with_type(x.dtype, [&](auto type) {
-    return with_backward_tile<typename decltype(type)::T, kLayer>(vectors_of(x), [&](auto tile) {
+    using T = typename decltype(type)::T;
+    return with_backward_tile<T, kLayer>(vectors_of(x), has_special(x), [&](auto tile) {
       using Tile = decltype(tile);
       constexpr int kTeams = Tile::Team::kCount;
       const int64_t most = Tile::kBlocks * device_properties(x.device_id).multiprocessors;
@@ -232,15 +242,17 @@ Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, un
   return with_type(x.dtype, [&](auto type) {
     using T = typename decltype(type)::T;
     if (tiled) {
-      return with_backward_tile<T, kLayer>(vectors_of(x), [&](auto tile) {
+      const bool special = has_special(x);
+      return with_backward_tile<T, kLayer>(vectors_of(x), special, [&](auto tile) {
         using Tile = decltype(tile);
         const int shared = std::max(ring_bytes<Tile>(vectors_of(x), x.device_id, &p.stages),
                                     partial_bytes<typename Tile::Team>(p.columns));
-        const bool plain = has_special(x) && p.inputs[2].data != nullptr && p.dx.data != nullptr &&
+        const bool plain = special && p.inputs[2].data != nullptr && p.dx.data != nullptr &&
                            given<T>(p.weight) &&
                            unsplit(p.inputs[0], p.inputs[1], p.inputs[2], p.dx, p.mean, p.rstd);
-        const auto kernel =
-            plain ? backward_tiled<T, kLayer, true, Tile> : backward_tiled<T, kLayer, false, Tile>;
+        const auto kernel = kSpecialType<T> && plain
+                                ? backward_tiled<T, kLayer, kSpecialType<T>, Tile>
+                                : backward_tiled<T, kLayer, false, Tile>;
         return launch_early(kernel, "norm backward_tiled", {blocks, Tile::Team::kThreads, shared},
                             stream, p);
       });

@@ -23,12 +23,14 @@ struct Backward {
 };
 
 // How the kernel is cut for rows of at most kTeam * kVecs vectors.
-template <int kTeam, int kBlock, int kVecs_, int kBlocks_, bool kBulk_ = false>
+template <int kTeam, int kBlock, int kVecs_, int kBlocks_, bool kBulk_ = false,
+          bool kSpecial_ = false>
 struct BackwardTile {
   using Team = norm::Team<kTeam, kBlock>;
   static constexpr int kVecs = kVecs_;
-  static constexpr int kBlocks = kBlocks_;  // per multiprocessor
-  static constexpr bool kBulk = kBulk_;     // rows come by bulk copies, where there are any
+  static constexpr int kBlocks = kBlocks_;     // per multiprocessor
+  static constexpr bool kBulk = kBulk_;        // rows come by bulk copies, where there are any
+  static constexpr bool kSpecial = kSpecial_;  // needs kHasSpecial
 };
 
 // Adds the teams' sums of their columns and leaves them in `partial`, this block's row. Several
@@ -79,7 +81,7 @@ template <class T, bool kLayer, bool kPlain, class Tile>
 __global__ void __launch_bounds__(Tile::Team::kThreads,
                                   min_blocks(Tile::Team::kThreads, Tile::kBlocks))
     backward_tiled(const __grid_constant__ Backward p) {
-  if (kPlain && !kHasSpecial) return;
+  if ((kPlain || Tile::kSpecial) && !kHasSpecial) return;
   using Team = typename Tile::Team;
   constexpr int kVecs = Tile::kVecs;
 #if __CUDA_ARCH__ >= 900

@@ -23,11 +23,12 @@ struct Forward {
 };
 
 // How the kernel is cut for rows of at most kTeam * kVecs vectors.
-template <int kTeam, int kBlock, int kVecs_, int kMinBlocks_>
+template <int kTeam, int kBlock, int kVecs_, int kMinBlocks_, bool kSpecial_ = false>
 struct ForwardTile {
   using Team = norm::Team<kTeam, kBlock>;
   static constexpr int kVecs = kVecs_;
   static constexpr int kMinBlocks = kMinBlocks_;  // per multiprocessor, at least
+  static constexpr bool kSpecial = kSpecial_;     // needs kHasSpecial
 };
 
 struct Statistics {
@@ -140,7 +141,7 @@ template <class T, bool kLayer, bool kAll, class Tile>
 __global__ void __launch_bounds__(Tile::Team::kThreads,
                                   min_blocks(Tile::Team::kThreads, Tile::kMinBlocks))
     forward_tiled(const __grid_constant__ Forward p) {
-  if (kAll && !kHasSpecial) return;
+  if ((kAll || Tile::kSpecial) && !kHasSpecial) return;
   using Team = typename Tile::Team;
   constexpr int kVecs = Tile::kVecs;
   constexpr int kWidth = kVecWidth<T>;

@@ -125,8 +125,9 @@ constexpr int min_blocks(int threads, int blocks) {
   return blocks * threads <= kMaxThreads ? blocks : kMaxThreads / threads;
 }
 
-// The kernels for calls that give everything gain up to 3% on sm_90 (NOTES.md). Elsewhere they are
-// compiled to nothing and the general ones are launched: half the kernels to compile.
+// sm_90 has kernels of their own for calls that give everything, which gain up to 3% (NOTES.md),
+// and tiles cut for short rows. Elsewhere both are compiled to nothing, and the general kernels
+// launched with the next wider tile: less than half the kernels to compile.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool kHasSpecial = false;
 #else

@@ -13,7 +13,7 @@ namespace fk::cuda {
 namespace {
 
 constexpr int kHeads = 4;
-constexpr int kThreads = 256;
+constexpr int kRotateThreads = 256;
 
 struct RopeArgs {
   const void* x;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_table(const P* p, float (&out)[kCount]) {
 }
 
 template <class T, class P, bool kInterleaved>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kRotateThreads, 2)
     rotate_vectors(const __grid_constant__ RopeArgs a, int head_steps, int per_head) {
   constexpr int kWidth = kVecWidth<T>;
   constexpr int kPairs = kInterleaved ? kWidth / 2 : kWidth;  // in a vector, or in two
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int per_token = head_steps * per_head;
-  const int tokens_per_block = max(1, kThreads / per_token);
+  const int tokens_per_block = max(1, kRotateThreads / per_token);
   const int slot = tokens_per_block == 1 ? 0 : threadIdx.x / per_token;
   const int64_t token = block_index() * tokens_per_block + slot;
   if (slot >= tokens_per_block || token >= a.batch * a.tokens) return;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   T* y = static_cast<T*>(a.y) + b * a.y_strides[0] + l * a.y_strides[1];
   const int rotated = static_cast<int>(a.pairs) / kPairs;
 
-  for (int item = threadIdx.x - slot * per_token; item < per_token; item += kThreads) {
+  for (int item = threadIdx.x - slot * per_token; item < per_token; item += kRotateThreads) {
     const int step = item / per_head;
     const int k = item - step * per_head;
     const bool rotates = k < rotated;
@@ -145,11 +145,11 @@ __device__ __forceinline__ float table_entry(const void* table, DType dtype, int
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) rotate_any(const __grid_constant__ RopeArgs a) {
+__global__ void __launch_bounds__(kRotateThreads) rotate_any(const __grid_constant__ RopeArgs a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int64_t per_head = a.pairs + a.rest;
-  const int64_t index = block_index() * kThreads + threadIdx.x;
+  const int64_t index = block_index() * kRotateThreads + threadIdx.x;
   if (index >= a.batch * a.tokens * a.heads * per_head) return;
   const int64_t k = index % per_head;
   const int64_t head = index / per_head % a.heads;
@@ -195,10 +195,11 @@ Status launch_vectors(const RopeArgs& a, cudaStream_t stream) {
   const int head_steps = static_cast<int>(ceil_div(a.heads, kHeads));
   const int per_head =
       static_cast<int>(a.pairs / (a.interleaved ? kWidth / 2 : kWidth) + a.rest / kWidth);
-  const int tokens_per_block = std::max(1, kThreads / (head_steps * per_head));
+  const int tokens_per_block = std::max(1, kRotateThreads / (head_steps * per_head));
   const dim3 grid = grid_of(ceil_div(a.batch * a.tokens, tokens_per_block));
   const auto kernel = a.interleaved ? rotate_vectors<T, P, true> : rotate_vectors<T, P, false>;
-  return launch_early(kernel, "rotate_vectors", {grid, kThreads}, stream, a, head_steps, per_head);
+  return launch_early(kernel, "rotate_vectors", {grid, kRotateThreads}, stream, a, head_steps,
+                      per_head);
 }
 
 Status rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
@@ -250,7 +251,8 @@ Status rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tenso
     if (!vectors) {
       const int64_t threads = a.batch * a.tokens * a.heads * (a.pairs + a.rest);
       return launch_early(rotate_any<T>, "rotate_any",
-                          {grid_of(ceil_div(threads, kThreads)), kThreads}, stream_of(exec), a);
+                          {grid_of(ceil_div(threads, kRotateThreads)), kRotateThreads},
+                          stream_of(exec), a);
     }
     if (cos.dtype == DType::kFloat32) return launch_vectors<T, float>(a, stream_of(exec));
     return launch_vectors<T, T>(a, stream_of(exec));

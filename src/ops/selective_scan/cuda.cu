@@ -5,6 +5,7 @@
 #include "core/workspace.h"
 #include "cuda/row_walk.cuh"
 #include "ops/selective_scan/cuda_forward.cuh"
+#include "ops/selective_scan/cuda_forward_chunks.cuh"
 
 namespace fk::cuda {
 
@@ -65,24 +66,38 @@ Segments cut(const scan::Sequences& sequences, int64_t blocks, int64_t room, int
   return segments_of(sequences, std::max(steps, kLeastSteps));
 }
 
+// The shape that cuts time among threads, if its blocks find room side by side; otherwise kFew.
+// Half precision over a tile of 64 steps is as fast there.
+ScanShape shape_by_chunks(const SelectiveScanFwd& op, const scan::Problem& p) {
+  const DeviceProperties& properties = device_properties(op.u.device_id);
+  const bool brief = p.length <= EightTile::kT && op.u.dtype != DType::kFloat32;
+  if (properties.code < 90 || op.algorithm == kSequentialScan || brief) return ScanShape::kFew;
+  for (const ScanShape shape : {ScanShape::kEight, ScanShape::kTwelve}) {
+    const int64_t blocks = ceil_div(p.channels_per_group(), block_of(shape).channels);
+    if (blocks * p.groups * p.sequences.count <= properties.multiprocessors) return shape;
+  }
+  return ScanShape::kFew;
+}
+
 // kMany takes the fewest instructions and needs two blocks a multiprocessor; with fewer channels
-// kFew spreads them over the device, as thinly as it takes.
-ScanPlan plan_of(const scan::Problem& p, int64_t algorithm, int device) {
-  const DeviceProperties& properties = device_properties(device);
+// kFew spreads them over the device, as thinly as it takes. `keeps`: states are kept.
+ScanPlan plan_of(const SelectiveScanFwd& op, const scan::Problem& p, bool keeps) {
+  const DeviceProperties& properties = device_properties(op.u.device_id);
   const int64_t multiprocessors = properties.multiprocessors;
   const int64_t sharing = p.channels_per_group();       // channels with the same B and C
   const int64_t groups = p.groups * p.sequences.count;  // of those
   const ForwardBlock few = block_of(ScanShape::kFew), many = block_of(ScanShape::kMany);
   ScanPlan plan;
   plan.segments = segments_of(p.sequences, std::max<int64_t>(p.length, 1));
-  if (algorithm == kChunkedScan) {
+  if (op.algorithm == kChunkedScan) {
     plan.segments = segments_of(p.sequences, kLeastSteps);
-  } else if (algorithm != kSequentialScan) {
+  } else if (op.algorithm != kSequentialScan) {
     plan.segments =
         cut(p.sequences, ceil_div(sharing, few.channels) * groups, multiprocessors, kLeastSteps, 4);
   }
   plan.cut = plan.segments.steps < p.length;
   const ForwardBlock long_block = block_of(ScanShape::kLong);
+  const ScanShape by_chunks = keeps ? ScanShape::kFew : shape_by_chunks(op, p);
   plan.shape = ScanShape::kFew;
   if (plan.cut) {
     // As it is.
@@ -90,6 +105,8 @@ ScanPlan plan_of(const scan::Problem& p, int64_t algorithm, int device) {
     plan.shape = ScanShape::kWide;
   } else if (ceil_div(sharing, many.channels) * groups * 2 >= 3 * multiprocessors) {
     plan.shape = ScanShape::kMany;
+  } else if (by_chunks != ScanShape::kFew) {
+    plan.shape = by_chunks;
   } else if (p.length >= 8 * long_block.steps &&
              long_block.shared_bytes <= properties.shared_bytes_per_block) {
     plan.shape = ScanShape::kLong;
@@ -215,7 +232,7 @@ Status run_forward(const SelectiveScanFwd& op, const Exec& exec) {
     a.kept = kept;
     return launch_named<T>(op.algorithm, a, stream);
   }
-  ScanPlan plan = plan_of(p, op.algorithm, op.u.device_id);
+  ScanPlan plan = plan_of(op, p, keeps);
   // Between two tiles states can be kept for nothing.
   if (keeps && p.spacing % block_of(plan.shape).steps != 0 && plan.shape == ScanShape::kLong) {
     plan.shape = ScanShape::kFew;
@@ -242,11 +259,19 @@ ForwardBlock block_of(ScanShape shape) {
     using Tile = decltype(tile);
     return {Tile::kChannels, Tile::kWarpChannels, Tile::kStates, Tile::kT, Tile::kSharedBytes};
   };
+  const auto of_chunks = [](auto tile) -> ForwardBlock {
+    using Tile = decltype(tile);
+    return {Tile::kChannels, Tile::kChannels, Tile::kStates, Tile::kT, Tile::kSharedBytes};
+  };
   switch (shape) {
     case ScanShape::kFew:
       return of(FewTile());
     case ScanShape::kLong:
       return of(LongTile<float>());
+    case ScanShape::kEight:
+      return of_chunks(EightTile());
+    case ScanShape::kTwelve:
+      return of_chunks(TwelveTile<__half>());
     case ScanShape::kWide:
       return of(WideTile());
     default:
@@ -258,7 +283,7 @@ size_t workspace(const SelectiveScanFwd& op) {
   const scan::Problem p = scan::problem_of(op);
   if (p.channels == 0 || p.sequences.count == 0 || named(op.algorithm)) return 0;
   WorkspaceParts parts;
-  ScanMemory(parts, p, plan_of(p, op.algorithm, op.u.device_id));
+  ScanMemory(parts, p, plan_of(op, p, false));
   return parts.bytes();
 }
 

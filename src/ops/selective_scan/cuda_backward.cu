@@ -9,12 +9,15 @@ namespace fk::cuda {
 namespace {
 
 struct BackwardPlan {
+  bool brief;  // by the kernel for short sequences
   int warps;
   int64_t blocks_per_group;
   bool cut;  // sequences are cut into segments
-  Segments segments, chunks;
+  Segments segments, carry_segments, chunks;
   bool recompute;  // the states between chunks, because there are none, or others
 };
+
+constexpr int64_t kShortSteps = 160;
 
 BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
   const DeviceProperties& device = device_properties(op.u.device_id);
@@ -26,10 +29,28 @@ BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
     return blocks_per_group(warps) * p.groups * p.sequences.count;
   };
   constexpr int kStaticBytes = 1024;
-  BackwardPlan plan;
+  BackwardPlan plan{};
+  plan.chunks = segments_of(p.sequences, kChunk);
+  // Sequences that fit shared memory and fill the GPU a few times at most.
+  constexpr int64_t kMostTimes = 3;
+  const int64_t bytes = short_shared_bytes(std::min(p.length, kShortSteps)) + kStaticBytes;
+  plan.brief = !several && p.length <= kShortSteps && bytes <= device.shared_bytes_per_block &&
+               blocks(1) <= kMostTimes * (device.shared_bytes_per_multiprocessor / bytes) *
+                                device.multiprocessors;
+  if (plan.brief) {
+    plan.warps = 1;
+    plan.blocks_per_group = blocks_per_group(1);
+    plan.segments = segments_of(p.sequences, std::max<int64_t>(p.length, 1));
+    plan.segments.slots = p.sequences.count;
+    return plan;
+  }
+  const auto shared_bytes = [&](int warps) {
+    return op.u.dtype == DType::kFloat32 ? backward_shared_bytes<float>(warps, several)
+                                         : backward_shared_bytes<__half>(warps, several);
+  };
   plan.warps = kMostWarps;
-  while (plan.warps > 1 && backward_shared_bytes(plan.warps, several) + kStaticBytes >
-                               device.shared_bytes_per_block) {
+  while (plan.warps > 1 &&
+         shared_bytes(plan.warps) + kStaticBytes > device.shared_bytes_per_block) {
     plan.warps /= 2;
   }
   // Few and short sequences: a warp a multiprocessor is faster than several on some.
@@ -38,17 +59,23 @@ BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
     plan.warps /= 2;
   }
   plan.blocks_per_group = blocks_per_group(plan.warps);
-  // Two blocks a multiprocessor, twice over: the blocks of carry_states fit three times.
+  // Two blocks a multiprocessor; those of carry_states, which are half as long, fit four times.
   const int64_t room = 2 * device.multiprocessors / std::max<int64_t>(blocks(plan.warps), 1);
-  int64_t steps = std::max<int64_t>(p.length, 1);
+  int64_t steps = std::max<int64_t>(p.length, 1), carry_steps = steps;
   if (room > 1 && p.length >= kShort) {
-    constexpr int64_t kLeast = 3 * kChunk;
-    steps = ceil_div(ceil_div(p.length, 2 * room), int64_t{kChunk}) * kChunk;
-    if (steps < kLeast) steps = ceil_div(ceil_div(p.length, room), int64_t{kChunk}) * kChunk;
+    const auto in_chunks = [](int64_t x, int64_t parts) {
+      return ceil_div(ceil_div(x, parts), int64_t{kChunk}) * kChunk;
+    };
+    steps = carry_steps = in_chunks(p.length, room);
+    constexpr int64_t kLeast = 5 * kChunk;
+    if (steps >= kLeast) {
+      carry_steps = in_chunks(steps, 2);
+      steps = 2 * carry_steps;
+    }
   }
   plan.segments = segments_of(p.sequences, steps);
+  plan.carry_segments = segments_of(p.sequences, carry_steps);
   plan.cut = steps < p.length;
-  plan.chunks = segments_of(p.sequences, kChunk);
   plan.recompute =
       p.sequences.packed || p.spacing != kChunk || !op.checkpoints || !op.checkpoints.contiguous();
   return plan;
@@ -59,17 +86,19 @@ int state_groups(const scan::Problem& p) {
 }
 
 struct BackwardMemory {
-  float *kept, *segment_adjoints, *segment_sums, *carried;
+  float *kept, *carry_adjoints, *carry_sums, *carried;
   float *parts_of_states, *parts_of_A, *parts_of_channels;
 
   BackwardMemory(WorkspaceParts& parts, const scan::Problem& p, const BackwardPlan& plan) {
     const int64_t slots = plan.segments.slots, groups = state_groups(p);
     const int64_t blocks = plan.blocks_per_group * p.groups;
     const int64_t of_slots = slots * p.channels * p.states;
+    const int64_t carry_rows = plan.carry_segments.slots * p.channels;
     kept = plan.recompute ? parts.take(plan.chunks.slots * p.states * p.channels) : nullptr;
-    segment_adjoints = plan.cut ? parts.take(of_slots) : nullptr;
-    segment_sums = plan.cut ? parts.take(slots * p.channels) : nullptr;
-    carried = parts.take(blocks * slots * groups * 4 * 32 * plan.warps);
+    carry_adjoints = plan.cut ? parts.take(carry_rows * p.states) : nullptr;
+    carry_sums = plan.cut ? parts.take(carry_rows) : nullptr;
+    carried = plan.brief || groups == 1 ? nullptr
+                                        : parts.take(blocks * slots * groups * 4 * 32 * plan.warps);
     parts_of_states = parts.take(blocks * plan.chunks.slots * groups * kChunkParts);
     parts_of_A = parts.take(of_slots);
     parts_of_channels = parts.take(slots * 2 * p.channels);
@@ -126,8 +155,8 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
   a.softplus = op.delta_softplus;
   set_layout({&op.u, &op.delta, &op.z, &op.dy, &op.du, &op.ddelta, &op.dz}, a);
   a.chunks = plan.chunks;
-  a.segment_adjoints = memory.segment_adjoints;
-  a.segment_sums = memory.segment_sums;
+  a.carry_adjoints = memory.carry_adjoints;
+  a.carry_sums = memory.carry_sums;
   a.carried = memory.carried;
   a.parts_of_states = memory.parts_of_states;
   a.parts_of_A = memory.parts_of_A;
@@ -136,12 +165,18 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
     a.kept = {memory.kept, kChunk, -1};
     a.segments = segments_of(p.sequences, std::max<int64_t>(p.length, 1));
     if (a.blocks() > 0) FK_RETURN_IF_ERROR(launch_carry<T>(false, a, stream));
-  } else {
+  } else if (!plan.brief) {
     a.kept = {op.checkpoints.ptr<float>(), kChunk, op.checkpoints.size(1)};
   }
+  a.carry_segments = plan.carry_segments;
+  if (plan.cut) {
+    a.segments = plan.carry_segments;
+    if (a.blocks() > 0) FK_RETURN_IF_ERROR(launch_carry<T>(true, a, stream));
+  }
   a.segments = plan.segments;
-  if (a.blocks() > 0) {
-    if (plan.cut) FK_RETURN_IF_ERROR(launch_carry<T>(true, a, stream));
+  if (a.blocks() > 0 && plan.brief) {
+    FK_RETURN_IF_ERROR(launch_short<T>(p.length, a, stream));
+  } else if (a.blocks() > 0) {
     FK_RETURN_IF_ERROR(launch_backward<T>(a, stream));
   }
 
@@ -158,11 +193,11 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
   s.dbias = channel_view(op.ddelta_bias);
   s.state_parts = p.groups * a.chunks.slots * a.state_groups * (kChunkParts / 4);
   s.of_A = p.channels * p.states;
-  s.split = a.blocks_per_group > 32 ? 8 : 1;
-  if (s.threads() == 0) return {};
-  return launch_early(sum_parts<T>, "sum_parts",
-                      {grid_of(ceil_div(s.threads(), int64_t{kSumThreads})), kSumThreads}, stream,
-                      s);
+  const int64_t room = int64_t{1024} * device_properties(op.u.device_id).multiprocessors;
+  s.split = BackwardSums::split_of(s.state_parts, a.blocks_per_group, room);
+  s.time_split = BackwardSums::split_of(s.of_A, a.segments.slots, room);
+  if (s.blocks() == 0) return {};
+  return launch_early(sum_parts<T>, "sum_parts", {grid_of(s.blocks()), kSumThreads}, stream, s);
 }
 
 }  // namespace

@@ -14,7 +14,8 @@
 // registers, and back. Sums over the four lanes of a channel end at one lane for each step, sums
 // over the channels of a warp in the place of the state before the piece; those are added up over
 // the warps once a chunk and leave the block as parts, summed by another kernel: no atomics between
-// threads, the same bits every time. Warps wait for each other twice a chunk.
+// threads, the same bits every time. Warps wait for each other twice a chunk. Of a lane's bits the
+// first two and the last are its channel, the others its states.
 //
 // More than 16 states: group after group through the same chunk, the sums over states in shared
 // memory.
@@ -22,50 +23,20 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/launch.h"
+#include "ops/selective_scan/cuda_backward_piece.cuh"
 #include "ops/selective_scan/cuda_backward_stage.cuh"
 
 namespace fk::cuda {
 
 constexpr int kPieces = kChunk / kPieceSteps;
-constexpr int kStates = 4;                               // of a thread
-constexpr int kStartFloats = 32 * kStates;               // of a warp, before one piece
-constexpr int kWarpStarts = kPieces * kStartFloats;      // of a warp
-constexpr int kStateFloats = kChunk * 2 * kGroupStates;  // B and C, of a block
-
-// B or C of a step in the thread's order: halves are the other way round in lanes 16 to 31, so that
-// sums over channels begin with whole halves.
-__device__ __forceinline__ void load_states(const float* row, int swap, float (&out)[kStates]) {
-  const float2 low = *reinterpret_cast<const float2*>(row + swap);
-  const float2 high = *reinterpret_cast<const float2*>(row + (swap ^ 2));
-  out[0] = low.x;
-  out[1] = low.y;
-  out[2] = high.x;
-  out[3] = high.y;
-}
-
-// Decays of kPieceSteps steps, dt log2(e) and dt u.
-template <class T>
-struct Piece {
-  float dt2[kPieceSteps], dtu[kPieceSteps], decay[kPieceSteps][kStates];
-
-  __device__ __forceinline__ Piece(const float* x, int pitch, const float (&A)[kStates]) {
-#pragma unroll
-    for (int k = 0; k < kPieceSteps; ++k) {
-      const float2 v = *reinterpret_cast<const float2*>(x + k * pitch);
-      dt2[k] = v.x;
-      dtu[k] = v.x * v.y;
-    }
-#pragma unroll
-    for (int k = 0; k < kPieceSteps; ++k) {
-#pragma unroll
-      for (int s = 0; s < kStates; ++s) decay[k][s] = power<T>(within_power<T>(dt2[k]), A[s]);
-    }
-  }
-};
+constexpr int kStateFloats = kChunk * kStepStates;   // B and C, of a block
+constexpr int kStartFloats = 32 * kStates;           // of a warp, before one piece
+constexpr int kWarpStarts = kPieces * kStartFloats;  // of a warp
 
 template <class T>
 __global__ void __launch_bounds__(kMostWarps * 32, 2)
     reverse_chunks(const __grid_constant__ BackwardArgs a) {
+  constexpr bool kExact = Piece<T>::kExact;
   extern __shared__ __align__(16) float shared[];
   wait_for_earlier_kernels();
   let_next_kernel_start();
@@ -74,16 +45,31 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   __syncthreads();
   const Segment& segment = place.segment;
   if (place.slot >= a.segments.slots) return;
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, quad_lane = lane % 4;
-  const int channel = warp * kWarpChannels + lane / 4;  // of the block
-  const int swap = lane & 16 ? 2 : 0;
+  enum { kDelta, kU, kDy, kZ, kDu, kDdelta, kDz, kTensors };
+  __shared__ BlockTensor tensors[kTensors];
+  // Each by another warp, where there are so many.
+  const auto set_tensor = [&](int which, const scan::View& view) {
+    if (threadIdx.x == which * 32 % blockDim.x) tensors[which].template set<T>(a, place, view);
+  };
+  set_tensor(kDelta, a.delta);
+  set_tensor(kU, a.u);
+  set_tensor(kDy, a.dy);
+  set_tensor(kZ, a.z);
+  set_tensor(kDu, a.du);
+  set_tensor(kDdelta, a.ddelta);
+  set_tensor(kDz, a.dz);
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, quad = lane / 4 % 4;
+  const int channel = warp * kWarpChannels + lane % 4 + lane / 16 * 4;  // of the block
+  const int order = order_of(lane);
   float* const states = shared;
-  float* const starts = shared + kStateFloats;
-  const ChunkShared chunk(starts + a.warps * kWarpStarts, a.warps);
-  float* const sums = chunk.D + a.warps * kWarpChannels + channel;  // [step][3][channel]
-  const int sum_pitch = a.warps * kWarpChannels;
+  // Of a warp: states before pieces and sums over channels, its channels of the chunk, its sums
+  // over groups of states.
+  const int warp_floats =
+      kWarpStarts + kWarpChunk + (a.state_groups > 1 || kExact ? kWarpStateSums : 0);
+  const auto parts_of = [&](int w) { return shared + kStateFloats + w * warp_floats; };
+  const auto chunk_of = [&](int w) { return parts_of(w) + kWarpStarts; };
 
-  const auto state_of = [&](int s) { return 4 * quad_lane + (s ^ swap); };
+  const auto state_of = [&](int s) { return 4 * quad + (s ^ order); };
   const auto state_at = [&](const StateView& view, int s, int first_state) {
     return segment.sequence * view.sequence + (place.channel + channel) * view.channel +
            (first_state + state_of(s)) * view.state;
@@ -109,18 +95,19 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
                   : static_cast<const float*>(
                         a.dlast_state.data)[state_at(a.dlast_state, s, first_state)];
     }
-    if (a.segment_adjoints == nullptr || channel >= place.channels) return;
-    const int64_t slots =
-        a.segments.first_slot(segment.sequence) + a.segments.count_of(segment.sequence);
+    if (a.carry_adjoints == nullptr || channel >= place.channels) return;
+    const int64_t own = a.carry_segments.first_slot(segment.sequence);
+    const int64_t slots = own + a.carry_segments.count_of(segment.sequence);
+    const int64_t after = own + (segment.last - segment.begin) / a.carry_segments.steps;
     const int64_t last = (slots - 1) * a.channels + place.channel + channel;
-    const float* sum = a.segment_sums + last;
-    const float* adjoints = a.segment_adjoints + last * a.states + first_state + 4 * quad_lane;
-#pragma unroll 2
-    for (int64_t i = slots - 1; i > place.slot; --i) {
+    const float* sum = a.carry_sums + last;
+    const float* adjoints = a.carry_adjoints + last * a.states + first_state + 4 * quad;
+#pragma unroll 8
+    for (int64_t i = segment.closes ? slots : after; i < slots; ++i) {
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
         if (!(here >> s & 1)) continue;
-        ag[s] = fmaf(power<T>(within_power<T>(*sum), A[s]), ag[s], adjoints[s ^ swap]);
+        ag[s] = fmaf(power<T>(within_power<T>(*sum), A[s]), ag[s], adjoints[s ^ order]);
       }
       sum -= a.channels;
       adjoints -= a.channels * a.states;
@@ -135,20 +122,18 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
                       state_at(a.dinitial_state, s, first_state), ag[s]);
     }
   };
+  // Adjoints between chunks; of one group of states they stay in registers.
+  const bool several = a.state_groups > 1;
   const auto carried = [&](int group) {
-    return a.carried +
-           ((blockIdx.x + int64_t{blockIdx.y} * gridDim.x) * a.state_groups + group) * kStates *
-               blockDim.x +
+    return reinterpret_cast<float4*>(a.carried) +
+           ((blockIdx.x + int64_t{blockIdx.y} * gridDim.x) * a.state_groups + group) * blockDim.x +
            thread;
   };
   // Sums over time: one thread adds to each place, one chunk after the other.
   const auto of_A = [&](int first_state) {
-    return a.parts_of_A + (place.slot * a.channels + place.channel + channel) * a.states +
-           first_state + 4 * quad_lane;
+    return a.parts_of_A + place.of_A + (channel * a.states + first_state + 4 * quad);
   };
-  const auto of_channel = [&] {
-    return a.parts_of_channels + place.slot * 2 * a.channels + place.channel + channel;
-  };
+  const auto of_channel = [&] { return a.parts_of_channels + place.of_D + channel; };
 #pragma unroll 1
   for (int group = 0; group < a.state_groups; ++group) {
     const int first_state = group * kGroupStates;
@@ -157,11 +142,11 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     if (place.chunks == 0) leave(first_state);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      if (here >> s & 1) of_A(first_state)[s ^ swap] = 0;
-      carried(group)[s * blockDim.x] = ag[s];
+      if (here >> s & 1) of_A(first_state)[s ^ order] = 0;
     }
+    if (several) *carried(group) = make_float4(ag[0], ag[1], ag[2], ag[3]);
   }
-  if (quad_lane == 0 && channel < place.channels) {
+  if (quad == 0 && channel < place.channels) {
     of_channel()[0] = 0;
     of_channel()[a.channels] = 0;
   }
@@ -171,8 +156,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     return a.parts_of_states + ((place.part_row + i) * a.state_groups + group) * kChunkParts;
   };
   for (int c = threadIdx.x; c < a.warps * kWarpChannels; c += blockDim.x) {
-    chunk.bias[c] = place.channel_value<T>(a.bias, c);
-    chunk.D[c] = place.channel_value<T>(a.D, c);
+    float* const to = chunk_of(c / kWarpChannels) + c % kWarpChannels;
+    to[kBiasAt] = place.channel_value<T>(a.bias, c);
+    to[kSkipAt] = place.channel_value<T>(a.D, c);
   }
   __syncthreads();
 
@@ -183,52 +169,80 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   // The gradients of chunk i from shared memory. A thread takes what it staged, nobody else's, so
   // that it may stage the next there.
   const auto put_outputs = [&](int i) {
-    const int64_t step = segment.first + int64_t{i} * kChunk;
-    const int steps = steps_of(i);
     const ChunkPairs pairs(a.warps, a.time_contiguous, make_again(thread));
-    const auto put_all = [&](const scan::View& view, const float* from, int pitch, int stride,
-                             int next) {
-      if (view.data == nullptr) return;
-      T* p = pairs.at<T>(view, place, step);
+    const float* const chunk = chunk_of(pairs.warp());
+    const int exist = pairs.exist(steps_of(i), place.channels);
+    float4 of_inputs[ChunkPairs::kCount];
+    float2 of_z[ChunkPairs::kCount];
 #pragma unroll
-      for (int k = 0; k < ChunkPairs::kCount; ++k) {
-        const float* v = from + pairs.step_of(k) * pitch + pairs.pair_of(k) * stride;
-        const float both[2] = {v[0], v[next]};
-        const int channels = pairs.channels(k, steps, place);
-        if (a.pairs) {
-          if (channels > 0) store(p, pack<T, 2>(both));
-        } else {
-          if (channels > 0) *p = from_float<T>(both[0]);
-          if (channels > 1) p[view.channel] = from_float<T>(both[1]);
+    for (int k = 0; k < ChunkPairs::kCount; ++k) {
+      of_inputs[k] = *reinterpret_cast<const float4*>(chunk + pairs.input_at(k));
+      of_z[k] = *reinterpret_cast<const float2*>(chunk + pairs.gradient_at(k));
+    }
+    const auto put_all = [&](auto whole_pairs) {
+      constexpr bool kPairs = decltype(whole_pairs)::value;
+      const auto put = [&](int which, const scan::View& view, auto&& pair_of) {
+        if (view.data == nullptr) return;
+        const int64_t next = tensors[which].next;
+        T* p = pairs.at<kPairs>(tensors[which].template at<T>(i), view);
+        __builtin_assume(__isGlobal(p));
+#pragma unroll
+        for (int k = 0; k < ChunkPairs::kCount; ++k) {
+          const float2 v = pair_of(k);
+          if constexpr (kPairs) {
+            const float both[2] = {v.x, v.y};
+            if (exist >> k & 1) store(p, pack<T, 2>(both));
+          } else {
+            if (exist >> k & 1) *p = from_float<T>(v.x);
+            if (exist >> (ChunkPairs::kCount + k) & 1) p[view.channel] = from_float<T>(v.y);
+          }
+          p += next;
         }
-        p += pairs.next(view);
-      }
+      };
+      put(kDu, a.du, [&](int k) { return make_float2(of_inputs[k].x, of_inputs[k].z); });
+      put(kDdelta, a.ddelta, [&](int k) { return make_float2(of_inputs[k].y, of_inputs[k].w); });
+      put(kDz, a.dz, [&](int k) { return of_z[k]; });
     };
-    put_all(a.du, chunk.inputs, chunk.pitch, 4, 2);
-    put_all(a.ddelta, chunk.inputs + 1, chunk.pitch, 4, 2);
-    put_all(a.dz, chunk.gradients, chunk.gradient_pitch, 2, 1);
+    if (a.pairs) {
+      put_all(std::true_type());
+    } else {
+      put_all(std::false_type());
+    }
   };
-  // The warps' parts of dB and dC.
+  // The warps' parts of dB and dC, to [piece][half of a quad][step][quad][dB, dC][state of the
+  // half].
   const auto put_state_sums = [&](float* out, int pieces) {
     for (int k = threadIdx.x; k < pieces * 32; k += blockDim.x) {
-      const float* from = starts + k * kStates;
+      const float* from = parts_of(0) + k * kStates;
       float4 sum = *reinterpret_cast<const float4*>(from);
-#pragma unroll 4
-      for (int w = 1; w < a.warps; ++w) {
-        const float4 v = *reinterpret_cast<const float4*>(from + w * kWarpStarts);
+      const auto add = [&](int w) {
+        const float4 v = *reinterpret_cast<const float4*>(from + w * warp_floats);
         sum.x += v.x;
         sum.y += v.y;
         sum.z += v.z;
         sum.w += v.w;
+      };
+      if (a.warps == kMostWarps) {
+#pragma unroll
+        for (int w = 1; w < kMostWarps; ++w) add(w);
+      } else {
+#pragma unroll 1
+        for (int w = 1; w < a.warps; ++w) add(w);
       }
-      *reinterpret_cast<float4*>(out + k * 4) = sum;
+      // Of one state, in two steps.
+      const int of_lane = order_of(k);
+      float* const to = out + k / 32 * kStartFloats + (of_lane >> 1) * 64 + k % 2 * 32 +
+                        k / 4 % 4 * 4 + (of_lane & 1);
+      to[0] = sum.x;
+      to[2] = sum.y;
+      to[16] = sum.z;
+      to[18] = sum.w;
     }
   };
 
 #pragma unroll 1
   for (int i = place.chunks - 1; i >= 0; --i) {
     const int64_t step = segment.first + int64_t{i} * kChunk;
-    if (i + 1 < place.chunks) put_outputs(i + 1);
     const int steps = steps_of(i);
     const int pieces = (steps + kPieceSteps - 1) / kPieceSteps;
     const int own_steps = channel < place.channels ? steps : 0;
@@ -237,21 +251,25 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
 #pragma unroll 1
     for (int group = 0; group < a.state_groups; ++group) {
       const int first_state = group * kGroupStates;
-      take_group(first_state);
-#pragma unroll
-      for (int s = 0; s < kStates; ++s) ag[s] = carried(group)[s * blockDim.x];
+      if (several) {
+        take_group(first_state);
+        const float4 v = *carried(group);
+        ag[0] = v.x;
+        ag[1] = v.y;
+        ag[2] = v.z;
+        ag[3] = v.w;
+      }
       // All loads first.
       float h[kStates];
 #pragma unroll
       for (int s = 0; s < kStates; ++s) h[s] = 0;
       if (step > segment.begin) {
         const float* from =
-            a.kept.data +
-            ((place.kept_row + i) * a.states + first_state + 4 * quad_lane) * a.channels +
+            a.kept.data + ((place.kept_row + i) * a.states + first_state + 4 * quad) * a.channels +
             place.channel + channel;
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          h[s] = load_if(here >> s & 1, from + (s ^ swap) * a.channels);
+          h[s] = load_if(here >> s & 1, from + (s ^ order) * a.channels);
         }
       } else if (a.initial_state.data != nullptr) {
 #pragma unroll
@@ -265,154 +283,197 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
       ChunkStates<T> bc_values(a, place, step, first_state, make_again(thread));
       bc_values.load(steps, a.states - first_state);
       if (group == 0) {
-        const auto stage = [&](auto whole_pairs) {
+        const ChunkPairs pairs(a.warps, a.time_contiguous, make_again(thread));
+        PairValues<T> delta, u, dy, z;
+        const int exist = pairs.exist(steps, place.channels);
+        const auto load_all = [&](auto whole_pairs) {
           constexpr bool kPairs = decltype(whole_pairs)::value;
-          const ChunkPairs pairs(a.warps, a.time_contiguous, make_again(thread));
-          using Values = PairValues<T, kPairs>;
-#pragma unroll 1
-          for (int from = 0; from < ChunkPairs::kCount; from += Values::kBatch) {
-            Values delta, u, dy, z;
-            delta.load(a.delta, place, pairs, from, step, steps);
-            u.load(a.u, place, pairs, from, step, steps);
-            dy.load(a.dy, place, pairs, from, step, steps);
-            if (a.z.data != nullptr) z.load(a.z, place, pairs, from, step, steps);
-#pragma unroll
-            for (int k = 0; k < Values::kBatch; ++k) {
-              const int l = pairs.step_of(from + k), q = pairs.pair_of(from + k);
-              const float2 bias = *reinterpret_cast<const float2*>(chunk.bias + 2 * q);
-              const float2 x = delta[k], v = u[k], g = dy[k];
-              const float2 w = a.z.data == nullptr ? make_float2(0, 0) : z[k];
-              TimeStep t0 = TimeStep::of<T>(x.x + bias.x, a.softplus);
-              TimeStep t1 = TimeStep::of<T>(x.y + bias.y, a.softplus);
-              if (l >= steps) t0.dt = t1.dt = 0;  // where there is nothing, states stay as they are
-              const Gate g0(g.x, w.x, a.z.data != nullptr), g1(g.y, w.y, a.z.data != nullptr);
-              *reinterpret_cast<float4*>(chunk.inputs + l * chunk.pitch + 4 * q) =
-                  make_float4(times_log2e(t0.dt), kLn2 * v.x, times_log2e(t1.dt), kLn2 * v.y);
-              *reinterpret_cast<float4*>(chunk.factors + l * chunk.pitch + 4 * q) =
-                  make_float4(g0.dz, t0.slope, g1.dz, t1.slope);
-              *reinterpret_cast<float2*>(chunk.gradients + l * chunk.gradient_pitch + 2 * q) =
-                  make_float2(g0.dy, g1.dy);
-            }
+          const auto load = [&](PairValues<T>& values, const BlockTensor& t,
+                                const scan::View& view) {
+            values.template load<kPairs>(pairs.at<kPairs>(t.template at<const T>(i), view), t.next,
+                                         view.channel, exist);
+          };
+          load(delta, tensors[kDelta], a.delta);
+          load(u, tensors[kU], a.u);
+          load(dy, tensors[kDy], a.dy);
+          if (a.z.data != nullptr) {
+            load(z, tensors[kZ], a.z);
+          } else {
+            z = dy;
           }
         };
         if (a.pairs) {
-          stage(std::true_type());
+          load_all(std::true_type());
         } else {
-          stage(std::false_type());
+          load_all(std::false_type());
+        }
+        if (i + 1 < place.chunks) put_outputs(i + 1);
+        float* const chunk = chunk_of(pairs.warp());
+        const bool gated = a.z.data != nullptr;
+#pragma unroll
+        for (int k = 0; k < ChunkPairs::kCount; ++k) {
+          const float2 bias =
+              *reinterpret_cast<const float2*>(chunk + kBiasAt + pairs.pair_of_warp(k) * 2);
+          const float2 x = delta[k], v = u[k], y = dy[k], w = z[k];
+          TimeStep t0 = TimeStep::of<T>(x.x + bias.x, a.softplus);
+          TimeStep t1 = TimeStep::of<T>(x.y + bias.y, a.softplus);
+          if (pairs.step_of(k) >= steps) t0.dt = t1.dt = 0;  // states stay as they are
+          const Gate g0(y.x, w.x, gated), g1(y.y, w.y, gated);
+          const int at = pairs.input_at(k);
+          *reinterpret_cast<float4*>(chunk + at) =
+              make_float4(times_log2e(t0.dt), kLn2 * v.x, times_log2e(t1.dt), kLn2 * v.y);
+          *reinterpret_cast<float4*>(chunk + kFactorsAt + at) =
+              make_float4(g0.dz, t0.slope, g1.dz, t1.slope);
+          *reinterpret_cast<float2*>(chunk + pairs.gradient_at(k)) = make_float2(g0.dy, g1.dy);
         }
       }
       bc_values.put(states);
       bc_values.take_rest(steps, a.states - first_state, states);
       __syncthreads();
       if (group == 0 && i > 0) {
-        for (int row = thread; row < 4 * 2 * kChunk; row += blockDim.x) {
-          const int tensor = row / (2 * kChunk), r = row % (2 * kChunk);
-          prefetch_chunk<T>(a,
-                            tensor == 0   ? a.delta
-                            : tensor == 1 ? a.u
-                            : tensor == 2 ? a.dy
-                                          : a.z,
-                            place, step - kChunk, r);
+        constexpr int kRows = kMostWarps * kWarpChannels;
+        for (int row = thread; row < kDu * kRows; row += blockDim.x) {
+          prefetch_chunk<T>(a, tensors[row / kRows], place, i - 1, row % kRows);
         }
       }
 
-      float* const x = chunk.inputs + 2 * channel;
-      float* const gradients = chunk.gradients + channel;
-      const float* const factors = chunk.factors + 2 * channel;
-      const float* const bc = states + quad_lane * 4;
-      float4* const start = reinterpret_cast<float4*>(starts + warp * kWarpStarts + lane * 4);
+      const int again = make_again(thread), lane = again % 32, quad = lane / 4 % 4;
+      const int c = lane % 4 + lane / 16 * 4;
+      float* const warp_parts = parts_of(again / 32);
+      float* const chunk = warp_parts + kWarpStarts;
+      float* const gradients = chunk + kGradientsAt + c;
+      // x: where the lane's inputs lie in a piece's first step. In the third they lie `third`
+      // beside, in step `quad` `own` further, in the next piece `odd` beside.
+      const int third = c < kWarpChannels / 2 ? 8 : -8;
+      const int own = quad * kStepInputs + (quad & 2 ? third : 0);
+      int odd = c & 2 ? -4 : 4;
+      float* x = chunk + place_of_pair(0, c / 2) + c % 2 * 2;
+      const float* const bc = states + place_of_order(order_of(lane)) + quad * 4;
+      float4* const start = reinterpret_cast<float4*>(warp_parts + lane * 4);
+      constexpr int kNextStart = kStartFloats / 4;
+      // How many pieces' `more` stay from the way there for the way back, where one group of states
+      // needs no sums.
+      const int kept_more = several ? 0 : min(pieces - 1, kWarpStateSums / kStartFloats);
+      float4* const start_more = start + (kWarpStarts + kWarpChunk) / 4;
 #pragma unroll 1
       for (int piece = 0; piece + 1 < pieces; ++piece) {
         const int l = piece * kPieceSteps;
-        const Piece<T> p(x + l * chunk.pitch, chunk.pitch, A);
-        start[piece * kStartFloats / 4] = make_float4(h[0], h[1], h[2], h[3]);
+        Piece<T> p(x, third, A);
+        start[piece * kNextStart] = make_float4(h[0], h[1], h[2], h[3]);
+        float rest[kStates] = {};
+        if constexpr (kExact) {
+          p.find_more(A);
+          if (piece < kept_more) {
+            start_more[piece * kNextStart] =
+                make_float4(p.more[0], p.more[1], p.more[2], p.more[3]);
+          }
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) rest[s] = p.more[s] * h[s];
+        }
 #pragma unroll
         for (int k = 0; k < kPieceSteps; ++k) {
           float B[kStates];
-          load_states(bc + (l + k) * 2 * kGroupStates, swap, B);
+          load_states(bc + (l + k) * kStepStates, B);
 #pragma unroll
           for (int s = 0; s < kStates; ++s) h[s] = fmaf(p.decay[k][s], h[s], p.dtu[k] * B[s]);
         }
+        if constexpr (kExact) {
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) h[s] += rest[s];
+        }
+        x += kPieceSteps * kStepInputs + odd;
+        odd = -odd;
       }
       float dA[kStates] = {};
-      float4 before_piece = make_float4(h[0], h[1], h[2], h[3]);
+      start[(pieces - 1) * kNextStart] = make_float4(h[0], h[1], h[2], h[3]);
 #pragma unroll 1
       for (int piece = pieces - 1; piece >= 0; --piece) {
         const int first = piece * kPieceSteps;
-        const float* const bc_piece = bc + first * 2 * kGroupStates;
-        float h[kPieceSteps + 1][kStates] = {
-            {before_piece.x, before_piece.y, before_piece.z, before_piece.w}};
-        if (piece > 0) before_piece = start[(piece - 1) * kStartFloats / 4];
-        const Piece<T> p(x + first * chunk.pitch, chunk.pitch, A);
+        const float* const bc_piece = bc + first * kStepStates;
+        const float4 before = start[piece * kNextStart];
+        float h[kPieceSteps + 1][kStates] = {{before.x, before.y, before.z, before.w}};
+        Piece<T> p(x, third, A);
 #pragma unroll
         for (int k = 0; k < kPieceSteps; ++k) {
           float B[kStates];
-          load_states(bc_piece + k * 2 * kGroupStates, swap, B);
+          load_states(bc_piece + k * kStepStates, B);
 #pragma unroll
           for (int s = 0; s < kStates; ++s) {
             h[k + 1][s] = fmaf(p.decay[k][s], h[k][s], p.dtu[k] * B[s]);
           }
         }
-        float of_states[kPieceSteps * 4];  // [step][dB of two states, dC of two states]
+        float rest[kStates] = {};
+        if constexpr (kExact) {
+          if (piece < kept_more) {
+            const float4 v = start_more[piece * kNextStart];
+            p.more[0] = v.x;
+            p.more[1] = v.y;
+            p.more[2] = v.z;
+            p.more[3] = v.w;
+          } else {
+            p.find_more(A);
+          }
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) rest[s] = p.more[s] * ag[s];
+        }
+        float of_states[kPieceSteps * 2];  // [step][dB, dC]
         float gB[kPieceSteps], aghA[kPieceSteps], Ch[kPieceSteps];
 #pragma unroll
         for (int k = kPieceSteps - 1; k >= 0; --k) {
-          float B[kStates], C[kStates], dB[kStates], dC[kStates];
-          load_states(bc_piece + k * 2 * kGroupStates, swap, B);
-          load_states(bc_piece + k * 2 * kGroupStates + kGroupStates, swap, C);
-          const float dy = gradients[(first + k) * chunk.gradient_pitch];
+          float B[kStates], C[kStates], g[kStates];
+          load_states(bc_piece + k * kStepStates, B);
+          load_states(bc_piece + k * kStepStates + 2 * kGroupStates, C);
+          const float dy = gradients[(first + k) * kWarpChannels];
 #pragma unroll
           for (int s = 0; s < kStates; ++s) {
-            const float g = fmaf(dy, C[s], ag[s]);
+            g[s] = fmaf(dy, C[s], ag[s]);
             Ch[k] = s == 0 ? h[k + 1][s] * C[s] : fmaf(h[k + 1][s], C[s], Ch[k]);
-            gB[k] = s == 0 ? g * B[s] : fmaf(g, B[s], gB[k]);
-            dB[s] = g * p.dtu[k];
-            dC[s] = dy * h[k + 1][s];
-            ag[s] = p.decay[k][s] * g;
+            gB[k] = s == 0 ? g[s] * B[s] : fmaf(g[s], B[s], gB[k]);
+            ag[s] = p.decay[k][s] * g[s];
             const float agh = ag[s] * h[k][s];
             aghA[k] = s == 0 ? agh * A[s] : fmaf(agh, A[s], aghA[k]);
             dA[s] = fmaf(agh, p.dt2[k], dA[s]);
           }
-#pragma unroll
-          for (int s = 0; s < 2; ++s) {
-            of_states[k * 4 + s] = dB[s] + __shfl_xor_sync(0xffffffffu, dB[s + 2], 16);
-            of_states[k * 4 + 2 + s] = dC[s] + __shfl_xor_sync(0xffffffffu, dC[s + 2], 16);
-          }
+          of_states[2 * k] = sum_of_first(g, p.dtu[k]);
+          of_states[2 * k + 1] = sum_of_first(h[k + 1], dy);
         }
-        // Ends with dB and dC of one step and two states.
-        halve<8>(of_states, 8, lane & 8);
-        halve<4>(of_states, 4, lane & 4);
-        start[piece * kStartFloats / 4] =
+        if constexpr (kExact) {
+#pragma unroll
+          for (int s = 0; s < kStates; ++s) ag[s] += rest[s];
+        }
+        halve<4>(of_states, 1, lane & 1);  // ends with dB and dC of two steps
+        start[piece * kNextStart] =
             make_float4(of_states[0], of_states[1], of_states[2], of_states[3]);
-        // Ends with the sums over states of one step, quad_lane of the piece.
-        halve<2>(gB, 2, lane & 2);
-        halve<2>(aghA, 2, lane & 2);
-        halve<2>(Ch, 2, lane & 2);
-        halve<1>(gB, 1, lane & 1);
-        halve<1>(aghA, 1, lane & 1);
-        halve<1>(Ch, 1, lane & 1);
-        const int l = first + quad_lane;
+        // Ends with the sums over states of one step, `quad` of the piece.
+        halve<2>(gB, 8, lane & 8);
+        halve<2>(aghA, 8, lane & 8);
+        halve<2>(Ch, 8, lane & 8);
+        halve<1>(gB, 4, lane & 4);
+        halve<1>(aghA, 4, lane & 4);
+        halve<1>(Ch, 4, lane & 4);
+        const int l = first + quad;
+        float2* const in = reinterpret_cast<float2*>(x + own);
+        odd = -odd;
+        x -= kPieceSteps * kStepInputs + odd;
         if (a.state_groups > 1) {
-          float* sum = sums + l * 3 * sum_pitch;
+          float* const sum = chunk + kWarpChunk + l * 3 * kWarpChannels + c;
           if (group > 0) {
             gB[0] += sum[0];
-            aghA[0] += sum[sum_pitch];
-            Ch[0] += sum[2 * sum_pitch];
+            aghA[0] += sum[kWarpChannels];
+            Ch[0] += sum[2 * kWarpChannels];
           }
           if (group + 1 < a.state_groups) {
             sum[0] = gB[0];
-            sum[sum_pitch] = aghA[0];
-            sum[2 * sum_pitch] = Ch[0];
+            sum[kWarpChannels] = aghA[0];
+            sum[2 * kWarpChannels] = Ch[0];
             continue;
           }
         }
         __syncwarp();  // the four lanes have read their inputs
         if (l < own_steps) {
-          float2* const in = reinterpret_cast<float2*>(x + l * chunk.pitch);
-          float* const gradient = gradients + l * chunk.gradient_pitch;
-          const float2 v = *in,
-                       factor = *reinterpret_cast<const float2*>(factors + l * chunk.pitch);
-          const float dy = *gradient, u = kLog2E * v.y, D = chunk.D[channel];
+          float* const gradient = gradients + l * kWarpChannels;
+          const float2 v = *in, factor = in[kFactorsAt / 2];
+          const float dy = *gradient, u = kLog2E * v.y, D = chunk[kSkipAt + c];
           const float ddelta = fmaf(u, gB[0], aghA[0]) * factor.y;
           of_D = fmaf(dy, u, of_D);
           of_bias += ddelta;
@@ -420,22 +481,27 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
           *gradient = factor.x * fmaf(D, u, Ch[0]);
         }
       }
+      float* const sum_of_A = of_A(first_state);
+      if (here == 15) {
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) {
-        if (here >> s & 1) atomicAdd(of_A(first_state) + (s ^ swap), kLn2 * dA[s]);
+        for (int s = 0; s < kStates; ++s) atomicAdd(sum_of_A + (s ^ order), kLn2 * dA[s]);
+      } else {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          if (here >> s & 1) atomicAdd(sum_of_A + (s ^ order), kLn2 * dA[s]);
+        }
       }
-#pragma unroll
-      for (int s = 0; s < kStates; ++s) carried(group)[s * blockDim.x] = ag[s];
+      if (several) *carried(group) = make_float4(ag[0], ag[1], ag[2], ag[3]);
       if (i == 0) leave(first_state);
       __syncthreads();
       put_state_sums(parts(i, group), pieces);
     }
 #pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2) {
+    for (int mask = 4; mask < 16; mask *= 2) {
       of_D += __shfl_xor_sync(0xffffffffu, of_D, mask);
       of_bias += __shfl_xor_sync(0xffffffffu, of_bias, mask);
     }
-    if (quad_lane == 0 && channel < place.channels) {
+    if (quad == 0 && channel < place.channels) {
       atomicAdd(of_channel(), of_D);
       atomicAdd(of_channel() + a.channels, of_bias);
     }

@@ -5,5 +5,6 @@ namespace fk::cuda {
 
 template Status launch_carry<float>(bool, const BackwardArgs&, void*);
 template Status launch_backward<float>(const BackwardArgs&, void*);
+template Status launch_short<float>(int64_t, const BackwardArgs&, void*);
 
 }  // namespace fk::cuda

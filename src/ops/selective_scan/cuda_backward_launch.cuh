@@ -4,6 +4,7 @@
 #include "cuda/row_walk.cuh"
 #include "ops/selective_scan/cuda_backward.cuh"
 #include "ops/selective_scan/cuda_backward_carry.cuh"
+#include "ops/selective_scan/cuda_backward_short.cuh"
 
 namespace fk::cuda {
 
@@ -22,8 +23,18 @@ Status launch_carry(bool reverse, const BackwardArgs& a, void* stream) {
 template <class T>
 Status launch_backward(const BackwardArgs& a, void* stream) {
   const LaunchShape shape = {grid_of(a.blocks()), static_cast<unsigned>(a.warps * 32),
-                             backward_shared_bytes(a.warps, a.state_groups > 1)};
+                             backward_shared_bytes<T>(a.warps, a.state_groups > 1)};
   return launch_early(reverse_chunks<T>, "reverse_chunks", shape, static_cast<cudaStream_t>(stream),
+                      a);
+}
+
+template <class T>
+Status launch_short(int64_t steps, const BackwardArgs& a, void* stream) {
+  const LaunchShape shape = {
+      dim3(static_cast<unsigned>(a.blocks_per_group), static_cast<unsigned>(a.groups),
+           static_cast<unsigned>(a.segments.slots)),
+      kShortThreads, short_shared_bytes(steps)};
+  return launch_early(reverse_short<T>, "reverse_short", shape, static_cast<cudaStream_t>(stream),
                       a);
 }
 

@@ -85,8 +85,9 @@ enum class ScanPass { kOutputs, kStates };
 
 // How threads share channels and states. kMany: up to 16 states, as many channels as there are.
 // kFew: two states a thread, for the least time a step where a GPU is not full. kLong: the same for
-// long sequences, in twice the shared memory. kWide: 64 states at a time.
-enum class ScanShape { kMany, kFew, kLong, kWide };
+// long sequences, in twice the shared memory. kEight, kTwelve: so many channels a block, time cut
+// among its threads as well; no states are kept. kWide: 64 states at a time.
+enum class ScanShape { kMany, kFew, kLong, kEight, kTwelve, kWide };
 
 // What a block of the forward takes at most, and one of its warps.
 struct ForwardBlock {

@@ -4,9 +4,8 @@
 // as long as a launch and one trip to memory.
 //
 // Neighbouring threads take kVec neighbouring states each, a power of two of them a channel; where
-// the batch is large, of kRows batch rows, which share A. All loads are issued as raw words before
-// the first is used, and no load waits for another.
-#include "cuda/gates.cuh"
+// there is enough to do, of kChannels channels, which share B and C. All loads are issued as raw
+// words before the first is used, and no load waits for another.
 #include "cuda/held.cuh"
 #include "cuda/row_walk.cuh"
 #include "ops/selective_scan/cuda_step.cuh"
@@ -16,9 +15,9 @@ namespace fk::cuda {
 namespace {
 
 constexpr int kUpdateThreads = 128;
-constexpr int kUpdateVec = 4;   // states of a thread, where they lie side by side
-constexpr int kUpdateRows = 2;  // batch rows of a thread, where there are many
-constexpr int64_t kManyStates = 1 << 23;
+constexpr int kUpdateVec = 4;       // states of a thread, where they lie side by side
+constexpr int kUpdateChannels = 4;  // of a thread, where enough threads are left
+constexpr int64_t kEnoughThreads = 1 << 14;
 
 using state_update::View;
 
@@ -86,8 +85,10 @@ __device__ __forceinline__ float value_of(const Held<T, 1>& held) {
   return value[0];
 }
 
-// kVec > 1: states lie side by side in all tensors, or A is the same for all.
-template <class T, int kVec, int kRows>
+// `lanes` threads take kChannels channels of a head. What belongs to a channel, one of them reads
+// and works out, and shows to the others. kVec > 1: states lie side by side in all tensors, or A is
+// the same for all.
+template <class T, int kVec, int kChannels>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_state(const __grid_constant__ UpdateArgs a) {
   wait_for_earlier_kernels();
@@ -95,100 +96,101 @@ __global__ void __launch_bounds__(kUpdateThreads)
   const state_update::Problem& p = a.p;
   const int shift = __ffs(a.lanes) - 1;
   const int lane = threadIdx.x & (a.lanes - 1);
-  const int64_t strip = quotient(block_index(), a.tiles);
+  const int64_t b = quotient(block_index(), a.tiles);
   const int64_t index =
-      (block_index() - strip * a.tiles) * (kUpdateThreads >> shift) + (threadIdx.x >> shift);
-  const int64_t b0 = strip * kRows;
+      ((block_index() - b * a.tiles) * (kUpdateThreads >> shift) + (threadIdx.x >> shift)) *
+      kChannels;
   // All lanes stay for the sum.
-  const bool exists = index < p.heads * p.channels && b0 < p.batch;
+  const bool exists = index < p.heads * p.channels && b < p.batch;
   const int64_t at = exists ? index : 0;
   const int64_t h = p.heads == 1 ? 0 : quotient(at, p.channels), c = at - h * p.channels;
   const int64_t group = p.heads == 1 ? quotient(c, p.group_channels) : quotient(h, p.group_heads);
   const bool same_A = p.A.state == 0;
+  const T* B_at = static_cast<const T*>(p.B.data) + b * p.B.batch + group * p.B.head;
+  const T* C_at = static_cast<const T*>(p.C.data) + b * p.C.batch + group * p.C.head;
+  const float* A_at = static_cast<const float*>(p.A.data) + p.A.offset(0, h, c);
+  const int64_t state_at = p.state.offset(b, h, c);
+  const bool owns = exists && lane < kChannels;
+  const int64_t own = c + (owns ? lane : 0);
 
-  // Those of dtype T need no choice.
-  Held<T, 1> x_in[kRows] = {}, dt_in[kRows] = {}, z_in[kRows] = {};
-  const Raw<T, 1> D_in = raw_at<T>(p.D, p.D.offset(0, h, c));
-  const Raw<T, 1> bias_in = raw_at<T>(p.dt_bias, p.dt_bias.offset(0, h, c));
-  const auto has_row = [&](int r) { return exists && (kRows == 1 || b0 + r < p.batch); };
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (!has_row(r)) continue;
-    x_in[r].load(static_cast<const T*>(p.x.data) + p.x.offset(b0 + r, h, c));
-    dt_in[r].load(static_cast<const T*>(p.dt.data) + p.dt.offset(b0 + r, h, c));
-    if (p.z.data != nullptr) {
-      z_in[r].load(static_cast<const T*>(p.z.data) + p.z.offset(b0 + r, h, c));
-    }
-  }
-  float x[kRows], dt[kRows], sum[kRows] = {};
+  float y = 0, z = 0, x = 0, decay = 0;
+  float2 dt = {0, 0};
+  float sum[kChannels] = {};
   bool ready = false;
-#pragma unroll 1
-  for (int64_t n = lane * kVec; n < p.states; n += int64_t{a.lanes} * kVec) {
-    Held<float, kVec> A_in;
-    Held<T, kVec> B_in[kRows], C_in[kRows];
-    Raw<T, kVec> state_in[kRows];
-    const float* A_at = static_cast<const float*>(p.A.data) + p.A.offset(0, h, c);
-    if (same_A) {
-      Held<float, 1> one;
-      one.load(A_at);
+  int64_t first = 0;
+  do {
+    const int64_t n = first + lane * kVec;
+    const bool has = exists && n < p.states;
+    Held<T, kVec> B_in = {}, C_in = {};
+    Held<float, kVec> A_in[kChannels] = {};
+    Raw<T, kVec> state_in[kChannels];
+    if (has) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) A_in.words[i] = one.words[0];
-    } else {
-      A_in.load(A_at + n * p.A.state);
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (!has_row(r)) continue;
-      const int64_t b = b0 + r;
-      state_in[r].load(p.state, p.state.offset(b, h, c) + n * p.state.state);
-      B_in[r].load(static_cast<const T*>(p.B.data) + b * p.B.batch + group * p.B.head +
-                   n * p.B.state);
-      C_in[r].load(static_cast<const T*>(p.C.data) + b * p.C.batch + group * p.C.head +
-                   n * p.C.state);
+      for (int j = 0; j < kChannels; ++j) {
+        state_in[j].load(p.state, state_at + j * p.state.channel + n * p.state.state);
+        if (!same_A) A_in[j].load(A_at + j * p.A.channel + n * p.A.state);
+      }
+      B_in.load(B_at + n * p.B.state);
+      C_in.load(C_at + n * p.C.state);
     }
     if (!ready) {
       ready = true;
-      const float bias = value_of(p.dt_bias, bias_in);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        x[r] = value_of(x_in[r]);
-        dt[r] = value_of(dt_in[r]) + bias;
-        if (a.softplus) dt[r] = softplus<T>(dt[r]);
+      if (owns) {
+        Held<T, 1> x_in, dt_in, z_in;
+        x_in.load(static_cast<const T*>(p.x.data) + p.x.offset(b, h, own));
+        dt_in.load(static_cast<const T*>(p.dt.data) + p.dt.offset(b, h, own));
+        if (p.z.data != nullptr) {
+          z_in.load(static_cast<const T*>(p.z.data) + p.z.offset(b, h, own));
+        }
+        const Raw<T, 1> D_in = raw_at<T>(p.D, p.D.offset(0, h, own));
+        const Raw<T, 1> bias_in = raw_at<T>(p.dt_bias, p.dt_bias.offset(0, h, own));
+        const float A = same_A ? A_at[lane * p.A.channel] : 0.f;
+        x = value_of(x_in);
+        dt = time_step<T>(value_of(dt_in), value_of(p.dt_bias, bias_in), a.softplus);
+        decay = power<T>(dt.x, A);
+        y = value_of(p.D, D_in) * x;
+        if (p.z.data != nullptr) z = value_of(z_in);
+        x *= dt.y;
       }
     }
-    float A[kVec];
-    A_in.unpack_to(A);
+    float B[kVec], C[kVec];
+    B_in.unpack_to(B);
+    C_in.unpack_to(C);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (!has_row(r)) continue;
-      float B[kVec], C[kVec], state[kVec];
-      B_in[r].unpack_to(B);
-      C_in[r].unpack_to(C);
-      state_in[r].decode(p.state, state);
-      const float log2_e_dt = within_power<T>(times_log2e(dt[r]));
+    for (int j = 0; j < kChannels; ++j) {
+      const float input = __shfl_sync(kFullMask, x, j, a.lanes);
+      const float step = __shfl_sync(kFullMask, same_A ? decay : dt.x, j, a.lanes);
+      float A[kVec], state[kVec];
+      A_in[j].unpack_to(A);
+      state_in[j].decode(p.state, state);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        state[i] = fmaf(power<T>(log2_e_dt, A[i]), state[i], dt[r] * B[i] * x[r]);
-        sum[r] = fmaf(C[i], state[i], sum[r]);
+        state[i] = fmaf(same_A ? step : power<T>(step, A[i]), state[i], input * B[i]);
+        sum[j] = fmaf(C[i], state[i], sum[j]);
       }
-      if (p.new_state.data == nullptr) continue;
-      put<T>(p.new_state, p.new_state.offset(b0 + r, h, c) + n * p.new_state.state, state);
+      if (has && p.new_state.data != nullptr) {
+        put<T>(p.new_state, p.new_state.offset(b, h, c + j) + n * p.new_state.state, state);
+      }
     }
-  }
-  const float D = value_of(p.D, D_in);
+    first += int64_t{a.lanes} * kVec;
+  } while (first < p.states);
+  // Each sum ends up with the thread that owns the channel.
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    for (int away = a.lanes / 2; away > 0; away /= 2) {
-      sum[r] += __shfl_xor_sync(kFullMask, sum[r], away);
+  for (int half = kChannels / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int j = 0; j < half; ++j) {
+      const bool upper = lane & half;
+      const float sent = upper ? sum[j] : sum[j + half];
+      sum[j] = (upper ? sum[j + half] : sum[j]) + __shfl_xor_sync(kFullMask, sent, half);
     }
-    if (lane != 0 || !has_row(r) || p.y.data == nullptr) continue;
-    float y = fmaf(D, value_of(x_in[r]), sum[r]);
-    if (p.z.data != nullptr) {
-      const float z = value_of(z_in[r]);
-      y *= z * sigmoid(z);
-    }
-    static_cast<T*>(p.y.data)[p.y.offset(b0 + r, h, c)] = from_float<T>(y);
   }
+  for (int away = kChannels; away < a.lanes; away *= 2) {
+    sum[0] += __shfl_xor_sync(kFullMask, sum[0], away);
+  }
+  if (!owns || p.y.data == nullptr) return;
+  y += sum[0];
+  if (p.z.data != nullptr) y = gated<T>(y, z);
+  static_cast<T*>(p.y.data)[p.y.offset(b, h, own)] = from_float<T>(y);
 }
 
 // Whether kUpdateVec states of every channel can be loaded at once.
@@ -204,29 +206,32 @@ bool has_vectors(const state_update::Problem& p) {
          (p.A.state == 0 || whole(p.A));
 }
 
-template <class T, int kVec, int kRows>
+template <class T, int kVec, int kChannels>
 Status launch_update(UpdateArgs a, cudaStream_t stream) {
-  a.lanes = power_of_two_at_least(std::min<int64_t>(32, ceil_div(a.p.states, kVec)));
-  a.tiles = ceil_div(a.p.heads * a.p.channels, kUpdateThreads / a.lanes);
-  const dim3 grid = grid_of(a.tiles * ceil_div(a.p.batch, kRows));
-  return launch_early(update_state<T, kVec, kRows>, "update_state", {grid, kUpdateThreads}, stream,
-                      a);
+  a.tiles = ceil_div(a.p.heads * a.p.channels / kChannels, kUpdateThreads / a.lanes);
+  return launch_early(update_state<T, kVec, kChannels>, "update_state",
+                      {grid_of(a.tiles * a.p.batch), kUpdateThreads}, stream, a);
 }
 
 }  // namespace
 
 Status run(const SelectiveStateUpdateFwd& a, const Exec& exec) {
-  const UpdateArgs args{state_update::problem_of(a), a.dt_softplus, 1, 1};
-  const int64_t channels = args.p.batch * args.p.heads * args.p.channels;
+  UpdateArgs args{state_update::problem_of(a), a.dt_softplus, 1, 1};
+  const state_update::Problem& p = args.p;
+  const int64_t channels = p.batch * p.heads * p.channels;
   if (channels == 0) return {};
   const cudaStream_t stream = stream_of(exec);
-  // Rows of the batch are put together where enough threads are left.
-  const bool many = channels * args.p.states >= kManyStates;
+  const int vec = has_vectors(p) ? kUpdateVec : 1;
+  args.lanes = power_of_two_at_least(std::min<int64_t>(32, ceil_div(p.states, vec)));
+  const bool several = vec > 1 && args.lanes >= kUpdateChannels &&
+                       p.channels % kUpdateChannels == 0 &&
+                       p.group_channels % kUpdateChannels == 0 &&
+                       channels / kUpdateChannels * args.lanes >= kEnoughThreads;
   return for_dtype(a.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (!has_vectors(args.p)) return launch_update<T, 1, 1>(args, stream);
-    return many ? launch_update<T, kUpdateVec, kUpdateRows>(args, stream)
-                : launch_update<T, kUpdateVec, 1>(args, stream);
+    if (vec == 1) return launch_update<T, 1, 1>(args, stream);
+    return several ? launch_update<T, kUpdateVec, kUpdateChannels>(args, stream)
+                   : launch_update<T, kUpdateVec, 1>(args, stream);
   });
 }
 

@@ -44,12 +44,76 @@ namespace {
 // fp32 rows up to this length keep their exponentials in the output.
 constexpr int64_t kLongRow = 256 * kBlock;
 
+// The statistics of a row of kVectors vectors, in all lanes, and its exponentials.
+template <int kVectors>
+struct HeldRow {
+  hn::Vec<F32> exps[kVectors], shift, sum;  // sum: NaN where the row is no distribution
+
+  template <class T>
+  HWY_INLINE explicit HeldRow(const T* x) {
+    const F32 d;
+    const int64_t lanes = hn::Lanes(d);
+    for (int i = 0; i < kVectors; ++i) exps[i] = LoadF32(d, x + i * lanes);
+    auto max = exps[0];
+    for (int i = 1; i < kVectors; ++i) max = hn::Max(max, exps[i]);
+    max = hn::MaxOfLanes(d, max);
+    const auto infinite = hn::Eq(hn::Abs(max), hn::Set(d, kInfinity));
+    shift = hn::IfThenZeroElse(infinite, max);
+    for (int i = 0; i < kVectors; ++i) exps[i] = Exp(d, hn::Sub(exps[i], shift));
+    sum = exps[0];
+    for (int i = 1; i < kVectors; ++i) sum = hn::Add(sum, exps[i]);
+    sum = hn::IfThenElse(infinite, hn::Set(d, kNaN), hn::SumOfLanes(d, sum));
+  }
+};
+
+// Unit-stride rows of kVectors vectors, which stay in registers from the load to the output, or of
+// log_softmax to the sum.
+template <int kVectors, class T>
+void ForwardHeldRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  const auto x = [&](int64_t r) { return job.x.ptr<const T>() + job.x_rows.offset(r); };
+  const auto y = [&](int64_t r) { return job.out.ptr<T>() + job.out_rows.offset(r); };
+  if (job.form == Form::kSoftmax) {
+    for (int64_t r = begin; r < end; ++r) {
+      const HeldRow<kVectors> row(x(r));
+      T* out = y(r);
+      const auto factor = hn::Div(hn::Set(d, 1.0f), row.sum);
+      for (int i = 0; i < kVectors; ++i) StoreF32(d, hn::Mul(row.exps[i], factor), out + i * lanes);
+    }
+    return;
+  }
+  RowGroup group;
+  for (int64_t first = begin; first < end; first += RowGroup::kRows) {
+    const int64_t rows = std::min(RowGroup::kRows, end - first);
+    for (int64_t r = 0; r < rows; ++r) {
+      const HeldRow<kVectors> row(x(first + r));
+      group.shift[r] = hn::GetLane(row.shift);
+      group.sum[r] = hn::GetLane(row.sum);
+    }
+    group.TakeLogarithms(rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* in = x(first + r);
+      T* out = y(first + r);
+      const auto shift = hn::Set(d, group.shift[r]), log_sum = hn::Set(d, group.sum[r]);
+      for (int i = 0; i < kVectors; ++i) {
+        StoreF32(d, SubtractBoth()(LoadF32(d, in + i * lanes), shift, log_sum), out + i * lanes);
+      }
+    }
+  }
+}
+
 template <class T>
 void ForwardShortRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
   alignas(64) float exps[RowGroup::kElements];
   const F32 d;
   RowGroup group;
-  const int64_t n = job.x.size(-1), most = RowGroup::Rows(n);
+  const int64_t n = job.x.size(-1), most = RowGroup::Rows(n), lanes = hn::Lanes(d);
+  if (job.form != Form::kLogSumExp && !job.stream) {
+    if (n == 4 * lanes) return ForwardHeldRows<4, T>(job, begin, end);
+    if (n == 2 * lanes) return ForwardHeldRows<2, T>(job, begin, end);
+    if (n == lanes) return ForwardHeldRows<1, T>(job, begin, end);
+  }
   for (int64_t first = begin; first < end; first += most) {
     const int64_t rows = std::min(most, end - first);
     const auto x = [&](int64_t r) { return job.x.ptr<const T>() + job.x_rows.offset(first + r); };

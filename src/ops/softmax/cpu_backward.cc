@@ -21,6 +21,7 @@ struct SoftmaxBackward {
   Rows dy_rows, y_rows, dx_rows;
   Tiles tiles;
   bool stream;
+  bool far;  // no second-level cache holds the tensors
 };
 
 struct LogSumExpBackward {
@@ -69,6 +70,13 @@ struct LogSoftmaxGradient {
   }
 };
 
+// Brings the next row as far as the second-level cache while the second pass stores this one.
+template <class T>
+HWY_INLINE void FetchNextRow(const T* dy, const T* y, int64_t n) {
+  __builtin_prefetch(dy + n, 0, 2);
+  __builtin_prefetch(y + n, 0, 2);
+}
+
 template <class G, class T>
 void BackwardRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   const F32 d;
@@ -89,12 +97,14 @@ void BackwardRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
                                 HWY_ATTR { return G::Term(Load(dyb + c, k), Load(yb + c, k)); });
     }
     const auto vsum = hn::Set(d, static_cast<float>(sum));
-    for (int64_t i = 0; i < n; i += kBlock) {
+    // From the end, which the caches still hold.
+    for (int64_t i = (n - 1) / kBlock * kBlock; i >= 0; i -= kBlock) {
       const int64_t count = std::min(kBlock, n - i);
       const T* dyb = Gather(dy + i * dy_stride, dy_stride, count, dy_buffer);
       const T* yb = Gather(y + i * y_stride, y_stride, count, y_buffer);
       T* dxb = dx_stride == 1 ? dx + i : dx_buffer;
       WriteVectors(dxb, count, job.stream && dx_stride == 1, [&](int64_t c, auto k) HWY_ATTR {
+        if (job.far) FetchNextRow(dyb + c, yb + c, n);
         return G::Gradient(Load(dyb + c, k), Load(yb + c, k), vsum);
       });
       if (dx_stride != 1) Scatter(dxb, count, dx + i * dx_stride, dx_stride);
@@ -130,7 +140,8 @@ template <class G, class T>
 void BackwardShortRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   const F32 d;
   float sums[RowGroup::kRows];
-  const int64_t n = job.y.size(-1), lanes = hn::Lanes(d), most = RowGroup::Rows(n);
+  // Fewer than elsewhere: more of two tensors would leave the first-level cache between the passes.
+  const int64_t n = job.y.size(-1), lanes = hn::Lanes(d), most = RowGroup::Rows(4 * n);
   if (!job.stream) {
     if (n == 4 * lanes) return BackwardHeldRows<G, 4, T>(job, begin, end);
     if (n == 2 * lanes) return BackwardHeldRows<G, 2, T>(job, begin, end);
@@ -150,6 +161,7 @@ void BackwardShortRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
       T* dx = job.dx.ptr<T>() + job.dx_rows.offset(r);
       const auto sum = hn::Set(d, sums[r - first]);
       WriteVectors(dx, n, job.stream, [&](int64_t i, auto k) HWY_ATTR {
+        if (job.far) FetchNextRow(dy + i, y + i, n);
         return G::Gradient(Load(dy + i, k), Load(y + i, k), sum);
       });
     }
@@ -266,10 +278,18 @@ namespace {
 
 Status backward(bool log, const Tensor& dy, const Tensor& y, const Tensor& dx, const Exec& exec) {
   if (!dx) return {};
-  SoftmaxBackward job{
-      log,         dy,          y,
-      dx,          rows_of(dy), rows_of(y),
-      rows_of(dx), {},          pays_to_stream_beside_arithmetic(3 * y.numel() * size_of(y.dtype))};
+  constexpr int64_t kCacheBytes = int64_t{2} << 20;  // of two cores
+  const int64_t bytes = 3 * y.numel() * size_of(y.dtype);
+  SoftmaxBackward job{log,
+                      dy,
+                      y,
+                      dx,
+                      rows_of(dy),
+                      rows_of(y),
+                      rows_of(dx),
+                      {},
+                      pays_to_stream_beside_arithmetic(bytes),
+                      bytes > kCacheBytes};
   if (in_columns(dy, job.dy_rows) && in_columns(y, job.y_rows) && in_columns(dx, job.dx_rows)) {
     const int64_t inner = evenly_spaced_rows({&job.dy_rows, &job.y_rows, &job.dx_rows});
     job.tiles = cached_tiles_of(job.y_rows.count, inner, y.size(-1));

@@ -238,40 +238,48 @@ class Jax(Numpy):
         return functions
 
     def calls(self, functions, workload, direction, tensors) -> dict:
-        calls = {}
-        for name, function in functions.items():
-            if direction == "bwd":
-                function = self._gradient(function, workload)
-            calls[name] = self._compiled(function, tensors)
-        return calls
+        if direction == "bwd":
+            tensors = (tensors, self._output_gradients(functions["ours"], tensors))
+            functions = {n: self._gradient(f, workload) for n, f in functions.items()}
+        else:
+            tensors = (tensors,)
+        return {name: self._compiled(f, tensors) for name, f in functions.items()}
 
-    def _compiled(self, function, tensors):
-        """The call under jit. On a GPU, where a small one is shorter than the way to it, several
-        calls on inputs of their own in one."""
-        small = sum(t.size for t in tensors.values()) < 1 << 18
-        count = 8 if small and self.device.platform == "gpu" else 1
-        if count == 1:
-            return functools.partial(self.jax.jit(function), tensors)
-        sets = [{k: t + 0 for k, t in tensors.items()} for _ in range(count)]
-        together = self.jax.jit(lambda sets: [function(t) for t in sets])
-        call = functools.partial(together, sets)
-        call.holds = count
-        return call
+    def _output_gradients(self, function, tensors) -> list:
+        """Small ones, so that gradients that are inputs in their turn stay finite."""
+        outputs = self.jax.tree.leaves(self.jax.eval_shape(function, tensors))
+        key = self.jax.random.key(0)
+        drawn = (1e-3 * self.jax.random.normal(key, o.shape, o.dtype) for o in outputs)
+        return [self.jax.device_put(d, self.device) for d in drawn]
 
     def _gradient(self, function, workload):
-        """Forward and backward together: JAX has no call for the backward alone."""
+        """Forward and backward together, since JAX has no call for the backward alone: the outputs
+        and, from gradients of these, those of the inputs."""
 
-        def total(floats, rest):
-            outputs = function({**floats, **rest})
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            return sum(o.astype(self.module.float32).sum() for o in outputs)
-
-        def gradient(t):
+        def gradient(t, output_gradients):
             floats = {k: v for k, v in t.items() if k in workload.differentiable}
             rest = {k: v for k, v in t.items() if k not in workload.differentiable}
-            return self.jax.grad(total)(floats, rest)
+            outputs, backward = self.jax.vjp(lambda f: function({**f, **rest}), floats)
+            leaves, tree = self.jax.tree.flatten(outputs)
+            return leaves, backward(self.jax.tree.unflatten(tree, output_gradients))[0]
 
         return gradient
+
+    def _compiled(self, function, tensors):
+        """The call under jit. On a GPU, where a small one is shorter than the way to it, several in
+        one, as layers of a model are: each takes what the one before it returned."""
+        elements = sum(t.size for t in self.jax.tree.leaves(tensors))
+        count = 8 if elements < 1 << 18 and self.device.platform == "gpu" else 1
+
+        def together(*tensors):
+            for _ in range(count):
+                outputs = function(*tensors)
+                tensors = _next(tensors, outputs)
+            return outputs
+
+        call = functools.partial(self.jax.jit(together), *tensors)
+        call.holds = count
+        return call
 
     def peak_bytes(self, call) -> int:
         return 0  # XLA plans its buffers ahead; it has no per-call figure
@@ -287,7 +295,7 @@ def jax_waits(device: str) -> dict:
     enough that the way there and back does not count."""
     import jax
 
-    grain = {"grain_s": 5e-3} if device == "cuda" else {}
+    grain = {"grain_s": 50e-3} if device == "cuda" else {}
     return {"wait": jax.block_until_ready, **grain}
 
 
@@ -306,6 +314,20 @@ def _without_grad(torch, function, tensors):
             return function(tensors)
 
     return call
+
+
+def _next(tensors: tuple, outputs) -> tuple:
+    """The inputs of a call that follows one which returned `outputs`: the gradients in the place of
+    their inputs and the outputs in that of their gradients; of a forward, its first output in the
+    place of the first input that looks like it."""
+    if len(tensors) == 2:
+        outputs, gradients = outputs
+        return {**tensors[0], **gradients}, outputs
+    output = _first(outputs)
+    for name, t in tensors[0].items():
+        if t.shape == output.shape and t.dtype == output.dtype:
+            return ({**tensors[0], name: output},)
+    return tensors
 
 
 def _first(outputs):

@@ -141,6 +141,8 @@ def _torch_call(params):
         import torch
 
         if not made:
+            # Products of float32 in TF32 on a GPU, as JAX has them by default.
+            torch.backends.cuda.matmul.allow_tf32 = True
             model = _torch_model(fk, t)
             # Capturable: on a GPU the whole step is one graph.
             optimiser = torch.optim.AdamW(

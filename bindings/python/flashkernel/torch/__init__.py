@@ -2,24 +2,33 @@
 gradients, `torch.compile` and fake tensors. The functions here are those that `flashkernel.<op>`
 calls for torch tensors; calling them directly saves the look at the first argument's type."""
 
-import sys as _sys
+import types as _types
 
 import torch as _torch
 
 from .. import _serve
 from .._declarations import PUBLIC as _PUBLIC
 from ._calls import make as _make
+from ._calls import make_direct as _make_direct
 from ._operators import register as _register
 
-globals().update(
-    {
-        name: op.public_call(_make(_register(op)), _torch.Tensor, _torch.stack)
-        for name, op in _PUBLIC.items()
-    }
-)
+
+def _functions(op):
+    """What users call, and what `flashkernel.<op>` calls."""
+    operators = _register(op)
+    function = op.public_call(_make(operators), _torch.Tensor, _torch.stack)
+    return function, _make_direct(operators, function)
+
+
+_made = {name: _functions(op) for name, op in _PUBLIC.items()}
+globals().update({name: function for name, (function, _) in _made.items()})
 
 # Known from here on, so that a first call inside torch.compile need not find out.
-_serve(_sys.modules[__name__], _torch.Tensor, _torch.nn.Parameter)
+_serve(
+    _types.SimpleNamespace(**{name: direct for name, (_, direct) in _made.items()}),
+    _torch.Tensor,
+    _torch.nn.Parameter,
+)
 
 from .mamba import Mamba, MambaStack  # noqa: E402
 

@@ -1,12 +1,12 @@
 """The function of each op on torch tensors: written as source once per op, so that a call does
 nothing but choose the operator. A call that needs no gradient takes the plain one, which saves the
-microseconds of a Python autograd function, and outside of Dynamo enters it through the C function
-behind the operator object, which saves a Python frame."""
+microseconds of a Python autograd function, and where it can goes past torch's dispatcher."""
 
 import torch
 
 from .. import _library
 from .._declarations import Op, _compile
+from . import _plain
 from ._operators import Operators
 
 _EXPECTED = {
@@ -37,13 +37,11 @@ def make(operators: Operators):
         "recover": _recover,
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_compiling,
-        "dynamo": torch.compiler.is_dynamo_compiling,
         "needs_gradient": _needs_gradient,
         "refuse": _refuse,
     }
     for i, v in enumerate(operators.variants):
-        namespace[f"forward_{i}"] = v.forward
-        namespace[f"forward_{i}_c"] = v.forward._op
+        namespace[f"forward_{i}"] = _plain.operator(v.forward)
         namespace[f"in_place_{i}"] = v.in_place
         namespace[f"differentiable_{i}"] = v.differentiable
         namespace[f"autograd_{i}"] = v.autograd
@@ -96,6 +94,17 @@ def {op.public_name}({op.flat_signature}):
     function = _compile(source, op.public_name, **namespace)
     function.__doc__ = op.docstring
     return function
+
+
+def make_direct(operators: Operators, function):
+    """The same function for calls that give every argument by position. Of an op whose operator
+    takes just the public arguments, calls that need no gradient do not pass through Python."""
+    op = operators.op
+    translated = op.groups or op.extra_keywords or len(operators.variants) > 1
+    translated = translated or any(f.stacked for f in op.inputs)
+    if translated or any(_value(f) != f.name for f in op.attributes):
+        return function
+    return _plain.without_gradient(operators.variants[0].forward, function)
 
 
 def _needs_gradient(tensors: tuple) -> bool:
@@ -157,12 +166,7 @@ def _arguments(op: Op, names: list[str]) -> str:
 
 
 def _forward(operators: Operators, i: int) -> list[str]:
-    arguments = _arguments(operators.op, operators.variants[i].arguments)
-    return [
-        "if dynamo():",
-        f"    return forward_{i}({arguments})",
-        f"return forward_{i}_c({arguments})",
-    ]
+    return [f"return forward_{i}({_arguments(operators.op, operators.variants[i].arguments)})"]
 
 
 def _differentiable(operators: Operators, i: int) -> list[str]:

@@ -6,6 +6,7 @@ import torch
 
 from .. import _library
 from .._declarations import Field, Op, _compile, move_back, move_last
+from . import _plain
 
 
 class Gradient:
@@ -25,14 +26,13 @@ class Gradient:
             "Error": _library.Error,
             "bwd_name": self.bwd.public_name,
             "call": call,
-            "call_c": call._op,
-            "dynamo": torch.compiler.is_dynamo_compiling,
+            "call_c": _plain.operator(call),
             "grad_enabled": torch.is_grad_enabled,
             "in_place_call": in_place_call,
             "move_back": move_back,
             "move_last": move_last,
             "once": _Once.apply,
-            "repeat": _repeat,
+            "repeat": _plain.repeat(_repeat),
             "zeros": _zeros,
         }
         self.kept: dict[str, str] = {}  # name in the backward -> expression in the forward
@@ -126,7 +126,7 @@ class Gradient:
                 (size,) = set(f.shapes[0]) - set(self.bwd.by_name[f.repeats].shapes[0])
                 lines.append(f"        {f.name} = repeat({repeated}, {self.bwd.axis.name}, {size})")
         else:
-            lines.append(f"        {', '.join(names)} = (call if dynamo() else call_c)({given})")
+            lines.append(f"        {', '.join(names)} = call_c({given})")
         lines += [
             "except RuntimeError as error:",
             "    if str(error).startswith(bwd_name + ': '):",
@@ -144,11 +144,17 @@ class Gradient:
     def function(self, call):
         """An autograd function around the operator: for calls outside of a compiler, where it costs
         less than the one torch makes of setup and backward."""
-        setup = self.setup
+        setup, count = self.setup, len(self.op.arguments)
+        extra = (False,) * (len(self.arguments) - count)  # which the kernel does not look at
+
+        def below_autograd(*arguments):
+            with torch._C._AutoDispatchBelowAutograd():
+                return call(*arguments, *extra)
+
+        compute = _plain.without_gradient(call, below_autograd)
 
         def forward(ctx, *arguments):
-            with torch._C._AutoDispatchBelowAutograd():
-                results = call(*arguments)
+            results = compute(*arguments[:count])
             setup(ctx, *arguments, results if isinstance(results, tuple) else (results,))
             return results
 

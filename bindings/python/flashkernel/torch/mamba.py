@@ -59,7 +59,7 @@ class Mamba(nn.Module):
 
     def forward(self, x):
         x, z = self.in_proj(x).chunk(2, -1)
-        x = fk.causal_conv1d(x, self.conv1d.weight[:, 0], self.conv1d.bias, activation="silu")
+        x = fk.causal_conv1d(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu")
         dt, B, C = self._selected(x)
         y = fk.selective_scan(
             x, dt, self._decay(), B, C, self.D, z=z, delta_bias=self.dt_proj.bias,
@@ -82,7 +82,7 @@ class Mamba(nn.Module):
         conv, scan = state
         x, z = self.in_proj(x).chunk(2, -1)
         x = fk.causal_conv1d_update(
-            x, conv, self.conv1d.weight[:, 0], self.conv1d.bias, activation="silu"
+            x, conv, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
         )
         dt, B, C = self._selected(x)
         y = fk.selective_state_update(
@@ -105,11 +105,21 @@ class _Layer(nn.Module):
         self.norm = nn.RMSNorm(d_model, eps, **made)
         self.mixer = Mamba(d_model, **options, **made)
 
-    def forward(self, x):
-        return x + self.mixer(fk.rms_norm(x, self.norm.weight, eps=self.norm.eps))
+    def forward(self, x, residual):
+        """What the layer adds to the sum of the two, and that sum."""
+        x, residual = _add_norm(x, residual, self.norm)
+        return self.mixer(x), residual
 
-    def step(self, x, state):
-        return x + self.mixer.step(fk.rms_norm(x, self.norm.weight, eps=self.norm.eps), state)
+    def step(self, x, residual, state):
+        x, residual = _add_norm(x, residual, self.norm)
+        return self.mixer.step(x, state), residual
+
+
+def _add_norm(x, residual, norm):
+    """The norm of a sum, and the sum; a residual of None is 0."""
+    if residual is None:
+        return fk.rms_norm(x, norm.weight, eps=norm.eps), x
+    return fk.rms_norm(x, norm.weight, residual=residual, eps=norm.eps)
 
 
 class MambaStack(nn.Module):
@@ -124,9 +134,10 @@ class MambaStack(nn.Module):
         self.norm_f = nn.RMSNorm(d_model, eps, **made)
 
     def forward(self, x):
+        residual = None
         for layer in self.layers:
-            x = layer(x)
-        return fk.rms_norm(x, self.norm_f.weight, eps=self.norm_f.eps)
+            x, residual = layer(x, residual)
+        return _add_norm(x, residual, self.norm_f)[0]
 
     def allocate_state(self, batch_size, device=None, dtype=None) -> list:
         return [layer.mixer.allocate_state(batch_size, device, dtype) for layer in self.layers]
@@ -134,6 +145,7 @@ class MambaStack(nn.Module):
     @torch.no_grad()
     def step(self, x, state):
         """x (B, d_model) -> (B, d_model); the state moves on in place."""
+        residual = None
         for layer, own in zip(self.layers, state, strict=True):
-            x = layer.step(x, own)
-        return fk.rms_norm(x, self.norm_f.weight, eps=self.norm_f.eps)
+            x, residual = layer.step(x, residual, own)
+        return _add_norm(x, residual, self.norm_f)[0]

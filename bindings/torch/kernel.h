@@ -1,0 +1,86 @@
+// One kernel of the torch binding: an op with the outputs that a torch operator returns of it, and
+// a call of it on tensor handles, however the caller came by them (ops.cc: torch's stack; plain.cc:
+// Python's arguments).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/op.h"
+#include "shim.h"
+
+namespace fk::torch {
+
+constexpr int kMaxTensors = 32;
+constexpr int kMaxSlots = 64;
+
+// What is registered under one name, laid out for the call.
+struct Kernel {
+  struct Argument {
+    int field;
+    bool is_tensor;
+    bool boxed;     // a tensor that is optional in the schema
+    bool writable;  // a tensor that the output `in_place` is written over
+  };
+  struct Output {
+    int field;
+    int like;  // a field, an input always there, whose shape and dtype this output has; or -1
+    int laid_out_as;  // a field, an input, whose order of dims in memory this output takes; or -1
+  };
+
+  std::string name;  // of the operator, without its namespace
+  const fk_op* op = nullptr;
+  std::vector<Argument> arguments;  // in the schema's order
+  std::vector<int> absent;          // fields, inputs, that are not among the arguments
+  std::vector<Output> outputs;      // all of the op's
+  uint64_t wanted = 0;              // bit i: output i is computed and returned
+  bool wanted_on_stack = false;  // a last argument holds `wanted`; all outputs are returned, those
+                                 // not computed as tensors without elements
+  int in_place = -1;             // the output's field that is written over ...
+  int in_place_input = -1;       // ... this input's field
+};
+
+// The arguments and results of one call.
+struct Call {
+  Handle handles[kMaxSlots];  // by field: an input, borrowed; NULL where there is none
+  fk_slot slots[kMaxSlots];   // by field: the attributes' values
+  uint64_t wanted = 0;        // bit i: output i is computed
+
+  // In the schema's order, the caller's to delete. Of a kernel with `wanted_on_stack`, NULL stands
+  // for each output that is not computed.
+  Handle results[kMaxTensors];
+  int num_results = 0;
+};
+
+// Torch's functions; bound before the first kernel is registered.
+extern const Shim* shim;
+
+// Tensors owned until the end of a scope.
+class Owned {
+ public:
+  Owned() = default;
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() {
+    for (int i = 0; i < count_; ++i) shim->aoti_torch_delete_tensor_object(handles_[i]);
+  }
+
+  void add(Handle handle) { handles_[count_++] = handle; }
+  void release_all() { count_ = 0; }
+
+ private:
+  Handle handles_[kMaxTensors];
+  int count_ = 0;
+};
+
+// Allocates the outputs and makes the call. Throws std::runtime_error with the call's own message.
+void compute(const Kernel& kernel, Call* call);
+
+// A tensor without elements that stands for an output of this call that was not computed.
+Handle empty_result(const Kernel& kernel, const Call& call);
+
+// What is registered under a name, or NULL.
+const Kernel* find_kernel(const std::string& name);
+
+}  // namespace fk::torch

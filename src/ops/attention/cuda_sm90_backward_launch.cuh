@@ -1,0 +1,381 @@
+// Attention's backward on Hopper: what runs around the main kernel, and the host's side of a call.
+//   prepare_kernel: delta = rowsum(dout * out) - dlse and lse, in blocks as the main kernel loads
+//     them; zeroes the sums of dQ and the counters. Reads dout and out once.
+//   convert_kernel: for short sequences, where the main kernel has no time for it beside the
+//     multiplications: dQ from sums in the order of the registers to rows of q's type.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/workspace.h"
+#include "cuda/convert.cuh"
+#include "cuda/dependent_launch.cuh"
+#include "cuda/launch.h"
+#include "cuda/math.cuh"
+#include "cuda/tma.h"
+#include "ops/attention/cuda_sm90_backward.h"
+
+namespace fk::cuda_sm90::backward {
+
+struct RowParams {
+  attention::Problem problem;
+  attention::View dout, out, lse, dlse, dq;
+  float4* zero;  // sums and counters
+  int64_t zeroes;
+  const float* sum;
+  float* stats;
+  int64_t slots;
+  int heads, m_blocks;
+  int columns, value_columns;  // Params
+  float scale;
+};
+
+// Which rows a slot of the workspace holds.
+struct Rows {
+  int64_t batch;
+  int64_t begin;
+  int64_t count;  // may be negative: none
+};
+
+template <int kM>
+__device__ __forceinline__ Rows rows_of(const RowParams& p, int64_t slot) {
+  int64_t batch, first_slot;
+  if (p.problem.packed) {
+    int low = 0, high = static_cast<int>(p.problem.batch) - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (p.problem.sequence(middle).q_begin / kM + middle <= slot) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    batch = low;
+    first_slot = p.problem.sequence(low).q_begin / kM + low;
+  } else {
+    batch = slot / p.m_blocks;
+    first_slot = batch * p.m_blocks;
+  }
+  const attention::Sequence s = p.problem.sequence(batch);
+  const int64_t first = (slot - first_slot) * kM, left = s.q_len - first;
+  return {p.problem.packed ? 0 : batch, s.q_begin + first, left < kM ? left : kM};
+}
+
+constexpr int kRowThreads = 256;
+
+// A block of threads per block of queries and head. Rows that are not there, and queries that see
+// no key, get lse = inf: their P is 0.
+template <class T, int kD, int kM>
+__global__ void __launch_bounds__(kRowThreads) prepare_kernel(const RowParams p) {
+  constexpr int kLanes = kD <= 64 ? 8 : kD <= 128 ? 16 : 32;
+  constexpr int kRowsAtATime = kRowThreads / kLanes, kRounds = kM / kRowsAtATime;
+  static_assert(kM % kRowsAtATime == 0);
+  const int64_t slot = blockIdx.x / p.heads;
+  const int head = static_cast<int>(blockIdx.x - slot * p.heads);
+  const int64_t block = head * p.slots + slot;
+  const int lane = threadIdx.x % kLanes;
+  cuda::wait_for_earlier_kernels();
+  const Rows rows = rows_of<kM>(p, slot);
+  const T* dout = static_cast<const T*>(p.dout.data) + rows.batch * p.dout.batch +
+                  rows.begin * p.dout.row + head * p.dout.head + lane * 8;
+  const T* out = static_cast<const T*>(p.out.data) + rows.batch * p.out.batch +
+                 rows.begin * p.out.row + head * p.out.head + lane * 8;
+  cuda::Vec<T, 8> x[kRounds], y[kRounds];
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int row = threadIdx.x / kLanes + i * kRowsAtATime;
+    x[i] = y[i] = {};
+    if (row < rows.count && lane * 8 < p.value_columns) {
+      x[i] = cuda::load<8>(dout + row * p.dout.row);
+      y[i] = cuda::load<8>(out + row * p.out.row);
+    }
+  }
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x; i < p.zeroes;
+       i += static_cast<int64_t>(gridDim.x) * kRowThreads) {
+    p.zero[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+  cuda::let_next_kernel_start();
+  float* stats = p.stats + block * 2 * kM;
+  const float* lse = static_cast<const float*>(p.lse.data) + rows.batch * p.lse.batch +
+                     rows.begin * p.lse.row + head * p.lse.head;
+  const float* dlse = static_cast<const float*>(p.dlse.data) + rows.batch * p.dlse.batch +
+                      rows.begin * p.dlse.row + head * p.dlse.head;
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int row = threadIdx.x / kLanes + i * kRowsAtATime;
+    float a[8], b[8];
+    cuda::unpack(x[i], a);
+    cuda::unpack(y[i], b);
+    float delta = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) delta = fmaf(a[e], b[e], delta);
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      delta += __shfl_xor_sync(~0u, delta, step);
+    }
+    if (lane == 0) {
+      float neg_lse = -INFINITY;
+      if (row < rows.count) {
+        const float value = lse[row * p.lse.row];
+        if (value != -INFINITY) neg_lse = -value * cuda::kLog2E;
+        if (p.dlse.data != nullptr) delta -= dlse[row * p.dlse.row];
+      }
+      stats[row] = neg_lse;
+      stats[kM + row] = neg_lse == -INFINITY ? 0.f : delta;
+    }
+  }
+}
+
+// A block of threads per block of queries and head: through shared memory, to turn the order of the
+// registers (Consumer::add_dq) into rows.
+template <class T, int kD, int kM>
+__global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p) {
+  constexpr int kGroups = kD == 64 ? kM / 16 : kM / 8;  // of 8 queries, in a warp's part
+  constexpr int kPitch = kD + 4;  // lanes that differ by two rows or one column: 32 banks
+  __shared__ float tile[kM * kPitch];
+  const int64_t slot = blockIdx.x / p.heads;
+  const int head = static_cast<int>(blockIdx.x - slot * p.heads);
+  cuda::let_next_kernel_start();
+  cuda::wait_for_earlier_kernels();
+  const Rows rows = rows_of<kM>(p, slot);
+  if (rows.count <= 0) return;
+  // The head's place among the sums: Params::sum.
+  const int64_t block = p.problem.packed
+                            ? head * p.slots + slot
+                            : (slot / p.m_blocks * p.heads + head) * p.m_blocks + slot % p.m_blocks;
+  const float4* sum = reinterpret_cast<const float4*>(p.sum + block * (kM * kD));
+  constexpr int kValues = kM * kD / 4, kRounds = (kValues + kRowThreads - 1) / kRowThreads;
+  float4 x[kRounds];
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int f = threadIdx.x + i * kRowThreads;
+    if (kValues % kRowThreads == 0 || f < kValues) x[i] = __ldcs(sum + f);
+  }
+#pragma unroll
+  for (int j = 0; j < kRounds; ++j) {
+    const int f = threadIdx.x + j * kRowThreads;
+    if (kValues % kRowThreads != 0 && f >= kValues) break;
+    const int lane = f % 32, i = f / 32 % kGroups, warp = f / 32 / kGroups;
+    const int column = (kD == 64 ? warp % 4 : warp) * 16 + lane / 4;
+    const int row = (kD == 64 ? warp / 4 * (kM / 2) : 0) + i * 8 + lane % 4 * 2;
+    tile[row * kPitch + column] = x[j].x * p.scale;
+    tile[(row + 1) * kPitch + column] = x[j].y * p.scale;
+    tile[row * kPitch + column + 8] = x[j].z * p.scale;
+    tile[(row + 1) * kPitch + column + 8] = x[j].w * p.scale;
+  }
+  __syncthreads();
+  T* dq = static_cast<T*>(p.dq.data) + rows.batch * p.dq.batch + rows.begin * p.dq.row +
+          head * p.dq.head;
+#pragma unroll
+  for (int f = threadIdx.x; f < kM * (kD / 8); f += kRowThreads) {
+    const int row = f / (kD / 8), column = f % (kD / 8) * 8;
+    if (row >= rows.count) break;
+    if (column >= p.columns) continue;
+    const float4 a = *reinterpret_cast<const float4*>(tile + row * kPitch + column);
+    const float4 b = *reinterpret_cast<const float4*>(tile + row * kPitch + column + 4);
+    const float values[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    cuda::store(dq + row * p.dq.row + column, cuda::pack<T>(values));
+  }
+}
+
+inline bool has_features(const AttentionBwd& a) { return a.alibi_slopes || a.softcap != 0; }
+
+// The head size of the kernel that takes the call.
+inline int head_size(const AttentionBwd& a) {
+  const int64_t d = std::max(a.q.size(-1), a.v.size(-1));
+  if (d <= 64) return 64;
+  if (d <= 96 && !has_features(a)) return 96;
+  if (d <= 128) return 128;
+  return d <= 192 ? 192 : 256;
+}
+
+// Queries a block: what the registers hold. 80 of them, at D 128, only without masks, in any order,
+// and where not much of the last block is left empty.
+inline int queries(const AttentionBwd& a, const attention::Problem& problem, bool deterministic) {
+  const int d = head_size(a);
+  if (has_features(a) || d > 128) return 64;
+  if (d < 128) return d == 64 ? 128 : 80;
+  if (deterministic || !problem.mask.unlimited()) return 64;
+  // Of packed sequences only the average length is known here.
+  if (problem.packed) return problem.q_len >= 2048 * problem.batch ? 80 : 64;
+  return problem.k_len % 128 == 0 && (problem.q_len + 79) / 80 * 80 * 32 <= problem.q_len * 33 ? 80
+                                                                                               : 64;
+}
+
+inline int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
+
+struct Plan {
+  attention::Problem problem;
+  int d, m, n;  // head size of the kernel, queries and keys a block
+  int64_t m_blocks, n_blocks, slots, blocks, tiles;
+  int64_t heads_together, last_heads, ring;  // Params
+  bool convert_beside;                       // in the main kernel, not after it
+  // Where they begin in the workspace, the counters at 0. All before `stats` is 0 at the start.
+  int64_t done, converted, turns, sum, stats, bytes;
+
+  Plan(const AttentionBwd& a, bool deterministic) : problem(attention::problem_of(a)) {
+    d = head_size(a);
+    m = queries(a, problem, deterministic);
+    n = keys_a_block(d);
+    m_blocks = divide_up(problem.q_len, m);
+    n_blocks = divide_up(problem.k_len, n);
+    slots = problem.packed ? problem.q_len / m + problem.batch : problem.batch * m_blocks;
+    blocks = slots * problem.heads;
+    tiles = (problem.packed ? problem.k_len / n + problem.batch : problem.batch * n_blocks) *
+            problem.kv_heads;
+    const int64_t heads = problem.batch * problem.kv_heads;
+    const int64_t head_sums = m_blocks * problem.group();
+    // Of packed sequences, those of a head are in order one after another.
+    order_tiles(problem.packed ? problem.kv_heads : heads, head_sums * m * d * 4, deterministic,
+                a.q.device_id);
+    const int64_t sums = problem.packed ? blocks : ring * head_sums;
+    done = 256;
+    converted = done + WorkspaceParts::rounded(heads * 4);
+    turns = converted + WorkspaceParts::rounded(heads * 4);
+    sum = turns + (deterministic ? WorkspaceParts::rounded(sums * dq_parts(d) * 4) : 0);
+    stats = sum + (a.dq ? sums * m * d * 4 : 0);
+    bytes = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
+  }
+
+ private:
+  // Where all key blocks take as long, one head after another: what is in use stays in the L2
+  // cache. Under a causal mask the first take the longest, and beginning a long one last would
+  // leave most of the chip idle: some heads together, and at the end as many as make two tiles a
+  // multiprocessor.
+  void order_tiles(int64_t heads, int64_t head_bytes, bool deterministic, int device) {
+    constexpr int64_t kTogether = 4 << 20, kRing = 24 << 20;  // bytes of sums
+    const int64_t processors = cuda::device_properties(device).multiprocessors;
+    const int64_t row = std::max<int64_t>(n_blocks, 1);
+    heads_together = 1;
+    last_heads = heads;
+    if (problem.mask.right < kFar && problem.mask.left >= kFar && !deterministic) {
+      heads_together = std::max<int64_t>(1, kTogether / std::max<int64_t>(head_bytes, 1));
+      const int64_t sequence_row = std::max<int64_t>(1, problem.packed ? row / problem.batch : row);
+      last_heads = std::max<int64_t>(0, heads - divide_up(2 * processors, sequence_row));
+    }
+    // Never less than what is taken together, or heads would wait for each other; and long enough
+    // that tiles hardly ever wait for the conversion of the head that had their place before.
+    ring = std::max(heads_together, heads - last_heads) + heads_together +
+           2 * divide_up(processors, row);
+    ring = std::max(ring, kRing / std::max<int64_t>(head_bytes, 1));
+    ring = std::min(ring, heads);
+    // There has to be enough to multiply beside it: key blocks that a query sees. For wide heads
+    // there is no other way.
+    const int64_t seen = problem.mask.unlimited() ? n_blocks : n_blocks / 2;
+    convert_beside = d > 128 || seen > 4 * (problem.packed ? problem.batch : 1);
+    if (deterministic || !convert_beside) ring = heads;
+  }
+};
+
+// The gradient of the sinks, from what prepare_kernel wrote.
+Status launch_sinks(const AttentionBwd& a, const Plan& plan, const float* stats,
+                    cudaStream_t stream);
+
+// The kernels by head size: each is compiled in a file of its own.
+Status launch_96(const AttentionBwd& a, const Exec& exec);
+Status launch_wide(const AttentionBwd& a, const Exec& exec);
+
+// Rows of a tensor (batch, length, heads, columns) as boxes of 64 columns of one head.
+inline Status map_rows(CUtensorMap* map, const Tensor& t, int rows) {
+  const attention::View v = attention::view(t);
+  cuda::TensorMapShape shape;
+  shape.dims = 4;
+  const int64_t sizes[4] = {t.size(-1), t.size(-2), t.size(-3), t.ndim == 4 ? t.size(0) : 1};
+  const int64_t strides[4] = {1, v.head, v.row, v.batch};
+  const int box[4] = {64, 1, rows, 1};
+  for (int i = 0; i < 4; ++i) {
+    shape.sizes[i] = sizes[i];
+    shape.strides[i] = strides[i] * 2;
+    shape.box[i] = box[i];
+  }
+  return cuda::make_tensor_map(map, t.data, t.dtype, shape);
+}
+
+template <class T, int kD, int kM>
+Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), int shared) {
+  const bool deterministic = a.deterministic || exec.deterministic();
+  const Plan plan(a, deterministic);
+  const attention::Problem& problem = plan.problem;
+  const cudaStream_t stream = cuda::stream_of(exec);
+  char* workspace = exec.workspace<char>();
+
+  RowParams rows = {};
+  rows.problem = problem;
+  rows.dout = attention::view(a.dout);
+  rows.out = attention::view(a.out);
+  rows.lse = attention::row_view(a.lse);
+  rows.dlse = attention::row_view(a.dlse);
+  rows.dq = attention::view(a.dq);
+  rows.scale = static_cast<float>(problem.scale);
+  rows.zero = reinterpret_cast<float4*>(workspace);
+  rows.zeroes = plan.stats / 16;
+  rows.stats = reinterpret_cast<float*>(workspace + plan.stats);
+  rows.slots = plan.slots;
+  rows.heads = static_cast<int>(problem.heads);
+  rows.m_blocks = static_cast<int>(plan.m_blocks);
+  rows.columns = static_cast<int>(problem.head_dim);
+  rows.value_columns = static_cast<int>(problem.value_dim);
+
+  Params p = {};
+  FK_RETURN_IF_ERROR(map_rows(&p.q, a.q, kM));
+  FK_RETURN_IF_ERROR(map_rows(&p.dout, a.dout, kM));
+  FK_RETURN_IF_ERROR(map_rows(&p.k, a.k, plan.n));
+  FK_RETURN_IF_ERROR(map_rows(&p.v, a.v, plan.n));
+  p.problem = problem;
+  p.dk = attention::view(a.dk);
+  p.dv = attention::view(a.dv);
+  p.slopes = attention::slope_view(a.alibi_slopes);
+  p.dq = attention::view(a.dq);
+  p.sum = a.dq ? reinterpret_cast<float*>(workspace + plan.sum) : nullptr;
+  rows.sum = p.sum;
+  p.stats = rows.stats;
+  p.counters = reinterpret_cast<Counters*>(workspace);
+  if (a.dq && plan.convert_beside) p.done = reinterpret_cast<int*>(workspace + plan.done);
+  p.converted = reinterpret_cast<int*>(workspace + plan.converted);
+  p.turns = deterministic ? reinterpret_cast<int*>(workspace + plan.turns) : nullptr;
+  p.ring = static_cast<int>(plan.ring);
+  p.sum_stride = static_cast<int>(problem.packed ? plan.slots : plan.m_blocks);
+  p.heads_together = static_cast<int>(plan.heads_together);
+  p.last_heads = static_cast<int>(plan.last_heads);
+  p.slots = static_cast<int>(plan.slots);
+  p.tiles = static_cast<int>(plan.tiles);
+  p.m_blocks = rows.m_blocks;
+  p.n_blocks = static_cast<int>(plan.n_blocks);
+  p.kv_heads = static_cast<int>(problem.kv_heads);
+  p.group = static_cast<int>(problem.group());
+  p.left = static_cast<int>(std::min<int64_t>(problem.mask.left, kFar));
+  p.right = static_cast<int>(std::min<int64_t>(problem.mask.right, kFar));
+  p.columns = rows.columns;
+  p.value_columns = rows.value_columns;
+  p.scale = rows.scale;
+  p.scale_log2 = static_cast<float>(problem.scale * 1.4426950408889634);
+  p.softcap = static_cast<float>(problem.softcap);
+  // In a fixed order, each key block of a causal mask begins where the one after it has just been.
+  p.descending = deterministic && p.right < kFar;
+  // Key blocks under a causal mask begin at different queries, but all end at the last. Where heads
+  // share keys, and so sums are many, they go from there to the first: those that run at once add
+  // to the same sums, which stay in the L2 cache.
+  p.m_step = p.group > 1 && p.right < kFar && !deterministic ? -1 : 1;
+
+  const dim3 row_blocks(static_cast<unsigned>(plan.blocks));
+  FK_RETURN_IF_ERROR(cuda::launch_early(prepare_kernel<T, kD, kM>, "attention_bwd prepare",
+                                        {row_blocks, kRowThreads}, stream, rows));
+  const cudaError_t allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  FK_RETURN_IF_ERROR(cuda::check(allowed, "attention_bwd shared memory"));
+  const int processors = cuda::device_properties(a.q.device_id).multiprocessors;
+  FK_RETURN_IF_ERROR(cuda::launch_early(
+      kernel, "attention_bwd",
+      {dim3(static_cast<unsigned>(std::min(p.tiles, processors))), kThreads, shared}, stream, p));
+  if constexpr (kD <= 128) {
+    if (a.dq && !plan.convert_beside) {
+      FK_RETURN_IF_ERROR(cuda::launch_early(convert_kernel<T, kD, kM>, "attention_bwd convert",
+                                            {row_blocks, kRowThreads}, stream, rows));
+    }
+  }
+  return a.dsinks ? launch_sinks(a, plan, rows.stats, stream) : Status{};
+}
+
+}  // namespace fk::cuda_sm90::backward
