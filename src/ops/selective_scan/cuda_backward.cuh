@@ -438,8 +438,13 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
           of_states[2 * k + 1] = sum_of_first(h[k + 1], dy);
         }
         if constexpr (kExact) {
+          const float sum = (p.dt2[0] + p.dt2[1]) + (p.dt2[2] + p.dt2[3]);
 #pragma unroll
-          for (int s = 0; s < kStates; ++s) ag[s] += rest[s];
+          for (int s = 0; s < kStates; ++s) {
+            ag[s] += rest[s];
+            // What went through the whole piece went through all of its decays in every step of dA.
+            dA[s] = fmaf(rest[s] * h[0][s], sum, dA[s]);
+          }
         }
         halve<4>(of_states, 1, lane & 1);  // ends with dB and dC of two steps
         start[piece * kNextStart] =
