@@ -92,6 +92,17 @@ const Kernel* find_kernel(const std::string& name) {
 
 extern "C" {
 
+// The name of the input that an output (counted among the outputs) lies in memory as; NULL: of
+// none.
+FK_API const char* fk_torch_layout_of(const fk_op* op, int32_t output) {
+  for (const fk::Field& f : op->declaration.fields) {
+    if (f.kind != fk::Kind::kOutput || output-- > 0) continue;
+    const int input = fk::torch::input_of_layout(op->declaration, f);
+    return input < 0 ? nullptr : op->declaration.fields[input].name.c_str();
+  }
+  return nullptr;
+}
+
 // Registers CPU and CUDA kernels for the torch op `flashkernel::<name>`, whose schema exists
 // already. outputs: which of the op's outputs it returns (bit i: output i), or -1: told by a last
 // argument of the call. in_place: the output (counted among the outputs) written over its input, or

@@ -50,10 +50,11 @@ struct Held {
   }
 };
 
-// a / b where both are small as a rule: a division of 64 bits is as long as a trip to the cache.
-__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-  return a / b;
+template <class T>
+__device__ __forceinline__ float value_of(const Held<T, 1>& held) {
+  float value[1];
+  held.unpack_to(value);
+  return value[0];
 }
 
 }  // namespace fk::cuda

@@ -233,6 +233,27 @@ struct Warpgroup {
     pending = -1;
   }
 
+  __device__ __forceinline__ const Tile& next_tile(int& pending) {
+    // The next tile may wait for what is pending.
+    uint64_t* full = &shared.tile_full[tile_turn.index()];
+    if (!barrier_try_wait(full, tile_turn.phase())) say_done(pending);
+    __syncwarp();
+    barrier_wait(full, tile_turn.phase());
+    return shared.tile[tile_turn.index()];
+  }
+  __device__ __forceinline__ void finish_tile(const Tile& tile, int& pending) {
+    say_done(pending);
+    __syncwarp();
+    if (p.done != nullptr) pending = tile.head;
+    release(&shared.tile_empty[tile_turn.index()]);
+    ++tile_turn.number;
+  }
+  __device__ __forceinline__ void finish_block(int& pending) {
+    say_done(pending);
+    if (lane == 0) bulk_wait<0>();
+    __syncwarp();
+  }
+
   // Four lanes hold 32 columns of a row in words of two; here each gets 8 neighbours of its own.
   __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
 #pragma unroll
@@ -278,6 +299,33 @@ struct Warpgroup {
     }
   }
 };
+
+// What a block begins with; all its threads.
+template <class Shared>
+__device__ __forceinline__ void begin_block(const Params& p, Shared& shared) {
+  static_assert(sizeof(shared) <= 227 * 1024);
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+    prefetch_tensor_map(&p.q);
+    prefetch_tensor_map(&p.k);
+    prefetch_tensor_map(&p.dout);
+    prefetch_tensor_map(&p.v);
+  }
+  __syncthreads();
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
+}
+
+// What the first warpgroup does: one thread brings tiles, other warps make dq of finished sums.
+template <class T, class Shared>
+__device__ __forceinline__ void serve_block(const Params& p, Shared& shared, int warp) {
+  give_registers<24>();
+  if (threadIdx.x == 0) {
+    produce(p, shared);
+  } else if (warp > 0 && p.done != nullptr) {
+    convert_blocks<T, Shared::kD, Shared::kM, 2>(p, shared.dq_block[warp - 1]);
+  }
+}
 
 #endif
 

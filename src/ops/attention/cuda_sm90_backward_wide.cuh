@@ -30,8 +30,9 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
   using Base = Warpgroup<T, WideTiles<kD, kE>, kKind>;
   using Base::clear_queries, Base::release, Base::say_done, Base::store_rows;
   using Base::kM, Base::kN, Base::kFeatures;
+  using Base::next_tile, Base::finish_tile, Base::finish_block;
   using Base::p, Base::shared, Base::group, Base::warp, Base::lane;
-  using Base::stage, Base::tile_turn, Base::kv_turn;
+  using Base::stage, Base::kv_turn;
   using typename Base::Shared;
   using typename Base::Walk;
   // Panels of dQ, of 64 columns: of three the second warpgroup, which has no exponentials, has two.
@@ -308,12 +309,7 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
   __device__ __forceinline__ void run() {
     int pending = -1;  // in the first lane
     while (true) {
-      // The next tile may wait for what is pending.
-      uint64_t* full = &shared.tile_full[tile_turn.index()];
-      if (!barrier_try_wait(full, tile_turn.phase())) say_done(pending);
-      __syncwarp();
-      barrier_wait(full, tile_turn.phase());
-      const Tile& tile = shared.tile[tile_turn.index()];
+      const Tile& tile = next_tile(pending);
       if (static_cast<int>(uniform(tile.number)) >= p.tiles) break;
       float sum[kWidth / 2];
 #pragma unroll
@@ -324,15 +320,9 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
       } else {
         store_rows(sum, 1.f, p.dv, p.value_columns, tile);
       }
-      say_done(pending);
-      __syncwarp();
-      if (p.done != nullptr) pending = tile.head;
-      release(&shared.tile_empty[tile_turn.index()]);
-      ++tile_turn.number;
+      finish_tile(tile, pending);
     }
-    say_done(pending);
-    if (lane == 0) bulk_wait<0>();
-    __syncwarp();
+    finish_block(pending);
   }
 };
 
@@ -344,27 +334,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t storage[];
   auto& shared = *reinterpret_cast<WideTiles<kD, kE>*>(storage);
-  static_assert(sizeof(shared) <= 227 * 1024);
   constexpr int kM = WideTiles<kD, kE>::kM;
   const int warp = static_cast<int>(uniform(threadIdx.x / 32));
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (threadIdx.x == 0) {
-    init_barriers(shared);
-    prefetch_tensor_map(&p.q);
-    prefetch_tensor_map(&p.k);
-    prefetch_tensor_map(&p.dout);
-    prefetch_tensor_map(&p.v);
-  }
-  __syncthreads();
-  let_next_kernel_start();
-  wait_for_earlier_kernels();
+  begin_block(p, shared);
   if (warp < 4) {
-    give_registers<24>();
-    if (threadIdx.x == 0) {
-      produce(p, shared);
-    } else if (warp > 0 && p.done != nullptr) {
-      convert_blocks<T, kD, kM, 2>(p, shared.dq_block[warp - 1]);
-    }
+    serve_block<T>(p, shared, warp);
   } else {
     take_registers<240>();
     if (warp < 8) {

@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kSumThreads) conv_sums(const __grid_constant__
   if (row != 0 || i >= all) return;
 #pragma unroll
   for (int r = 1; r < kRows; ++r) sum += sums[r][column];
-  const int64_t tap = quotient(i, a.channels), channel = i - tap * a.channels;
+  const int64_t tap = divide_likely_small(i, a.channels), channel = i - tap * a.channels;
   if (tap < a.width) {
     if (a.dweight == nullptr) return;
     store_either<T>(a.dweight, a.weight_is_float, channel * a.weight_channel + tap * a.weight_tap,

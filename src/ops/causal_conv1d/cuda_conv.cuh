@@ -11,6 +11,7 @@
 #include "cuda/held.cuh"
 #include "cuda/launch.h"
 #include "cuda/parameter.cuh"
+#include "cuda/row_walk.cuh"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/selective_scan/cuda_segments.h"
 
@@ -46,7 +47,7 @@ struct ConvArgs {
 __device__ __forceinline__ Segment segment_at(const ConvArgs& a, int64_t slot) {
   if (a.segments.sequences.packed) return a.segments[slot];
   Segment g;
-  g.sequence = g.batch = quotient(slot, a.per_row);
+  g.sequence = g.batch = divide_likely_small(slot, a.per_row);
   const int64_t index = slot - g.sequence * a.per_row;
   g.begin = 0;
   g.end = a.segments.sequences.length;
@@ -92,13 +93,6 @@ struct ConvWeights {
   float tap[kTaps][kCount], bias[kCount];
 };
 
-template <class T>
-__device__ __forceinline__ float one_float(const Held<T, 1>& held) {
-  float value[1];
-  held.unpack_to(value);
-  return value[0];
-}
-
 // All loads go ahead of the first conversion, which would wait for its own.
 template <class T, int kTaps, int kCount>
 __device__ __forceinline__ ConvWeights<kTaps, kCount> channel_weights(const ConvArgs& a,
@@ -138,12 +132,12 @@ __device__ __forceinline__ ConvWeights<kTaps, kCount> channel_weights(const Conv
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {
 #pragma unroll
-      for (int c = 0; c < kCount; ++c) w.tap[k][c] = one_float(tap[k][c]);
+      for (int c = 0; c < kCount; ++c) w.tap[k][c] = value_of(tap[k][c]);
     }
   }
   if (a.bias != nullptr && !a.bias_is_float) {
 #pragma unroll
-    for (int c = 0; c < kCount; ++c) w.bias[c] = one_float(bias[c]);
+    for (int c = 0; c < kCount; ++c) w.bias[c] = value_of(bias[c]);
   }
   return w;
 }

@@ -143,7 +143,7 @@ struct RowPlace {
     lane = threadIdx.x % 32;
     warp = threadIdx.x / 32;
     const int64_t block = block_index();
-    strip = quotient(block, a.tiles);
+    strip = divide_likely_small(block, a.tiles);
     slot = strip * kWarps + warp;
     first = (block - strip * a.tiles) * 32 * kVec;
     channel = first + lane * kVec;

@@ -12,9 +12,9 @@ struct TimeItem {
   int64_t sequence, part, channel;
 
   __device__ __forceinline__ TimeItem(const ConvArgs& a, int64_t index) {
-    const int64_t slot = quotient(index, a.channels);
+    const int64_t slot = divide_likely_small(index, a.channels);
     channel = index - slot * a.channels;
-    sequence = quotient(slot, a.per_row);
+    sequence = divide_likely_small(slot, a.per_row);
     part = slot - sequence * a.per_row;
   }
 

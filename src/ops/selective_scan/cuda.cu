@@ -70,8 +70,8 @@ Segments cut(const scan::Sequences& sequences, int64_t blocks, int64_t room, int
 // Half precision over a tile of 64 steps is as fast there.
 ScanShape shape_by_chunks(const SelectiveScanFwd& op, const scan::Problem& p) {
   const DeviceProperties& properties = device_properties(op.u.device_id);
-  const bool brief = p.length <= EightTile::kT && op.u.dtype != DType::kFloat32;
-  if (properties.code < 90 || op.algorithm == kSequentialScan || brief) return ScanShape::kFew;
+  const bool one_tile = p.length <= EightTile::kT && op.u.dtype != DType::kFloat32;
+  if (properties.code < 90 || op.algorithm == kSequentialScan || one_tile) return ScanShape::kFew;
   for (const ScanShape shape : {ScanShape::kEight, ScanShape::kTwelve}) {
     const int64_t blocks = ceil_div(p.channels_per_group(), block_of(shape).channels);
     if (blocks * p.groups * p.sequences.count <= properties.multiprocessors) return shape;
@@ -164,23 +164,9 @@ void set_quads(ScanArgs& a) {
 template <class Op>
 ScanArgs scan_args(const Op& op, const scan::Problem& p) {
   ScanArgs a{};
-  a.u = scan::view_of(op.u);
-  a.delta = scan::view_of(op.delta);
-  a.z = scan::view_of(op.z);
-  a.B = scan::group_view_of(op.B);
-  a.C = scan::group_view_of(op.C);
-  a.A = op.A.template ptr<const float>();
-  a.A_channel = op.A.stride(0);
-  a.A_state = op.A.stride(1);
-  a.D = channel_view(op.D);
-  a.bias = channel_view(op.delta_bias);
-  a.initial_state = state_view(op.initial_state);
+  set_inputs(op, p, &a);
   a.batch = p.batch;
   a.length = p.length;
-  a.channels = p.channels;
-  a.states = static_cast<int>(p.states);
-  a.groups = static_cast<int>(p.groups);
-  a.softplus = op.delta_softplus;
   return a;
 }
 

@@ -9,7 +9,7 @@ namespace fk::cuda {
 namespace {
 
 struct BackwardPlan {
-  bool brief;  // by the kernel for short sequences
+  bool in_short_kernel;
   int warps;
   int64_t blocks_per_group;
   bool cut;  // sequences are cut into segments
@@ -34,10 +34,11 @@ BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
   // Sequences that fit shared memory and fill the GPU a few times at most.
   constexpr int64_t kMostTimes = 3;
   const int64_t bytes = short_shared_bytes(std::min(p.length, kShortSteps)) + kStaticBytes;
-  plan.brief = !several && p.length <= kShortSteps && bytes <= device.shared_bytes_per_block &&
-               blocks(1) <= kMostTimes * (device.shared_bytes_per_multiprocessor / bytes) *
-                                device.multiprocessors;
-  if (plan.brief) {
+  plan.in_short_kernel =
+      !several && p.length <= kShortSteps && bytes <= device.shared_bytes_per_block &&
+      blocks(1) <=
+          kMostTimes * (device.shared_bytes_per_multiprocessor / bytes) * device.multiprocessors;
+  if (plan.in_short_kernel) {
     plan.warps = 1;
     plan.blocks_per_group = blocks_per_group(1);
     plan.segments = segments_of(p.sequences, std::max<int64_t>(p.length, 1));
@@ -97,8 +98,9 @@ struct BackwardMemory {
     kept = plan.recompute ? parts.take(plan.chunks.slots * p.states * p.channels) : nullptr;
     carry_adjoints = plan.cut ? parts.take(carry_rows * p.states) : nullptr;
     carry_sums = plan.cut ? parts.take(carry_rows) : nullptr;
-    carried = plan.brief || groups == 1 ? nullptr
-                                        : parts.take(blocks * slots * groups * 4 * 32 * plan.warps);
+    carried = plan.in_short_kernel || groups == 1
+                  ? nullptr
+                  : parts.take(blocks * slots * groups * 4 * 32 * plan.warps);
     parts_of_states = parts.take(blocks * plan.chunks.slots * groups * kChunkParts);
     parts_of_A = parts.take(of_slots);
     parts_of_channels = parts.take(slots * 2 * p.channels);
@@ -129,30 +131,16 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
   const BackwardMemory memory(memory_parts, p, plan);
 
   BackwardArgs a{};
-  a.u = scan::view_of(op.u);
-  a.delta = scan::view_of(op.delta);
-  a.z = scan::view_of(op.z);
+  set_inputs(op, p, &a);
   a.dy = scan::view_of(op.dy);
   a.du = scan::view_of(op.du);
   a.ddelta = scan::view_of(op.ddelta);
   a.dz = scan::view_of(op.dz);
-  a.B = scan::group_view_of(op.B);
-  a.C = scan::group_view_of(op.C);
-  a.A = op.A.ptr<const float>();
-  a.A_channel = op.A.stride(0);
-  a.A_state = op.A.stride(1);
-  a.D = channel_view(op.D);
-  a.bias = channel_view(op.delta_bias);
-  a.initial_state = state_view(op.initial_state);
   a.dlast_state = state_view(op.dlast_state);
   a.dinitial_state = state_view(op.dinitial_state);
-  a.channels = p.channels;
-  a.states = static_cast<int>(p.states);
-  a.groups = static_cast<int>(p.groups);
   a.state_groups = state_groups(p);
   a.warps = plan.warps;
   a.blocks_per_group = static_cast<int>(plan.blocks_per_group);
-  a.softplus = op.delta_softplus;
   set_layout({&op.u, &op.delta, &op.z, &op.dy, &op.du, &op.ddelta, &op.dz}, a);
   a.chunks = plan.chunks;
   a.carry_adjoints = memory.carry_adjoints;
@@ -165,7 +153,7 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
     a.kept = {memory.kept, kChunk, -1};
     a.segments = segments_of(p.sequences, std::max<int64_t>(p.length, 1));
     if (a.blocks() > 0) FK_RETURN_IF_ERROR(launch_carry<T>(false, a, stream));
-  } else if (!plan.brief) {
+  } else if (!plan.in_short_kernel) {
     a.kept = {op.checkpoints.ptr<float>(), kChunk, op.checkpoints.size(1)};
   }
   a.carry_segments = plan.carry_segments;
@@ -174,7 +162,7 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
     if (a.blocks() > 0) FK_RETURN_IF_ERROR(launch_carry<T>(true, a, stream));
   }
   a.segments = plan.segments;
-  if (a.blocks() > 0 && plan.brief) {
+  if (a.blocks() > 0 && plan.in_short_kernel) {
     FK_RETURN_IF_ERROR(launch_short<T>(p.length, a, stream));
   } else if (a.blocks() > 0) {
     FK_RETURN_IF_ERROR(launch_backward<T>(a, stream));

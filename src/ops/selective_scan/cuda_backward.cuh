@@ -450,12 +450,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
         start[piece * kNextStart] =
             make_float4(of_states[0], of_states[1], of_states[2], of_states[3]);
         // Ends with the sums over states of one step, `quad` of the piece.
-        halve<2>(gB, 8, lane & 8);
-        halve<2>(aghA, 8, lane & 8);
-        halve<2>(Ch, 8, lane & 8);
-        halve<1>(gB, 4, lane & 4);
-        halve<1>(aghA, 4, lane & 4);
-        halve<1>(Ch, 4, lane & 4);
+        halve_to_one<2, 8>(lane, gB, aghA, Ch);
         const int l = first + quad;
         float2* const in = reinterpret_cast<float2*>(x + own);
         odd = -odd;

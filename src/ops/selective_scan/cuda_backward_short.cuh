@@ -203,18 +203,7 @@ __global__ void __launch_bounds__(kShortThreads)
       own_kept[(piece * kPiece + k) * kShortThreads] = at_step[k];
     }
     // Ends with the sums over states of step n of the piece.
-    halve<8>(gB, 8, lane & 8);
-    halve<8>(aghA, 8, lane & 8);
-    halve<8>(Ch, 8, lane & 8);
-    halve<4>(gB, 4, lane & 4);
-    halve<4>(aghA, 4, lane & 4);
-    halve<4>(Ch, 4, lane & 4);
-    halve<2>(gB, 2, lane & 2);
-    halve<2>(aghA, 2, lane & 2);
-    halve<2>(Ch, 2, lane & 2);
-    halve<1>(gB, 1, lane & 1);
-    halve<1>(aghA, 1, lane & 1);
-    halve<1>(Ch, 1, lane & 1);
+    halve_to_one<8, 8>(lane, gB, aghA, Ch);
     const int l = piece * kPiece + n;
     const float4 v = own_inputs[l];
     const float2 factor = own_factors[l];

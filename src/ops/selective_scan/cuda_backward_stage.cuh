@@ -366,4 +366,12 @@ __device__ __forceinline__ void halve(float (&v)[kAll], int mask, bool upper) {
   }
 }
 
+// The same of each array again and again, over lanes that differ in kMask, in the bit below it and
+// so on, until a lane has one sum of each: of 2 kCount values at first.
+template <int kCount, int kMask, class... Arrays>
+__device__ __forceinline__ void halve_to_one(int lane, Arrays&... v) {
+  (halve<kCount>(v, kMask, lane & kMask), ...);
+  if constexpr (kCount > 1) halve_to_one<kCount / 2, kMask / 2>(lane, v...);
+}
+
 }  // namespace fk::cuda

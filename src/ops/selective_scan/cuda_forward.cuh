@@ -65,23 +65,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   if (!segment.exists) return;
   const int tiles = static_cast<int>((segment.last - segment.first + kT - 1) / kT);
   if (threadIdx.x < kStage) {
-    const auto stage = [&](auto layout) {
+    with_layout(a, place, [&](auto layout) {
       constexpr ScanLayout kLayout = decltype(layout)::value;
       if (threadIdx.x < Tile::kInputs) {
         InputStager<T, Tile, kLayout>(a, place, tiles, shared_floats).run();
       } else if constexpr (kPass == ScanPass::kOutputs) {
         OutputStager<T, Tile, kLayout>(a, place, tiles, shared_floats).run();
       }
-    };
-    const bool whole =
-        a.time_contiguous ? (segment.first | segment.last) % 4 == 0 : place.channels % 4 == 0;
-    if (!a.quads || !whole) {
-      stage(std::integral_constant<ScanLayout, ScanLayout::kAny>());
-    } else if (a.time_contiguous) {
-      stage(std::integral_constant<ScanLayout, ScanLayout::kSteps>());
-    } else {
-      stage(std::integral_constant<ScanLayout, ScanLayout::kChannels>());
-    }
+    });
     return;
   }
 

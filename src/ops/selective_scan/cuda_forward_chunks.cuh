@@ -113,23 +113,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       StateStager<T, Tile>(a, place, steps, memory).run();
       return;
     }
-    const auto stage = [&](auto layout) {
+    with_layout(a, place, [&](auto layout) {
       UnitStager<T, Tile, decltype(layout)::value> stager(a, place, steps, memory);
       if (threadIdx.x < Tile::kScanThreads + Tile::kUnitThreads) {
         stager.run_inputs(place);
       } else {
         stager.run_outputs(place);
       }
-    };
-    const bool whole =
-        a.time_contiguous ? (segment.first | segment.last) % 4 == 0 : place.channels % 4 == 0;
-    if (!a.quads || !whole) {
-      stage(std::integral_constant<ScanLayout, ScanLayout::kAny>());
-    } else if (a.time_contiguous) {
-      stage(std::integral_constant<ScanLayout, ScanLayout::kSteps>());
-    } else {
-      stage(std::integral_constant<ScanLayout, ScanLayout::kChannels>());
-    }
+    });
     return;
   }
   if constexpr (Tile::kExchanges) take_registers<Tile::kScanRegisters>();

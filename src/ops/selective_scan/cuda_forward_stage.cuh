@@ -40,6 +40,22 @@ struct ForwardTile {
 // channels, of steps, or none.
 enum class ScanLayout { kChannels, kSteps, kAny };
 
+// stage(layout), the layout as a compile-time constant.
+template <class Stage>
+__device__ __forceinline__ void with_layout(const ScanArgs& a, const Place& place,
+                                            const Stage& stage) {
+  const Segment& segment = place.segment;
+  const bool whole =
+      a.time_contiguous ? (segment.first | segment.last) % 4 == 0 : place.channels % 4 == 0;
+  if (!a.quads || !whole) {
+    stage(std::integral_constant<ScanLayout, ScanLayout::kAny>());
+  } else if (a.time_contiguous) {
+    stage(std::integral_constant<ScanLayout, ScanLayout::kSteps>());
+  } else {
+    stage(std::integral_constant<ScanLayout, ScanLayout::kChannels>());
+  }
+}
+
 // Four elements as they were loaded, in whole registers.
 template <class T>
 struct alignas(4 * sizeof(T)) ScanQuad {

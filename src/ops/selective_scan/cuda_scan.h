@@ -81,6 +81,26 @@ struct ScanArgs {
   }
 };
 
+// What forward and backward are given alike.
+template <class Op, class Args>
+void set_inputs(const Op& op, const scan::Problem& p, Args* a) {
+  a->u = scan::view_of(op.u);
+  a->delta = scan::view_of(op.delta);
+  a->z = scan::view_of(op.z);
+  a->B = scan::group_view_of(op.B);
+  a->C = scan::group_view_of(op.C);
+  a->A = op.A.template ptr<const float>();
+  a->A_channel = op.A.stride(0);
+  a->A_state = op.A.stride(1);
+  a->D = channel_view(op.D);
+  a->bias = channel_view(op.delta_bias);
+  a->initial_state = state_view(op.initial_state);
+  a->channels = p.channels;
+  a->states = static_cast<int>(p.states);
+  a->groups = static_cast<int>(p.groups);
+  a->softplus = op.delta_softplus;
+}
+
 enum class ScanPass { kOutputs, kStates };
 
 // How threads share channels and states. kMany: up to 16 states, as many channels as there are.

@@ -78,13 +78,6 @@ __device__ __forceinline__ float value_of(const View& view, const Raw<T, 1>& raw
   return view.data == nullptr ? 0.f : value[0];
 }
 
-template <class T>
-__device__ __forceinline__ float value_of(const Held<T, 1>& held) {
-  float value[1];
-  held.unpack_to(value);
-  return value[0];
-}
-
 // `lanes` threads take kChannels channels of a head. What belongs to a channel, one of them reads
 // and works out, and shows to the others. kVec > 1: states lie side by side in all tensors, or A is
 // the same for all.
@@ -96,15 +89,16 @@ __global__ void __launch_bounds__(kUpdateThreads)
   const state_update::Problem& p = a.p;
   const int shift = __ffs(a.lanes) - 1;
   const int lane = threadIdx.x & (a.lanes - 1);
-  const int64_t b = quotient(block_index(), a.tiles);
+  const int64_t b = divide_likely_small(block_index(), a.tiles);
   const int64_t index =
       ((block_index() - b * a.tiles) * (kUpdateThreads >> shift) + (threadIdx.x >> shift)) *
       kChannels;
   // All lanes stay for the sum.
   const bool exists = index < p.heads * p.channels && b < p.batch;
   const int64_t at = exists ? index : 0;
-  const int64_t h = p.heads == 1 ? 0 : quotient(at, p.channels), c = at - h * p.channels;
-  const int64_t group = p.heads == 1 ? quotient(c, p.group_channels) : quotient(h, p.group_heads);
+  const int64_t h = p.heads == 1 ? 0 : divide_likely_small(at, p.channels), c = at - h * p.channels;
+  const int64_t group = p.heads == 1 ? divide_likely_small(c, p.group_channels)
+                                     : divide_likely_small(h, p.group_heads);
   const bool same_A = p.A.state == 0;
   const T* B_at = static_cast<const T*>(p.B.data) + b * p.B.batch + group * p.B.head;
   const T* C_at = static_cast<const T*>(p.C.data) + b * p.C.batch + group * p.C.head;

@@ -26,7 +26,7 @@ class Gradient:
             "Error": _library.Error,
             "bwd_name": self.bwd.public_name,
             "call": call,
-            "call_c": _plain.operator(call),
+            "plain_call": _plain.operator(call),
             "grad_enabled": torch.is_grad_enabled,
             "in_place_call": in_place_call,
             "move_back": move_back,
@@ -126,7 +126,7 @@ class Gradient:
                 (size,) = set(f.shapes[0]) - set(self.bwd.by_name[f.repeats].shapes[0])
                 lines.append(f"        {f.name} = repeat({repeated}, {self.bwd.axis.name}, {size})")
         else:
-            lines.append(f"        {', '.join(names)} = call_c({given})")
+            lines.append(f"        {', '.join(names)} = plain_call({given})")
         lines += [
             "except RuntimeError as error:",
             "    if str(error).startswith(bwd_name + ': '):",

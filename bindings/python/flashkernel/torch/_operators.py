@@ -32,6 +32,9 @@ _register_kernel = _library.function(
     ctypes.c_uint64,
     ctypes.c_uint64,
 )
+_layout_of = _library.function(
+    "fk_torch_layout_of", ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32
+)
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32}
 _CHOSEN_BY_CALL = -1
@@ -244,7 +247,7 @@ def _fake(op: Op, returned: list[int], chosen_by_call: bool, absent: set[str]):
     left_out = [i for i, name in enumerate(names) if name in absent]
     tensors = [i for i, f in enumerate(op.arguments) if f.is_tensor]
     sources = [op.dtype_source(f) for f in op.outputs]
-    laid_out_as = [_input_of_layout(op, f) for f in op.outputs]
+    laid_out_as = [_layout_of(op.handle, i) for i in range(len(op.outputs))]
 
     def fake(*given):
         arguments = list(given)
@@ -261,7 +264,7 @@ def _fake(op: Op, returned: list[int], chosen_by_call: bool, absent: set[str]):
             dtype = _DTYPES.get(source) or arguments[names.index(source)].dtype
             if dtype == torch.float8_e4m3fn and op.outputs[i].dtype_rule == "T":
                 dtype = torch.bfloat16
-            model = None if laid_out_as[i] is None else arguments[names.index(laid_out_as[i])]
+            model = laid_out_as[i] and arguments[names.index(laid_out_as[i].decode())]
             if model is not None and tuple(model.shape) == tuple(shapes[i]):
                 results.append(torch.empty_like(model, dtype=dtype))
             else:
@@ -271,25 +274,6 @@ def _fake(op: Op, returned: list[int], chosen_by_call: bool, absent: set[str]):
         return tuple(results) or None
 
     return fake
-
-
-def _input_of_layout(op: Op, output: Field) -> str | None:
-    """The input that an output lies in memory as (bindings/torch/layout.h)."""
-    if not output.shapes:
-        return output.type[1:]
-    if output.shapes[0][:1] == ["..."]:
-        return None
-    own = op.by_name.get(output.name[1:]) if output.name[0] == "d" else None
-    if own and own.type == output.type:
-        return own.name
-    if op.float8 and output.dtype_rule == "T":
-        return None
-    same = (
-        f.name
-        for f in op.inputs
-        if not f.optional and f.type == output.type and f.along_axis == output.along_axis
-    )
-    return next(same, None) if output.dtype_rule != "P" and not output.shapes[1:] else None
 
 
 def _bump_version(overload, written: int) -> None:
