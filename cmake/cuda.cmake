@@ -88,12 +88,13 @@ endif()
 set(FK_CUDA_HOST_ONLY src/cuda/indices_on_host.cu src/cuda/runtime.cu src/cuda/tma.cu)
 
 # Files whose time goes into headers they share are compiled together, as one file.
-set(FK_CUDA_TOGETHER "attention/cuda_forward_" "attention/cuda_backward_(bfloat16|half)"
-    "selective_scan/cuda(_backward|_named)?\\.cu$" "selective_scan/cuda_forward_"
-    "selective_scan/cuda_backward_" "causal_conv1d/cuda" "(cross_entropy|reduce|softmax)/cuda"
-    "(attention|gated_ssm|merge_attention_states|rope|state_update)/cuda(_backward|_rotate)?\\.cu$")
+set(FK_CUDA_TOGETHER "attention/cuda_forward_" "attention/cuda_backward_"
+    "attention/cuda_sm90_backward_(96|wide)" "attention/cuda_sm90_f(orward|p8)\\.cu$"
+    "selective_scan/cuda(_backward.*|_named)?\\.cu$" "selective_scan/cuda_forward_"
+    "(causal_conv1d|norm)/cuda" "(cross_entropy|reduce|softmax)/cuda" "/cuda/launch\\.cu$|\
+(attention|gated_ssm|merge_attention_states|rope|state_update)/cuda(_backward|_rotate)?\\.cu$")
 # These take longest, and come first, so that no core waits for one of them at the end.
-set(FK_CUDA_FIRST "attention/cuda_.*backward|scan/cuda_forward|conv1d/|cross_entropy/|norm/")
+set(FK_CUDA_FIRST "attention/cuda_.*backward|selective_scan|conv1d/|cross_entropy/|norm/")
 
 # Compiles the .cu files; `objects` becomes the list of results, which the target cuda_objects
 # makes. -O1 is for the host's side, which only launches: kernels are optimised without it. ptxas
@@ -120,10 +121,6 @@ function(fk_compile_cuda objects)
     list(APPEND sources ${first})
     list(TRANSFORM others PREPEND "--pre-include=" OUTPUT_VARIABLE with_${first})
   endforeach()
-  set(long ${sources})
-  list(FILTER long INCLUDE REGEX ${FK_CUDA_FIRST})
-  list(PREPEND sources ${long})
-  list(REMOVE_DUPLICATES sources)
   foreach(source ${sources})
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
     set(code_flags ${FK_NVCC_ARCH_FLAGS})
@@ -131,11 +128,11 @@ function(fk_compile_cuda objects)
       set(code_flags -x c++)
     elseif(name MATCHES "/cuda_sm90_[^/]*$")
       set(code_flags ${hopper_flags})
-    elseif(name MATCHES "attention/cuda_forward_" AND code_flags MATCHES "compute_80,")
-      # Nothing here is for Hopper alone: one PTX serves sm_80 and sm_90.
-      list(TRANSFORM code_flags REPLACE "compute_90a,code=sm_90a" "compute_80,code=sm_90")
     endif()
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
+    if(name MATCHES ${FK_CUDA_FIRST})  # Ninja goes by the names
+      set(object ${PROJECT_BINARY_DIR}/cuda/first/${name}.o)
+    endif()
     cmake_path(GET object PARENT_PATH directory)
     file(MAKE_DIRECTORY ${directory})
     add_custom_command(

@@ -8,7 +8,7 @@
 //   args.y = &y;
 //   fk_exec exec = FK_EXEC_DEFAULTS;
 //   fk_rms_norm_fwd_workspace(&args, &exec.workspace_bytes);
-//   exec.workspace = malloc(exec.workspace_bytes);
+//   exec.workspace = aligned_alloc(64, exec.workspace_bytes);
 //   if (fk_rms_norm_fwd(&args, &exec) != FK_OK) puts(fk_last_error());
 //
 // Tensors are borrowed for the duration of the call. On CUDA a call only enqueues work on

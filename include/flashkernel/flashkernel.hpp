@@ -13,6 +13,8 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "flashkernel/abi.h"

@@ -123,7 +123,7 @@ bool check_op(const fk_op& op, const CheckOptions& options, SampleMemory& memory
   const bool right = failures.empty();
   const char* verdict = names.empty() && right ? "none" : right ? "ok" : "WRONG";
   const char* colour = !terminal ? "" : right ? "\033[32m" : "\033[1;31m";
-  std::printf("%-20s %-16s%s  %s%s%s\n%s", op.declaration.name.c_str(), names.c_str(),
+  std::printf("%-27s %-16s%s  %s%s%s\n%s", op.declaration.name.c_str(), names.c_str(),
               cells.c_str(), colour, verdict, terminal ? "\033[0m" : "", failures.c_str());
   std::fflush(stdout);
   return right;
@@ -165,7 +165,7 @@ int check(const CheckOptions& options) {
   int wrong = 0;
   for (SampleMemory* memory : memories) {
     const bool is_cuda = memory->device().device_type == kDLCUDA;
-    std::printf("%-20s %-16s%10s%10s%10s%10s  (largest error; 1 is allowed)\n",
+    std::printf("%-27s %-16s%10s%10s%10s%10s  (largest error; 1 is allowed)\n",
                 is_cuda ? "op on cuda" : "op on cpu", "implementation", "float32", "float16",
                 "bfloat16", "float8");
     for (const fk_op* op : ops) wrong += check_op(*op, options, *memory) ? 0 : 1;

@@ -2,6 +2,7 @@
 #include <fstream>
 
 #include "cli/commands.h"
+#include "core/build_info.h"
 #include "core/thread_pool.h"
 #include "cpu/targets.h"
 #include "flashkernel/abi.h"
@@ -43,9 +44,8 @@ std::string cpu_features() {
 
 void print_cuda() {
 #if FK_HAVE_CUDA
-  std::printf("CUDA          compiled for %s; runtime %s, driver %s\n",
-              cuda::architectures().c_str(), cuda::runtime_version().c_str(),
-              cuda::driver_version().c_str());
+  std::printf("CUDA          compiled for %s; runtime %s, driver %s\n", cuda_architectures(),
+              cuda::runtime_version().c_str(), cuda::driver_version().c_str());
   const std::vector<cuda::Gpu> gpus = cuda::gpus();
   for (size_t i = 0; i < gpus.size(); ++i) {
     std::printf("GPU %zu         %s, capability %d.%d, %d multiprocessors, %.1f GiB\n", i,
@@ -73,7 +73,7 @@ int info(bool json) {
               cpu::target_list().c_str(), num_threads());
   print_cuda();
 
-  std::printf("\n%-20s %-12s %s\n", "op", "cpu", FK_HAVE_CUDA ? "cuda" : "");
+  std::printf("\n%-27s %-12s %s\n", "op", "cpu", FK_HAVE_CUDA ? "cuda" : "");
   for (const auto& op : Registry::get().ops()) {
     Sample sample;
     std::string cpu = "-", cuda = "-";
@@ -81,7 +81,7 @@ int info(bool json) {
       cpu = implementation_of(sample, kDLCPU);
       cuda = implementation_of(sample, kDLCUDA);
     }
-    std::printf("%-20s %-12s %s\n", op->declaration.name.c_str(), cpu.c_str(),
+    std::printf("%-27s %-12s %s\n", op->declaration.name.c_str(), cpu.c_str(),
                 FK_HAVE_CUDA ? cuda.c_str() : "");
   }
   return 0;

@@ -8,12 +8,14 @@
 
 namespace fk {
 
+const char* cuda_architectures() { return FK_CUDA_ARCHITECTURES; }
+
 std::string build_info_json() {
   std::string json = "{\"version\": \"" FK_VERSION "\", \"compiler\": \"" __VERSION__ "\"";
   json += ", \"threads\": " + std::to_string(num_threads());
   json += ", \"cpu_target\": \"" + std::string(cpu::active_target()) + "\"";
   json += ", \"cpu_targets\": \"" + cpu::target_list() + "\"";
-  json += ", \"cuda_architectures\": \"" FK_CUDA_ARCHITECTURES "\", \"gpus\": [";
+  json += ", \"cuda_architectures\": \"" + std::string(cuda_architectures()) + "\", \"gpus\": [";
 #if FK_HAVE_CUDA
   bool first = true;
   for (const cuda::Gpu& gpu : cuda::gpus()) {

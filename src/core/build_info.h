@@ -4,6 +4,9 @@
 
 namespace fk {
 
+// What CUDA code is compiled for, such as "75-real 80 90a-real".
+const char* cuda_architectures();
+
 // What this build is and what it found on this machine, as JSON.
 std::string build_info_json();
 

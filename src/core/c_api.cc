@@ -64,31 +64,27 @@ fk_status fk_op_call(const fk_op* op, const fk_slot* arguments, const fk_exec* e
 }
 
 fk_status fk_op_workspace(const fk_op* op, const fk_slot* arguments, size_t* bytes) {
-  return guarded(op, [&] { return fk::query_workspace(*op, arguments, bytes); });
+  return guarded(op, [&]() -> fk::Status {
+    if (bytes == nullptr) return fk::invalid("bytes: expected where to put them, got NULL");
+    return fk::query_workspace(*op, arguments, bytes);
+  });
 }
 
 fk_status fk_op_implementation(const fk_op* op, const fk_slot* arguments, const char** name) {
-  return guarded(op, [&] { return fk::query_implementation(*op, arguments, name); });
+  return guarded(op, [&]() -> fk::Status {
+    if (name == nullptr) return fk::invalid("name: expected where to put it, got NULL");
+    return fk::query_implementation(*op, arguments, name);
+  });
 }
 
 fk_status fk_force_implementation(const fk_op* op, const char* implementation) {
-  return guarded(op, [&]() -> fk::Status {
-    // Forcing is process-wide state beside the immutable declaration.
-    auto& forced = const_cast<fk_op*>(op)->forced;
-    if (implementation == nullptr) {
-      forced = nullptr;
-      return {};
-    }
-    std::string known;
-    for (const fk_op::Implementation& i : op->implementations) {
-      if (i.name == implementation) {
-        forced = &i;
-        return {};
-      }
-      known += (known.empty() ? "" : ", ") + i.name;
-    }
-    return fk::invalid("implementation: expected one of " + known + ", got " + implementation);
-  });
+  return guarded(op, [&] { return fk::force_implementation(*op, implementation); });
+}
+
+// For benchmarks: what the last call of an op took, of any thread; NULL before one.
+FK_API const char* fk_op_last_implementation(const fk_op* op) {
+  const fk_op::Implementation* last = op == nullptr ? nullptr : op->last.load();
+  return last == nullptr ? nullptr : last->name.c_str();
 }
 
 const char* fk_declarations(void) {

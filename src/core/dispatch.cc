@@ -9,6 +9,7 @@
 #include "core/access.h"
 #include "core/op.h"
 #include "core/thread_pool.h"
+#include "cpu/targets.h"
 #if FK_HAVE_CUDA
 #include "cuda/indices_on_host.h"
 #include "cuda/runtime.h"
@@ -19,14 +20,6 @@ namespace {
 
 constexpr int kMaxSymbols = 16;
 constexpr size_t kMaxArgsBytes = 8192;
-
-bool log_dispatch() {
-  static const bool value = [] {
-    const char* env = std::getenv("FK_LOG");
-    return env != nullptr && std::strstr(env, "dispatch") != nullptr;
-  }();
-  return value;
-}
 
 bool deterministic_by_environment() {
   static const bool value = [] {
@@ -467,6 +460,14 @@ Status prepare(const fk_op& op, const fk_slot* slots, const fk_exec* caller, Arg
 
 }  // namespace
 
+bool logs_dispatch() {
+  static const bool value = [] {
+    const char* env = std::getenv("FK_LOG");
+    return env != nullptr && std::strstr(env, "dispatch") != nullptr;
+  }();
+  return value;
+}
+
 Status call(const fk_op& op, const fk_slot* slots, const fk_exec& caller) {
   Arguments args;
   const fk_op::Implementation* chosen = nullptr;
@@ -487,9 +488,13 @@ Status call(const fk_op& op, const fk_slot* slots, const fk_exec& caller) {
   }
   if (exec.parallel_for == nullptr) exec.parallel_for = pool_parallel_for;
   if (deterministic_by_environment()) exec.deterministic = 1;
-  if (log_dispatch()) {
-    std::fprintf(stderr, "flashkernel: %s -> %s (workspace %zu bytes)\n",
-                 op.declaration.name.c_str(), chosen->name.c_str(), needed);
+  op.last.store(chosen, std::memory_order_relaxed);
+  if (logs_dispatch()) {
+    const bool simd = chosen->device == Device::kCpu && chosen->rank != kReference;
+    const char* target = simd ? cpu::active_target() : "";
+    std::fprintf(stderr, "flashkernel: %s -> %s (%s%sworkspace %zu bytes)\n",
+                 op.declaration.name.c_str(), chosen->name.c_str(), target, *target ? ", " : "",
+                 needed);
   }
 #if FK_HAVE_CUDA
   if (device_id >= 0) {

@@ -13,20 +13,21 @@ std::string fk_op::public_name() const {
 namespace fk {
 namespace {
 
-// The value of `key` in FK_IMPL's "op=implementation,op=implementation".
-std::string forced_by_environment(const std::string& key) {
+// The entries of FK_IMPL's "op=implementation,op=implementation", each as what stands on either
+// side of its '='.
+std::vector<std::pair<std::string, std::string>> forced_by_environment() {
   const char* env = std::getenv("FK_IMPL");
   std::string rest = env == nullptr ? "" : env;
+  std::vector<std::pair<std::string, std::string>> entries;
   while (!rest.empty()) {
     const size_t comma = rest.find(',');
     const std::string entry = rest.substr(0, comma);
     rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
     const size_t equals = entry.find('=');
-    if (equals != std::string::npos && entry.substr(0, equals) == key) {
-      return entry.substr(equals + 1);
-    }
+    entries.emplace_back(entry.substr(0, equals),
+                         equals == std::string::npos ? "" : entry.substr(equals + 1));
   }
-  return "";
+  return entries;
 }
 
 }  // namespace
@@ -37,22 +38,40 @@ Registry& Registry::get() {
   return *registry;
 }
 
-Registry::Registry() { register_all_rooms(*this); }
+Registry::Registry() {
+  register_all_rooms(*this);
+  for (const auto& [name, forced] : forced_by_environment()) {
+    const fk_op* op = find(name);
+    if (op == nullptr) {
+      std::fprintf(stderr, "flashkernel: FK_IMPL: expected the name of an op, got '%s'; ignored\n",
+                   name.c_str());
+    } else if (const Status status = force_implementation(*op, forced.c_str()); !status.ok()) {
+      std::fprintf(stderr, "flashkernel: FK_IMPL: %s: %s; ignored\n", name.c_str(),
+                   status.message().c_str());
+    }
+  }
+}
 
 void Registry::add(std::unique_ptr<fk_op> op) {
   std::stable_sort(op->implementations.begin(), op->implementations.end(),
                    [](const auto& a, const auto& b) { return a.rank > b.rank; });
-  const std::string forced = forced_by_environment(op->declaration.name);
-  if (!forced.empty()) {
-    for (const fk_op::Implementation& i : op->implementations) {
-      if (i.name == forced) op->forced = &i;
-    }
-    if (op->forced == nullptr) {
-      std::fprintf(stderr, "flashkernel: FK_IMPL: %s has no implementation '%s'; ignored\n",
-                   op->declaration.name.c_str(), forced.c_str());
-    }
-  }
   ops_.push_back(std::move(op));
+}
+
+Status force_implementation(const fk_op& op, const char* implementation) {
+  if (implementation == nullptr) {
+    op.forced = nullptr;
+    return {};
+  }
+  std::string known;
+  for (const fk_op::Implementation& i : op.implementations) {
+    if (i.name == implementation) {
+      op.forced = &i;
+      return {};
+    }
+    known += (known.empty() ? "" : ", ") + i.name;
+  }
+  return invalid("implementation: expected one of " + known + ", got " + implementation);
 }
 
 const fk_op* Registry::find(const std::string& name) const {

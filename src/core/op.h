@@ -53,7 +53,9 @@ struct fk_op {
   size_t args_bytes = 0;
   void (*construct_args)(void* storage) = nullptr;
   fk::Status (*validate)(const void* args) = nullptr;
-  std::atomic<const Implementation*> forced{nullptr};
+  // Process-wide state beside the immutable declaration.
+  mutable std::atomic<const Implementation*> forced{nullptr};
+  mutable std::atomic<const Implementation*> last{nullptr};  // that a call took
 
   // The name users know: without "_fwd".
   std::string public_name() const;
@@ -116,13 +118,19 @@ class Registry {
 
  private:
   Registry();
-  void add(std::unique_ptr<fk_op> op);  // sorts by rank, applies FK_IMPL
+  void add(std::unique_ptr<fk_op> op);  // sorts by rank
   std::vector<std::unique_ptr<fk_op>> ops_;
 };
 
 // Defined by a file the build writes from the folders under src/ops: calls
 // register_<room>(registry) for each.
 void register_all_rooms(Registry& registry);
+
+// NULL restores the ranked choice.
+Status force_implementation(const fk_op& op, const char* implementation);
+
+// FK_LOG=dispatch: calls tell stderr which implementation, and which launches, they come to.
+bool logs_dispatch();
 
 // Checks the arguments, picks an implementation, runs it. These three are the whole path from the C
 // ABI to a kernel.

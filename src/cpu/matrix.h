@@ -1,8 +1,8 @@
 // Matrix products on vectors of float: C[M, N] (+)= A[M, K] B[K, N].
 //
-// Floor: one fused multiply-add per vector and step of K. A tile of C, kTileRows rows by two
+// Floor: one fused multiply-add per vector and step of K. A tile of C, a few rows by two or four
 // vectors, lives in registers while K runs: its multiply-adds are independent of each other and
-// hide their latency, and each step costs one load per row of A (a broadcast) and two of B.
+// hide their latency, and each step costs one load per row of A (a broadcast) and a few of B.
 //
 // Operands are float, in whatever memory the caller has: B and C have rows of whole vectors (see
 // padded_columns), A may be stored either way round. Elements of B are read in order along a row,
@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/matrix_view.h"
 #include "cpu/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -38,6 +39,8 @@ template <class T>
 struct MatrixRows {
   T* data;
   int64_t stride;
+
+  MatrixRows from(int64_t row) const { return {data + row * stride, stride}; }
 };
 using MatrixB = MatrixRows<const float>;
 using MatrixC = MatrixRows<float>;
@@ -48,8 +51,16 @@ enum class Keep { kNothing, kSum, kScaled };
 namespace detail {
 
 // 32 vector registers or 16.
-constexpr int kTileRows = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 6 : 8;
+constexpr bool kManyRegisters = HWY_TARGET != HWY_AVX2 && HWY_TARGET != HWY_SSE4;
 constexpr int kTileVectors = 2;
+constexpr int kWideVectors = kManyRegisters ? 4 : 2;  // of a tile where there are columns enough
+
+// Rows of a tile: it has 24 sums, 16, or 12.
+constexpr int tile_rows(int vectors) { return vectors == 4 || !kManyRegisters ? 6 : 8; }
+// Whether such a tile looks ahead: of a large product, most do.
+constexpr bool looks_ahead(int rows, int vectors) {
+  return rows == tile_rows(vectors) && vectors > 1;
+}
 
 #define FK_MATRIX_BODY HWY_ATTR __attribute__((always_inline))
 
@@ -62,14 +73,20 @@ HWY_INLINE void repeat(const Body& body) {
   }
 }
 
-// A tile of C: kRows rows, kVectors vectors. `scale`: see multiply.
-template <int kRows, int kVectors>
+// A tile of C: kRows rows, kVectors vectors. `scale`: see multiply. `ahead`: of kAhead.
+template <int kRows, int kVectors, bool kAhead>
 HWY_NOINLINE void multiply_tile(MatrixA a, MatrixB b, int64_t k_count, MatrixC c, Keep keep,
-                                const float* scale) {
+                                const float* scale, Lines ahead) {
   const F32 d;
   using V = hn::Vec<F32>;
   const int64_t lanes = hn::Lanes(d);
   V sum[kRows][kVectors];
+  const auto scale_rows = [&]() FK_MATRIX_BODY {
+    repeat<kRows>([&](auto r) FK_MATRIX_BODY {
+      const V factor = hn::Set(d, scale[r]);
+      repeat<kVectors>([&](auto v) FK_MATRIX_BODY { sum[r][v] = hn::Mul(sum[r][v], factor); });
+    });
+  };
   if (keep == Keep::kNothing) {
     repeat<kRows>([&](auto r) FK_MATRIX_BODY {
       repeat<kVectors>([&](auto v) FK_MATRIX_BODY { sum[r][v] = hn::Zero(d); });
@@ -80,12 +97,7 @@ HWY_NOINLINE void multiply_tile(MatrixA a, MatrixB b, int64_t k_count, MatrixC c
         sum[r][v] = hn::LoadU(d, c.data + r * c.stride + v * lanes);
       });
     });
-    if (keep == Keep::kScaled) {
-      repeat<kVectors>([&](auto v) FK_MATRIX_BODY {
-        const V factor = hn::LoadU(d, scale + v * lanes);
-        repeat<kRows>([&](auto r) FK_MATRIX_BODY { sum[r][v] = hn::Mul(sum[r][v], factor); });
-      });
-    }
+    if (keep == Keep::kScaled) scale_rows();
   }
 
   const float* rows[kRows];
@@ -101,7 +113,12 @@ HWY_NOINLINE void multiply_tile(MatrixA a, MatrixB b, int64_t k_count, MatrixC c
                            FK_MATRIX_BODY { sum[r][v] = hn::MulAdd(left, right[v], sum[r][v]); });
     });
     b_row += b.stride;
+    if constexpr (kAhead) {
+      __builtin_prefetch(ahead.data, 0, 2);
+      ahead.data += ahead.stride;
+    }
   }
+  if (keep == Keep::kNothing && scale != nullptr) scale_rows();
   repeat<kRows>([&](auto r) FK_MATRIX_BODY {
     repeat<kVectors>([&](auto v) FK_MATRIX_BODY {
       hn::StoreU(sum[r][v], d, c.data + r * c.stride + v * lanes);
@@ -111,21 +128,32 @@ HWY_NOINLINE void multiply_tile(MatrixA a, MatrixB b, int64_t k_count, MatrixC c
 
 template <int kRows, int kVectors>
 HWY_INLINE void multiply_rows(int64_t& m, int64_t m_count, MatrixA a, MatrixB b, int64_t k_count,
-                              MatrixC c, Keep keep, const float* scale) {
+                              MatrixC c, Keep keep, const float* scale, RowsAhead* ahead) {
   for (; m + kRows <= m_count; m += kRows) {
-    multiply_tile<kRows, kVectors>({a.data + m * a.row, a.row, a.column}, b, k_count,
-                                   {c.data + m * c.stride, c.stride}, keep, scale);
+    const MatrixA mine{a.data + m * a.row, a.row, a.column};
+    const MatrixC to{c.data + m * c.stride, c.stride};
+    const float* factors = scale == nullptr ? nullptr : scale + m;
+    constexpr bool kAhead = looks_ahead(kRows, kVectors);
+    if (kAhead && ahead != nullptr && !ahead->empty()) {
+      multiply_tile<kRows, kVectors, kAhead>(mine, b, k_count, to, keep, factors,
+                                             ahead->next(k_count));
+    } else {
+      multiply_tile<kRows, kVectors, false>(mine, b, k_count, to, keep, factors, {});
+    }
   }
 }
 
 template <int kVectors>
 void multiply_panel(int64_t m_count, int64_t k_count, MatrixA a, MatrixB b, MatrixC c, Keep keep,
-                    const float* scale) {
+                    const float* scale, RowsAhead* ahead) {
   int64_t m = 0;
-  multiply_rows<kTileRows, kVectors>(m, m_count, a, b, k_count, c, keep, scale);
-  multiply_rows<4, kVectors>(m, m_count, a, b, k_count, c, keep, scale);
-  multiply_rows<2, kVectors>(m, m_count, a, b, k_count, c, keep, scale);
-  multiply_rows<1, kVectors>(m, m_count, a, b, k_count, c, keep, scale);
+  // Two tiles of 4 rows rather than one of 6 and one of 2.
+  constexpr int kRows = tile_rows(kVectors);
+  const int64_t whole = kRows == 6 && m_count % 6 == 2 && m_count > 2 ? m_count - 8 : m_count;
+  multiply_rows<kRows, kVectors>(m, whole, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<4, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<2, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<1, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
 }
 
 }  // namespace detail
@@ -135,21 +163,23 @@ HWY_INLINE int64_t panel_width() {
   return detail::kTileVectors * static_cast<int64_t>(hn::Lanes(F32()));
 }
 
-// C = A B, C + A B, or scale[n] C + A B. n_count is a multiple of Lanes(F32()); m_count and k_count
-// are any.
+// C = A B, C + A B, or scale[m] C + A B; with a scale but Keep::kNothing, scale[m] (A B). n_count
+// is a multiple of Lanes(F32()); m_count and k_count are any. `ahead`: rows to ask
+// for meanwhile.
 HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, MatrixA a, MatrixB b,
-                         MatrixC c, Keep keep, const float* scale = nullptr) {
-  const int64_t width = panel_width();
+                         MatrixC c, Keep keep, const float* scale = nullptr,
+                         RowsAhead* ahead = nullptr) {
+  const int64_t lanes = hn::Lanes(F32());
   int64_t n = 0;
-  for (; n + width <= n_count; n += width) {
-    detail::multiply_panel<detail::kTileVectors>(m_count, k_count, a, {b.data + n, b.stride},
-                                                 {c.data + n, c.stride}, keep,
-                                                 scale == nullptr ? nullptr : scale + n);
-  }
-  if (n < n_count) {
-    detail::multiply_panel<1>(m_count, k_count, a, {b.data + n, b.stride}, {c.data + n, c.stride},
-                              keep, scale == nullptr ? nullptr : scale + n);
-  }
+  const auto panels = [&](auto vectors) HWY_ATTR {
+    for (; n + vectors * lanes <= n_count; n += vectors * lanes) {
+      detail::multiply_panel<vectors>(m_count, k_count, a, {b.data + n, b.stride},
+                                      {c.data + n, c.stride}, keep, scale, ahead);
+    }
+  };
+  panels(std::integral_constant<int, detail::kWideVectors>());
+  panels(std::integral_constant<int, detail::kTileVectors>());
+  panels(std::integral_constant<int, 1>());
 }
 
 }  // namespace HWY_NAMESPACE

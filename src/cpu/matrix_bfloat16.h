@@ -47,69 +47,95 @@ using PairsB = MatrixRows<const uint32_t>;
 
 namespace detail {
 
-template <int kRows, int kVectors>
+#undef FK_PAIRS_BODY
+#define FK_PAIRS_BODY FK_BFLOAT16_ATTR __attribute__((always_inline))
+
+// repeat, for bodies with these instructions in them.
+template <int kCount, class Body>
+FK_PAIRS_BODY inline void repeat_pairs(const Body& body) {
+  if constexpr (kCount > 0) {
+    repeat_pairs<kCount - 1>(body);
+    body(std::integral_constant<int, kCount - 1>());
+  }
+}
+
+template <int kRows, int kVectors, bool kAhead>
 FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(PairsA a, PairsB b, int64_t k_count,
-                                                       MatrixC c, bool add) {
+                                                       MatrixC c, bool add, Lines ahead) {
   constexpr int kLanes = 16;
   __m512 sum[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      sum[r][v] = add ? _mm512_loadu_ps(c.data + r * c.stride + v * kLanes) : _mm512_setzero_ps();
-    }
+  const auto for_each_sum = [&](const auto& body) FK_PAIRS_BODY {
+    repeat_pairs<kRows>([&](auto r) FK_PAIRS_BODY {
+      repeat_pairs<kVectors>(
+          [&](auto v) FK_PAIRS_BODY { body(sum[r][v], c.data + r * c.stride + v * kLanes); });
+    });
+  };
+  if (add) {
+    for_each_sum([](__m512& x, float* p) FK_PAIRS_BODY { x = _mm512_loadu_ps(p); });
+  } else {
+    for_each_sum([](__m512& x, float*) FK_PAIRS_BODY { x = _mm512_setzero_ps(); });
   }
-  for (int64_t k = 0; k < k_count; ++k, a.data += a.column, b.data += b.stride) {
+  for (int64_t k = 0; k < k_count; ++k) {
     __m512bh right[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
+    repeat_pairs<kVectors>([&](auto v) FK_PAIRS_BODY {
       right[v] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b.data + v * kLanes));
-    }
-    for (int r = 0; r < kRows; ++r) {
+    });
+    repeat_pairs<kRows>([&](auto r) FK_PAIRS_BODY {
       const auto left =
           reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(a.data[r * a.row])));
-      for (int v = 0; v < kVectors; ++v) {
-        sum[r][v] = _mm512_dpbf16_ps(sum[r][v], left, right[v]);
-      }
+      repeat_pairs<kVectors>(
+          [&](auto v) FK_PAIRS_BODY { sum[r][v] = _mm512_dpbf16_ps(sum[r][v], left, right[v]); });
+    });
+    a.data += a.column;
+    b.data += b.stride;
+    if constexpr (kAhead) {
+      __builtin_prefetch(ahead.data, 0, 2);
+      ahead.data += ahead.stride;
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      _mm512_storeu_ps(c.data + r * c.stride + v * kLanes, sum[r][v]);
-    }
-  }
+  for_each_sum([](__m512& x, float* p) FK_PAIRS_BODY { _mm512_storeu_ps(p, x); });
 }
 
 template <int kRows, int kVectors>
 HWY_INLINE void multiply_pairs_rows(int64_t& m, int64_t m_count, PairsA a, PairsB b,
-                                    int64_t k_count, MatrixC c, bool add) {
+                                    int64_t k_count, MatrixC c, bool add, RowsAhead* ahead) {
   for (; m + kRows <= m_count; m += kRows) {
-    multiply_pairs_tile<kRows, kVectors>({a.data + m * a.row, a.row, a.column}, b, k_count,
-                                         {c.data + m * c.stride, c.stride}, add);
+    const PairsA mine{a.data + m * a.row, a.row, a.column};
+    const MatrixC to{c.data + m * c.stride, c.stride};
+    constexpr bool kAhead = looks_ahead(kRows, kVectors);
+    if (kAhead && ahead != nullptr && !ahead->empty()) {
+      multiply_pairs_tile<kRows, kVectors, kAhead>(mine, b, k_count, to, add, ahead->next(k_count));
+    } else {
+      multiply_pairs_tile<kRows, kVectors, false>(mine, b, k_count, to, add, {});
+    }
   }
 }
 
 template <int kVectors>
-void multiply_pairs_panel(int64_t m_count, int64_t k_count, PairsA a, PairsB b, MatrixC c,
-                          bool add) {
+void multiply_pairs_panel(int64_t m_count, int64_t k_count, PairsA a, PairsB b, MatrixC c, bool add,
+                          RowsAhead* ahead) {
   int64_t m = 0;
-  multiply_pairs_rows<8, kVectors>(m, m_count, a, b, k_count, c, add);
-  multiply_pairs_rows<4, kVectors>(m, m_count, a, b, k_count, c, add);
-  multiply_pairs_rows<2, kVectors>(m, m_count, a, b, k_count, c, add);
-  multiply_pairs_rows<1, kVectors>(m, m_count, a, b, k_count, c, add);
+  multiply_pairs_rows<tile_rows(kVectors), kVectors>(m, m_count, a, b, k_count, c, add, ahead);
+  multiply_pairs_rows<4, kVectors>(m, m_count, a, b, k_count, c, add, ahead);
+  multiply_pairs_rows<2, kVectors>(m, m_count, a, b, k_count, c, add, ahead);
+  multiply_pairs_rows<1, kVectors>(m, m_count, a, b, k_count, c, add, ahead);
 }
 
 }  // namespace detail
 
 // C = A B or C + A B, with k_count pairs along K. n_count is a multiple of 16.
 HWY_INLINE void multiply_pairs(int64_t m_count, int64_t n_count, int64_t k_count, PairsA a,
-                               PairsB b, MatrixC c, bool add) {
+                               PairsB b, MatrixC c, bool add, RowsAhead* ahead = nullptr) {
   int64_t n = 0;
-  for (; n + 32 <= n_count; n += 32) {
-    detail::multiply_pairs_panel<2>(m_count, k_count, a, {b.data + n, b.stride},
-                                    {c.data + n, c.stride}, add);
-  }
-  if (n < n_count) {
-    detail::multiply_pairs_panel<1>(m_count, k_count, a, {b.data + n, b.stride},
-                                    {c.data + n, c.stride}, add);
-  }
+  const auto panels = [&](auto vectors) HWY_ATTR {
+    for (; n + vectors * 16 <= n_count; n += vectors * 16) {
+      detail::multiply_pairs_panel<vectors>(m_count, k_count, a, {b.data + n, b.stride},
+                                            {c.data + n, c.stride}, add, ahead);
+    }
+  };
+  panels(std::integral_constant<int, 4>());
+  panels(std::integral_constant<int, 2>());
+  panels(std::integral_constant<int, 1>());
 }
 
 // Rows of `columns` numbers, `stride` apart, as rows of width / 2 pairs. `width` is a multiple of

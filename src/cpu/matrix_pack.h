@@ -86,17 +86,6 @@ HWY_INLINE void pack_rows(const MatrixView& x, int64_t rows, int64_t columns, fl
   }
 }
 
-// Brings rows that will be packed later into the second-level cache.
-HWY_INLINE void prefetch_rows(const MatrixView& x, int64_t rows, int64_t columns) {
-  constexpr int64_t kLine = 64;
-  const char* p = static_cast<const char*>(x.data);
-  const int64_t size = size_of(x.dtype);
-  if (x.column != 1) return;
-  for (int64_t r = 0; r < rows; ++r, p += x.row * size) {
-    for (int64_t i = 0; i < columns * size; i += kLine) __builtin_prefetch(p + i, 0, 2);
-  }
-}
-
 // The other way. `factors`: what each row is multiplied with; NULL: nothing.
 HWY_INLINE void unpack_rows(const float* in, int64_t width, int64_t rows, int64_t columns,
                             const float* factors, const MatrixView& y) {

@@ -332,12 +332,13 @@ HWY_INLINE V Exp(D d, V x) {
   auto r = hn::NegMulAdd(n, hn::Set(d, 0x1.62e4p-1f), x);
   r = hn::NegMulAdd(n, hn::Set(d, 0x1.7f7d1cp-20f), r);
 
-  // exp(r) = 1 + r + r^2 P(r): minimax in relative error, 2^-28.
+  // exp(r) = 1 + r (1 + r P(r)): minimax in relative error, 2^-28.
   auto p = hn::MulAdd(hn::Set(d, 0x1.6a1a72p-10f), r, hn::Set(d, 0x1.123fc6p-7f));
   p = hn::MulAdd(p, r, hn::Set(d, 0x1.555916p-5f));
   p = hn::MulAdd(p, r, hn::Set(d, 0x1.55548ap-3f));
   p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffffcp-2f));
-  p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0f));
+  const auto one = hn::Set(d, 1.0f);
+  p = hn::MulAdd(hn::MulAdd(p, r, one), r, one);
 
 #if HWY_TARGET == HWY_AVX3
   if constexpr (hn::MaxLanes(D()) == 16) return V{_mm512_scalef_ps(p.raw, n.raw)};

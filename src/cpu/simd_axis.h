@@ -223,47 +223,66 @@ HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
   return hn::AllFalse(d, hn::IsNaN(max)) ? ReduceMax(d, max) : kNaN;
 }
 
-// logsumexp(x) = shift + log(sum), found in one pass.
+// Sum of exp(x - shift) over n elements; each vector of exponentials goes to keep(i, k, exp). While
+// these keep the arithmetic units busy, finds the largest of the n elements at `next`, whose
+// exponentials are wanted after these, and fetches the n elements at `after`.
+template <class T, class Keep>
+HWY_INLINE float SumExp(const T* x, int64_t n, float shift, const T* next, const T* after,
+                        float* next_max, const Keep& keep) {
+  const F32 d;
+  const auto s = hn::Set(d, shift);
+  auto max = hn::Set(d, -kInfinity);
+  const float sum = FoldSum(n, [&](int64_t i, auto k) HWY_ATTR {
+    max = hn::Max(max, Load(next + i, k, -kInfinity));
+    hwy::Prefetch(after + i);
+    const auto e = Exp(F32(), hn::Sub(Load(x + i, k, -kInfinity), s));
+    keep(i, k, e);
+    return e;
+  });
+  *next_max = ReduceMax(d, max);
+  return sum;
+}
+
+constexpr auto kKeepNothing = [](int64_t, auto, auto) {};
+
+// logsumexp(x) = shift + log(sum).
 struct LogSumExp {
   float max = -kInfinity;
   float shift = 0;  // the maximum, or 0 where that is not finite
   double sum = 0;   // of exp(x - shift)
 
-  // Hands each vector of exponentials to keep(i, k, exp).
-  template <class T, class Keep>
-  HWY_INLINE void Add(const T* p, int64_t n, const Keep& keep) {
-    const float block_max = BlockMax(p, n);
-    if (block_max > max) {
-      if (max != -kInfinity) sum *= std::exp(static_cast<double>(max) - block_max);
-      max = block_max;
-      shift = max == kInfinity ? 0 : max;
-    }
-    const auto s = hn::Set(F32(), shift);
-    sum += FoldSum(n, [&](int64_t i, auto k) HWY_ATTR {
-      hwy::Prefetch(p + n + i);  // the next block, while this one keeps the arithmetic units busy
-      const auto e = Exp(F32(), hn::Sub(Load(p + i, k, -kInfinity), s));
-      keep(i, k, e);
-      return e;
-    });
-  }
-
-  template <class T>
-  HWY_INLINE void Add(const T* p, int64_t n) {
-    Add(p, n, [](int64_t, auto, auto) {});
+  HWY_INLINE void Raise(float block_max) {
+    if (!(block_max > max)) return;
+    if (max != -kInfinity) sum *= std::exp(static_cast<double>(max) - block_max);
+    max = block_max;
+    shift = max == kInfinity ? 0 : max;
   }
 
   float log_sum() const { return log_of(sum); }
 };
 
+// Over a row, block by block. keep_of(i, shift) gives what SumExp calls for the block from i on.
+template <class T, class KeepOf>
+HWY_INLINE LogSumExp RowLogSumExp(const T* x, int64_t stride, int64_t n, const KeepOf& keep_of) {
+  T buffer[kBlock];
+  LogSumExp row;
+  float block_max = 0;
+  bool known = false;
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t count = std::min(kBlock, n - i);
+    const T* p = Gather(x + i * stride, stride, count, buffer);
+    row.Raise(known ? block_max : BlockMax(p, count));
+    known = stride == 1 && n - i >= 2 * kBlock;
+    // What is fetched past the end is the next row, as a rule.
+    row.sum += SumExp(p, count, row.shift, known ? p + kBlock : p, p + 2 * kBlock, &block_max,
+                      keep_of(i, row.shift));
+  }
+  return row;
+}
+
 template <class T>
 HWY_INLINE LogSumExp RowLogSumExp(const T* x, int64_t stride, int64_t n) {
-  T buffer[kBlock];
-  LogSumExp result;
-  for (int64_t i = 0; i < n; i += kBlock) {
-    const int64_t k = std::min(kBlock, n - i);
-    result.Add(Gather(x + i * stride, stride, k, buffer), k);
-  }
-  return result;
+  return RowLogSumExp(x, stride, n, [](int64_t, float) { return kKeepNothing; });
 }
 
 // log(x) to 1 ulp, for normal numbers above 0.
@@ -291,38 +310,41 @@ HWY_INLINE hn::Vec<F32> Log(hn::Vec<F32> x) {
   return hn::MulAdd(n, hn::Set(d, 0.693359375f), y);
 }
 
-// Short rows are taken in groups, pass by pass: a single row's passes wait for one another (the sum
-// for the maximum, the output for the sum), those of several rows overlap.
+// Rows of at most this length are short: worked on as one block.
+inline bool IsShort(int64_t n) { return n <= kBlock; }
+
+struct ShortRow {
+  float max;
+  float shift;  // the maximum, or 0 where that is not finite
+  float sum;    // of exp(x - shift)
+};
+
+// finish(r, ShortRow) for the rows in [begin, end), row r being n elements at row(r), whose
+// exponentials go to keep(r, i, k, exp) first. The passes over a row wait for one another (the sum
+// for the maximum, the output for the sum): meanwhile there are the maximum of the next row to find
+// and the last row to finish.
+template <class RowOf, class Keep, class Finish>
+HWY_INLINE void ForShortRows(int64_t begin, int64_t end, int64_t n, const RowOf& row,
+                             const Keep& keep, const Finish& finish) {
+  ShortRow last{};
+  float max = BlockMax(row(begin), n);
+  for (int64_t r = begin; r < end; ++r) {
+    ShortRow now{max, std::isinf(max) ? 0 : max, 0};
+    const auto *x = row(r), *next = r + 1 < end ? row(r + 1) : x;
+    now.sum = SumExp(x, n, now.shift, next, next + (next - x), &max,
+                     [&](int64_t i, auto k, auto e) HWY_ATTR { keep(r, i, k, e); });
+    if (r > begin) finish(r - 1, last);
+    last = now;
+  }
+  finish(end - 1, last);
+}
+
+// The logarithms of the sums of some rows.
 struct RowGroup {
   static constexpr int64_t kRows = 16;
-  static constexpr int64_t kElements = 4 * kBlock;
 
-  // Whether rows of n elements are short, and how many of them make a group.
-  static bool Takes(int64_t n) { return n <= kBlock; }
-  static int64_t Rows(int64_t n) {
-    return std::clamp<int64_t>(kElements / std::max<int64_t>(1, n), 1, kRows);
-  }
-
-  float max[kRows];
   float shift[kRows];            // the maximum, or 0 where that is not finite
   alignas(64) float sum[kRows];  // of exp(x - shift)
-
-  // Row r is row(r), for r < rows. Hands each vector of exponentials to keep(r, i, k, exp).
-  template <class RowOf, class Keep>
-  HWY_INLINE void Find(int64_t rows, int64_t n, const RowOf& row, const Keep& keep) {
-    const F32 d;
-    for (int64_t r = 0; r < rows; ++r) max[r] = BlockMax(row(r), n);
-    for (int64_t r = 0; r < rows; ++r) shift[r] = std::isinf(max[r]) ? 0 : max[r];
-    for (int64_t r = 0; r < rows; ++r) {
-      const auto* x = row(r);
-      const auto s = hn::Set(d, shift[r]);
-      sum[r] = FoldSum(n, [&](int64_t i, auto k) HWY_ATTR {
-        const auto e = Exp(F32(), hn::Sub(Load(x + i, k, -kInfinity), s));
-        keep(r, i, k, e);
-        return e;
-      });
-    }
-  }
 
   // sum = log(sum), for all rows at once.
   HWY_INLINE void TakeLogarithms(int64_t rows) {

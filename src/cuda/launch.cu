@@ -1,6 +1,8 @@
+#include <cstdio>
 #include <mutex>
 #include <string>
 
+#include "core/op.h"
 #include "cuda/launch.h"
 
 namespace fk::cuda {
@@ -21,6 +23,14 @@ int code_on(int device) {
   return 0;
 }
 
+void log_launch(const char* name, const LaunchShape& shape) {
+  if (!logs_dispatch()) return;
+  std::fprintf(stderr,
+               "flashkernel:   %s: %u x %u x %u blocks of %u threads, %d bytes of shared memory\n",
+               name, shape.blocks.x, shape.blocks.y, shape.blocks.z,
+               shape.threads.x * shape.threads.y * shape.threads.z, shape.shared_bytes);
+}
+
 }  // namespace
 
 Status check(cudaError_t error, const char* what) {
@@ -29,7 +39,10 @@ Status check(cudaError_t error, const char* what) {
                              cudaGetErrorName(error) + ")"};
 }
 
-Status check_launch(const char* kernel) { return check(cudaGetLastError(), kernel); }
+Status check_launch(const char* kernel) {
+  if (logs_dispatch()) std::fprintf(stderr, "flashkernel:   %s\n", kernel);
+  return check(cudaGetLastError(), kernel);
+}
 
 DeviceGuard::DeviceGuard(int device) {
   int current = -1;
@@ -97,6 +110,7 @@ Status launch_early(const void* kernel, const char* name, const LaunchShape& sha
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = device_properties(device).code >= 90 ? 1 : 0;
+  log_launch(name, shape);
   return check(cudaLaunchKernelExC(&config, kernel, arguments), name);
 }
 

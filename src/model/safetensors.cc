@@ -10,7 +10,7 @@ namespace fk::model {
 namespace {
 
 constexpr uint64_t kMaxHeader = 100 << 20;  // the format's own limit
-constexpr size_t kMaxDims = 8;
+constexpr size_t kMaxSizes = 8;
 
 struct StoredType {
   const char* name;
@@ -29,7 +29,7 @@ constexpr StoredType kTypes[] = {
     {"BOOL", 1, false, WeightType::kF32},
 };
 
-struct Range {
+struct ByteRange {
   int64_t begin, end;
   std::string name;
 };
@@ -42,7 +42,7 @@ bool read_size(const Json& json, int64_t* value) {
 }
 
 Status read_tensor(const std::string& file, const std::string& name, const Json& json,
-                   std::string_view buffer, StoredTensor* tensor, Range* range) {
+                   std::string_view buffer, StoredTensor* tensor, ByteRange* range) {
   const auto error = [&](const std::string& what) {
     return file_error(file, "tensor " + shown_text(name) + ": " + what);
   };
@@ -57,8 +57,8 @@ Status read_tensor(const std::string& file, const std::string& name, const Json&
   if (type == std::end(kTypes)) return error("dtype: expected a known type, got " + shown(*dtype));
 
   const Json* shape = fields.find("shape");
-  if (shape == nullptr || !shape->is_array() || shape->size() > kMaxDims) {
-    return error("shape: expected an array of at most " + std::to_string(kMaxDims) + " sizes");
+  if (shape == nullptr || !shape->is_array() || shape->size() > kMaxSizes) {
+    return error("shape: expected an array of at most " + std::to_string(kMaxSizes) + " sizes");
   }
   int64_t size = type->bytes;
   for (const Json& entry : *shape) {
@@ -115,7 +115,7 @@ Status read_safetensors(const std::string& file, std::string_view bytes, TensorT
   FK_RETURN_IF_ERROR(parse_json(file, header, &json));
   const std::string_view buffer = bytes.substr(reader.at());
 
-  std::vector<Range> ranges;
+  std::vector<ByteRange> ranges;
   for (const auto& [name, entry] : json.items()) {
     if (name == "__metadata__") {
       const bool strings =
@@ -125,7 +125,7 @@ Status read_safetensors(const std::string& file, std::string_view bytes, TensorT
       continue;
     }
     StoredTensor tensor;
-    Range range;
+    ByteRange range;
     FK_RETURN_IF_ERROR(read_tensor(file, name, entry, buffer, &tensor, &range));
     ranges.push_back(std::move(range));
     if (!table->add(name, std::move(tensor))) {
@@ -134,11 +134,11 @@ Status read_safetensors(const std::string& file, std::string_view bytes, TensorT
     }
   }
 
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+  std::sort(ranges.begin(), ranges.end(), [](const ByteRange& a, const ByteRange& b) {
     return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
   });
   int64_t end = 0;
-  for (const Range& range : ranges) {
+  for (const ByteRange& range : ranges) {
     if (range.begin != end) {
       return file_error(file, "tensor " + shown_text(range.name) + ": expected data from byte " +
                                   std::to_string(end) + " on, got " + std::to_string(range.begin) +

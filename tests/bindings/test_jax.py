@@ -378,7 +378,12 @@ BAD = {
     "softmax: x: expected float32, float16 or bfloat16, got int32": lambda: fk.softmax(
         X.astype(jnp.int32)
     ),
-    "softmax: x: unknown dtype bool": lambda: fk.softmax(X > 0),
+    "softmax: x: expected float32, float16 or bfloat16, got bool": lambda: fk.softmax(X > 0),
+    "softmax: axis: expected an integer of 64 bits, got": lambda: fk.softmax(X, axis=2**70),
+    "attention: causal: expected True or False, got 'no'": lambda: fk.attention(
+        *[X[None, None]] * 3, causal="no"
+    ),
+    "causal_conv1d_update: state: expected a tensor": lambda: fk.causal_conv1d_update(X, None, X),
     "softmax: x: expected at least 1 dimension": lambda: fk.softmax(jnp.float32(1)),
     r"rms_norm: weight: expected shape \(8,\) to fit x, got \(3,\)": lambda: fk.rms_norm(
         X, X[0, :3]

@@ -271,7 +271,7 @@ def test_mamba_step_by_step(device):
 
 
 def test_mamba_state_dict_is_mamba_ssms():
-    names = {n: tuple(t.shape) for n, t in fk.torch.Mamba(32, d_state=8).state_dict().items()}
+    names = {n: tuple(t.shape) for n, t in theirs.Mamba(32, d_state=8).state_dict().items()}
     assert names == {
         "A_log": (64, 8),
         "D": (64,),

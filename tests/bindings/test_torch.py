@@ -208,6 +208,35 @@ def test_an_output_nobody_uses_has_no_gradient(op, optionals, attributes):
 
 
 @DIFFERENTIABLE
+def test_gradients_by_torch_func(op):
+    arguments = to_torch(sampling.draw(op, 6))
+    names = with_gradient(op, arguments)
+
+    def loss(values):
+        return loss_of(call(op, {**arguments, **values}))
+
+    values = {n: arguments[n] for n in names}
+    ours = torch.func.grad(loss)(values)
+    leaves = {n: t.clone().requires_grad_() for n, t in values.items()}
+    for name, expected in zip(
+        names, torch.autograd.grad(loss(leaves), leaves.values()), strict=True
+    ):
+        torch.testing.assert_close(ours[name], expected, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_each_sample():
+    x, w = torch.randn(5, 3, 8), torch.randn(8)
+
+    def loss(w, x):
+        return fk.rms_norm(x, w).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(w, x)
+    expected = torch.stack([torch.func.grad(loss)(w, one) for one in x])
+    torch.testing.assert_close(each, expected)
+
+
+@DIFFERENTIABLE
 def test_gradient_of_a_gradient_is_refused(op):
     sample = sampling.draw(op, 8, optionals=False)
     names = with_gradient(op, sample)
@@ -687,9 +716,7 @@ def test_wrong_dtypes_and_types_name_the_argument(op):
 def test_wrong_attributes_name_the_argument(op):
     arguments = to_torch(sampling.draw(op, 20))
     for f in op.attributes:
-        for wrong in ("no such thing", [1]):
-            if f.kind == "boolean":
-                continue
+        for wrong in ("no such thing", "", [1], 2**70 if f.kind in ("integer", "axis") else {}):
             with pytest.raises(fk.Error, match=f"{op.public_name}: {f.name}: expected .* got"):
                 call(op, {**arguments, f.name: wrong})
     if op.axis:
@@ -717,6 +744,28 @@ def test_errors_inside_a_compiled_graph_have_the_same_text():
 def test_devices_must_agree():
     with pytest.raises(fk.Error, match="rms_norm: weight: expected cuda:0, where x is, got cpu"):
         fk.rms_norm(torch.randn(3, 8, device="cuda"), torch.randn(8))
+
+
+def test_meta_tensors_and_others_must_not_mix():
+    """Torch takes such a call for one of meta tensors, which computes nothing."""
+    with pytest.raises(fk.Error, match="rms_norm: weight: expected cpu, where x is, got meta"):
+        fk.rms_norm(torch.randn(3, 8), torch.ones(8, device="meta"))
+    x = torch.randn(3, 8, requires_grad=True)
+    with pytest.raises(fk.Error, match="rms_norm: weight: expected cpu, where x is, got meta"):
+        fk.rms_norm(x, torch.ones(8, device="meta"))
+
+
+@EVERY_OP
+def test_derivatives_in_forward_mode_are_refused(op):
+    """Torch would take the tangents of the results to be 0."""
+    arguments = to_torch(sampling.draw(op, 21, optionals=False))
+    name = next(f.name for f in op.inputs if f.dtype_rule == "T")
+    with torch.autograd.forward_ad.dual_level():
+        x = arguments[name]
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(fk.Error, match=f"{name}: expected a tensor without a tangent"):
+            call(op, {**arguments, name: dual})
+        call(op, arguments)
 
 
 def test_first_exception_of_a_process():

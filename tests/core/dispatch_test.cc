@@ -157,6 +157,9 @@ TEST_F(RmsNorm, NullArguments) {
   EXPECT_EQ(fk_op_workspace(nullptr, call_.slots(), nullptr), FK_INVALID_ARGUMENT);
   EXPECT_EQ(fk_op_implementation(nullptr, call_.slots(), nullptr), FK_INVALID_ARGUMENT);
   EXPECT_EQ(fk_force_implementation(nullptr, "cpu"), FK_INVALID_ARGUMENT);
+  EXPECT_EQ(fk_op_workspace(call_.op(), call_.slots(), nullptr), FK_INVALID_ARGUMENT);
+  EXPECT_STREQ(fk_last_error(), "rms_norm: bytes: expected where to put them, got NULL");
+  EXPECT_EQ(fk_op_implementation(call_.op(), call_.slots(), nullptr), FK_INVALID_ARGUMENT);
 }
 
 TEST_F(RmsNorm, NullData) {

@@ -101,6 +101,18 @@ def test_program_refuses(bare_environment, arguments, message):
     assert message in done.stderr
 
 
+def test_what_the_environment_cannot_force_is_told(bare_environment):
+    for wrong in ("softmax=reference", "softmax_fwd=abacus", "softmax_fwd"):
+        done = subprocess.run(
+            [bare_environment / "fk", "check", "softmax", "--device", "cpu"],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"FK_IMPL": wrong},
+        )
+        assert done.returncode == 0
+        assert "flashkernel: FK_IMPL: " in done.stderr and "; ignored" in done.stderr
+
+
 def test_bench_without_python(bare_environment):
     environment = os.environ | {"FK_PYTHON": "/nowhere/python3"}
     done = subprocess.run(

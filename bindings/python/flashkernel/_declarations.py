@@ -5,8 +5,11 @@ backward. Nothing here knows an op by name."""
 import functools
 import json
 import math
+import operator
 import textwrap
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from . import _library
 
@@ -66,6 +69,16 @@ class Field:
     def dtype_rule(self) -> str:
         """T, P, F, I, J, or @name."""
         return self.type.partition("[")[0]
+
+    @property
+    def expected_dtypes(self) -> str:
+        return {
+            "T": "float32, float16 or bfloat16",  # a float8 not taken, the library refuses
+            "P": "float32 or the activations' dtype",
+            "F": "float32",
+            "I": "int32 or int64",
+            "J": "int32",
+        }.get(self.dtype_rule, "a known dtype")
 
     @functools.cached_property
     def shapes(self) -> list[list[str]]:
@@ -380,6 +393,9 @@ class Op:
     def docstring(self) -> str:
         lines = [*textwrap.wrap(self.doc, 96), "", "Arguments"]
         for f in self.arguments:
+            if f.group and f is self.groups[f.group][0]:
+                members = ", ".join(m.name for m in self.groups[f.group])
+                lines.append(f"  {f.group}: the tuple ({members})")
             kind = f"{f.type}{', optional' if f.optional else ''}" if f.is_tensor else f.kind
             kind += ", or a list of its parts" if f.stacked else ""
             choices = f" ({', '.join(c or 'None' for c in f.choices)})" if f.choices else ""
@@ -395,16 +411,30 @@ class Op:
                 lines.append(f"  {f.name}: {f.type}{when}: {f.doc}")
         return "\n".join(lines)
 
+    def in_python_types(self, given) -> list:
+        """The arguments of a call with its attributes in Python's own types (a NumPy integer as
+        axis); or the error that names the one that is none."""
+        fixed = list(given)
+        for i, (f, value) in enumerate(zip(self.arguments, given, strict=False)):
+            if f.is_tensor or (f.nullable and value is None):
+                continue
+            normal = self.normalise(f, value)
+            if f.kind != "choice" and not (f.kind == "number" and f.nullable):
+                fixed[i] = normal
+        return fixed
+
     def normalise(self, f: Field, value):
         """An attribute as the library takes it: choices by index, numbers as numbers."""
         expected = None
         if f.kind == "choice":
-            name = "" if value is None else value
-            if name in f.choices:
-                return f.choices.index(name)
-            expected = "one of " + ", ".join(repr(c or None) for c in f.choices)
+            places = {c or None: i for i, c in enumerate(f.choices)}
+            if (value is None or isinstance(value, str)) and value in places:
+                return places[value]
+            expected = "one of " + ", ".join(map(repr, places))
         elif f.kind == "boolean":
-            return bool(value)
+            if isinstance(value, (bool, int, np.bool_, np.integer)):
+                return bool(value)
+            expected = "True or False"
         elif f.kind == "number":
             expected = "a number"
             if f.nullable:
@@ -415,12 +445,18 @@ class Op:
                 number = float(value)
                 if not f.nullable or math.isfinite(number):
                     return number
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 pass
         else:
-            if hasattr(value, "__index__"):
-                return value.__index__()
-            expected = "an integer" + (" or None" if f.nullable else "")
+            expected = "an integer"
+            try:
+                integer = operator.index(value)
+                if -(2**63) <= integer < 2**63:
+                    return integer
+                expected = "an integer of 64 bits"
+            except TypeError:
+                pass
+            expected += " or None" if f.nullable else ""
         raise _library.Error(f"{self.public_name}: {f.name}: expected {expected}, got {value!r}")
 
 

@@ -91,7 +91,8 @@ def _describe(op: Op, name: str, array) -> tuple[_DLTensor, tuple]:
             f"{op.public_name}: {name}: expected a NumPy array, got {type(array).__name__}"
         )
     if array.dtype not in _DLPACK:
-        raise _library.Error(f"{op.public_name}: {name}: unknown dtype {array.dtype}")
+        expected = op.by_name[name].expected_dtypes
+        raise _library.Error(f"{op.public_name}: {name}: expected {expected}, got {array.dtype}")
     item = array.dtype.itemsize
     if any(s % item for s in array.strides) or array.ctypes.data % item:
         array = np.ascontiguousarray(array)  # fields of packed records; never an output
@@ -126,16 +127,20 @@ def call(op: Op, values: list) -> None:
     del alive
 
 
-def _explain(op: Op, values: tuple) -> None:
-    """Raises the error that a failed preparation of a call stands for."""
-    values = [
-        value if f.is_tensor else op.normalise(f, value)
-        for f, value in zip(op.arguments, values, strict=True)
-    ]
-    by_name = {f.name: v for f, v in zip(op.arguments, values, strict=True)}
+def _recover(op: Op, function, given: tuple, error: Exception):
+    """What a failed preparation of a call stands for: raises the error that names the argument, or
+    calls again if an attribute only had to be spelled in Python's own types."""
+    fixed = op.in_python_types(given)
+    if any(type(a) is not type(b) for a, b in zip(fixed, given, strict=True)):
+        return function(*fixed)
+    by_name = {
+        f.name: value if f.is_tensor else op.normalise(f, value)
+        for f, value in zip(op.arguments, given, strict=False)
+    }
     slots, alive = _pack(op, [by_name.get(f.name) for f in op.fields])
     _library.check(_workspace(op.handle, slots, ctypes.byref(ctypes.c_size_t())))
     del alive
+    raise error
 
 
 def _make(op: Op):
@@ -153,10 +158,10 @@ def _make(op: Op):
         prepare.append(f"if {op.axis.name} is None:")
         prepare.append(f"    {source}, {op.axis.name} = {source}.reshape(-1), 0")
     named = ", ".join(f.name for f in op.arguments)
-    if op.state_output:
-        prepare.append(
-            f"check_writeable(op, {op.state_output.updates!r}, {op.state_output.updates})"
-        )
+    for f in op.outputs:
+        if written := f.updates or f.may_alias:
+            check = f"check_writeable(op, {written!r}, {written})"
+            prepare.append(f"if inplace: {check}" if f.may_alias else check)
     # The commonest case, an output of an input's own shape, needs no shape function.
     like = {f.name: _same_shape(op, f) for f in visible}
     if not all(like.values()):
@@ -201,12 +206,11 @@ def _make(op: Op):
     )
     source = f"""
 def {op.public_name}({", ".join(arguments)}):
-    given = ({named},)
+    given = ({", ".join(arguments)},)
     try:
         {body}
-    except Exception:
-        explain(op, given)
-        raise
+    except Exception as error:
+        return recover(op, {op.public_name}, given, error)
     status = fast_call(handle, slots)
     if status:
         if status > 0:
@@ -229,7 +233,7 @@ def {op.public_name}({", ".join(arguments)}):
         fast_call=_fast_call,
         call=call,
         check=_library.check,
-        explain=_explain,
+        recover=_recover,
         present=_present,
         check_writeable=_check_writeable,
         result_dtype=result_dtype,

@@ -5,13 +5,14 @@
 //
 // An item is a block of up to 64 queries of one head, or, where few queries meet many keys, of all
 // the heads that share those keys. It works on a panel of queries (one or two vectors, see
-// cpu/matrix.h) and 128 keys at a time: s = k q^T by key and query, the online softmax down its
-// columns, then o^T = v^T s. So k and v are used as they stand, as rows, and only q and o are ever
-// turned. A panel's scores stay in the first-level cache; k and v come from the second. Each panel
-// takes exactly the keys that one of its queries sees.
+// cpu/matrix.h) and 128 keys at a time, or, if there are no more than 64 keys, on all queries that
+// see them: s = k q^T by key and query, the online softmax down its columns, then o = s^T v. So k
+// and v are used as they stand, as rows, and only q is ever turned. A panel's scores stay in the
+// first-level cache; k and v come from the second. Each panel takes exactly the keys that one of
+// its queries sees.
 //
 // k and v are copied to rows of floats without gaps: once for all the blocks that share them, or,
-// where those are few, block by block by whoever needs them.
+// where those are few, block by block by whoever needs them, unless they are such rows already.
 
 #include "ops/attention/attention.h"
 
@@ -30,14 +31,14 @@ constexpr int64_t kForwardKeys = 128;
 constexpr int64_t kManyUsers = 4;
 
 struct ForwardScratch {
-  float *queries, *queries_t, *scores, *sums_t, *keys, *values, *bias;
+  float *queries, *queries_t, *scores, *sums, *keys, *values, *bias;
 
   ForwardScratch(const CpuCall& call, bool shared, WorkspaceParts& parts) {
     const int64_t q_width = call.q_width(), v_width = call.v_width();
-    queries = parts.take(kQueryBlock * std::max(q_width, v_width));
+    queries = parts.take(kQueryBlock * q_width);
     queries_t = parts.take(kQueryBlock * q_width);
     scores = parts.take(kQueryBlock * kForwardKeys);
-    sums_t = parts.take(kQueryBlock * v_width);
+    sums = parts.take(kQueryBlock * v_width);
     keys = parts.take(shared ? 0 : kForwardKeys * q_width);
     values = parts.take(shared ? 0 : kForwardKeys * v_width);
     bias = parts.take(call.has_bias ? 2 * kQueryBlock * kForwardKeys : 0);
@@ -70,6 +71,7 @@ namespace {
 using attention::ForwardJob;
 using attention::ForwardScratch;
 using attention::kForwardKeys;
+using attention::SumRows;
 
 // The softmax of a block's queries so far.
 struct Softmax {
@@ -114,63 +116,78 @@ HWY_INLINE void softmax_column(float* s, int64_t keys, int64_t stride, float* ma
   hn::StoreU(hn::MulAdd(hn::LoadU(d, sum), factor, hn::Add(s0, s1)), d, sum);
 }
 
-// Scores, softmax and weighted values of a tile, whose first key's rows are k and v.
-void forward_tile(const CpuCall& call, const ForwardScratch& scratch, const ScoreRules& rules,
-                  const ScoreTile& tile, const float* k, const float* v, Softmax& state) {
-  const int64_t begin = tile.begin, q_width = call.q_width(), v_width = call.v_width();
-  multiply(tile.keys, tile.lanes, call.p.head_dim, {k, q_width, 1},
-           {scratch.queries_t + begin, kQueryBlock}, {tile.s, tile.stride}, Keep::kNothing);
+// Once lanes [begin, end) have met all keys: their lse, and in `change` what their sums are
+// multiplied with.
+void finish_lanes(const ForwardJob& job, const QueryGroup& group, int64_t begin, int64_t end,
+                  Softmax& state) {
+  const CpuCall& call = job.call;
+  group.for_each_head(begin, end, [&](int64_t h, int64_t query, int64_t lane, int64_t n) HWY_ATTR {
+    const bool has_sink = static_cast<bool>(call.sinks);
+    const float sink =
+        has_sink ? read_one(call.sinks.data, call.sinks.dtype, h * call.sinks.stride(0)) : 0.0f;
+    const float factor = call.scales.values(group.b, h, call.p.group());
+    const MatrixView lse =
+        CpuCall::rows(job.lse, DType::kFloat32, group.b, h, group.s.q_begin + query);
+    for (int64_t i = 0; i < n; ++i) {
+      float sum = state.sum[lane + i], max = state.max[lane + i];
+      float& inverse = state.change[lane + i];
+      float result = -kInfinity;
+      if (sum == 0) {  // it saw nothing
+        inverse = 0;
+      } else {
+        inverse = factor;
+        if (has_sink) {
+          const float larger = sink > max ? sink : max;
+          inverse *= std::exp(max - larger);
+          sum = sum * std::exp(max - larger) + std::exp(sink - larger);
+          max = larger;
+        }
+        inverse /= sum;
+        result = max + std::log(sum);
+      }
+      if (job.lse.data != nullptr) static_cast<float*>(lse.data)[i * lse.row] = result;
+    }
+  });
+}
+
+// Scores, softmax and weighted values of a tile, whose first key's rows are k and v. `at_once`: it
+// is the only one for its lanes, and `sums` is what they get.
+void forward_tile(const ForwardJob& job, const ForwardScratch& scratch, const QueryGroup& group,
+                  const ScoreRules& rules, const ScoreTile& tile, MatrixB k, MatrixB v,
+                  Softmax& state, const SumRows& sums, bool at_once, RowsAhead& ahead) {
+  const CpuCall& call = job.call;
+  const int64_t begin = tile.begin, end = std::min(begin + tile.lanes, group.lanes());
+  multiply(tile.keys, tile.lanes, call.p.head_dim, {k.data, k.stride, 1},
+           {scratch.queries_t + begin, kQueryBlock}, {tile.s, tile.stride}, Keep::kNothing, nullptr,
+           &ahead);
   rules.apply(tile, nullptr);
   for (int64_t i = 0; i < tile.lanes; i += hn::Lanes(F32())) {
     softmax_column(tile.s + i, tile.keys, tile.stride, state.max + begin + i, state.sum + begin + i,
                    state.change + begin + i);
   }
-  // Up to three columns of padding cost less than the shorter tiles that would leave them out.
-  multiply((call.p.value_dim + 3) / 4 * 4, tile.lanes, tile.keys, {v, 1, v_width},
-           {tile.s, tile.stride}, {scratch.sums_t + begin, kQueryBlock}, Keep::kScaled,
+  if (at_once) finish_lanes(job, group, begin, end, state);
+  multiply(end - begin, call.v_width(), tile.keys, {tile.s, 1, tile.stride}, v,
+           {sums.data + begin * sums.stride, sums.stride}, at_once ? Keep::kNothing : Keep::kScaled,
            state.change + begin);
 }
 
-// Divides by the sums, and writes what a group's queries get.
-void finish_group(const ForwardJob& job, const ForwardScratch& scratch, const QueryGroup& group,
-                  Softmax& state) {
+// The rows that block `item` will read and write.
+RowsAhead rows_of_block(const ForwardJob& job, int64_t item) {
+  RowsAhead rows;
   const CpuCall& call = job.call;
-  const int64_t width = call.v_width();
-  transpose(scratch.sums_t, kQueryBlock, width, whole_vectors(group.lanes()), scratch.queries,
-            width);
-  group.for_each_head(
-      0, group.lanes(), [&](int64_t h, int64_t query, int64_t lane, int64_t n) HWY_ATTR {
-        const bool has_sink = static_cast<bool>(call.sinks);
-        const float sink =
-            has_sink ? read_one(call.sinks.data, call.sinks.dtype, h * call.sinks.stride(0)) : 0.0f;
-        const int64_t row = group.s.q_begin + query;
-        const MatrixView lse = CpuCall::rows(job.lse, DType::kFloat32, group.b, h, row);
-        for (int64_t i = 0; i < n; ++i) {
-          float sum = state.sum[lane + i], max = state.max[lane + i];
-          float& inverse = state.change[lane + i];
-          float result = -kInfinity;
-          if (sum == 0) {  // it saw nothing
-            inverse = 0;
-          } else {
-            inverse = 1;
-            if (has_sink) {
-              const float larger = sink > max ? sink : max;
-              inverse = std::exp(max - larger);
-              sum = sum * inverse + std::exp(sink - larger);
-              max = larger;
-            }
-            inverse *= call.scales.values(group.b, h, call.p.group()) / sum;
-            result = max + std::log(sum);
-          }
-          if (job.lse.data != nullptr) static_cast<float*>(lse.data)[i * lse.row] = result;
-        }
-        if (job.out.data == nullptr) return;
-        unpack_rows(scratch.queries + lane * width, width, n, call.p.value_dim, state.change + lane,
-                    call.rows(job.out, group.b, h, row));
-      });
+  const auto [b, h, first] = job.blocks[item];
+  const Sequence s = call.p.sequence(b);
+  const int64_t n = std::min(kQueryBlock, s.q_len - first), g = h / call.p.group();
+  const KeyRange seen = attention::keys_seen(call.p.mask, s, first, n);
+  const int64_t keys = std::min(seen.end - seen.begin, kForwardKeys);
+  rows.add(call.rows(job.out, b, h, s.q_begin + first), n, call.p.value_dim);
+  rows.add(call.rows(call.v, b, g, s.k_begin + seen.begin), keys, call.p.value_dim);
+  rows.add(call.rows(call.k, b, g, s.k_begin + seen.begin), keys, call.p.head_dim);
+  rows.add(call.rows(call.q, b, h, s.q_begin + first), n, call.p.head_dim);
+  return rows;
 }
 
-void forward_block(const ForwardJob& job, void* memory, int64_t item) {
+void forward_block(const ForwardJob& job, void* memory, int64_t item, int64_t next) {
   const CpuCall& call = job.call;
   WorkspaceParts parts(memory);
   const ForwardScratch scratch(call, job.shared, parts);
@@ -188,30 +205,51 @@ void forward_block(const ForwardJob& job, void* memory, int64_t item) {
   std::fill(state.sum, state.sum + lanes, 0.0f);
   const ScoreRules rules(call, group, scratch.bias);
 
-  std::fill_n(scratch.sums_t, v_width * kQueryBlock, 0.0f);
-
   const KeyRange seen = group.keys_seen(call.p.mask, 0, n);
+  const MatrixView out = call.rows(job.out, b, h, s.q_begin + first);
+  const bool at_once = seen.begin < seen.end && seen.end - seen.begin <= kForwardKeys &&
+                       group.heads == 1 && job.out.data != nullptr &&
+                       call.is_plain(job.out, call.p.value_dim);
+  const SumRows sums =
+      at_once ? SumRows{static_cast<float*>(out.data), out.row} : SumRows{scratch.sums, v_width};
+  if (!at_once) sums.clear(n, v_width);
+  RowsAhead ahead = job.shared || next < 0 ? RowsAhead() : rows_of_block(job, next);
   for (int64_t key = seen.begin; key < seen.end; key += kForwardKeys) {
     const int64_t key_end = std::min(key + kForwardKeys, seen.end);
-    const float *k = scratch.keys, *v = scratch.values;
+    MatrixB k, v;
     if (job.shared) {
       const int64_t row = attention::copied_row(call.p, s, b, g) + key;
-      k = job.keys + row * q_width;
-      v = job.values + row * v_width;
+      k = {job.keys + row * q_width, q_width};
+      v = {job.values + row * v_width, v_width};
     } else {
-      pack_keys(call, s, b, g, key, key_end - key, scratch.keys);
-      pack_values(call, s, b, g, key, key_end - key, scratch.values);
+      k = keys_of(call, s, b, g, key, key_end - key, scratch.keys);
+      v = values_of(call, s, b, g, key, key_end - key, scratch.values);
     }
     for (int64_t i = 0, end; i < n; i = end) {
-      end = group.panel_end(call.p.mask, i, key, key_end);
+      // All lanes together where that many scores fit the cache.
+      const bool fits = 2 * (key_end - key) <= kForwardKeys;
+      end = fits && group.sees_all(call.p.mask, i, n, key, key_end)
+                ? lanes
+                : group.panel_end(call.p.mask, i, key, key_end);
       const KeyRange mine = group.keys_seen(call.p.mask, i, std::min(end, n));
       const int64_t from = std::max(mine.begin, key), to = std::min(mine.end, key_end);
+      if (from >= to && at_once) {
+        SumRows{sums.data + i * sums.stride, sums.stride}.clear(std::min(end, n) - i, v_width);
+        finish_lanes(job, group, i, std::min(end, n), state);
+      }
       if (from >= to) continue;
-      forward_tile(call, scratch, rules, {i, end - i, from, to - from, scratch.scores, end - i},
-                   k + (from - key) * q_width, v + (from - key) * v_width, state);
+      forward_tile(job, scratch, group, rules,
+                   {i, end - i, from, to - from, scratch.scores, end - i}, k.from(from - key),
+                   v.from(from - key), state, sums, at_once, ahead);
     }
   }
-  finish_group(job, scratch, group, state);
+  if (at_once) return;
+  finish_lanes(job, group, 0, n, state);
+  if (job.out.data == nullptr) return;
+  group.for_each_head(0, n, [&](int64_t head, int64_t query, int64_t lane, int64_t count) HWY_ATTR {
+    unpack_rows(scratch.sums + lane * v_width, v_width, count, call.p.value_dim,
+                state.change + lane, call.rows(job.out, b, head, s.q_begin + query));
+  });
 }
 
 // Rows [begin, end) of the copies of k and v.
@@ -313,8 +351,9 @@ Status run(const AttentionFwd& a, const Exec& exec) {
   }
   const auto kernel = FK_CPU_DISPATCH(forward_block);
   attention::share_out(
-      exec, memory.workers, job.blocks.count, [&](int64_t worker, int64_t item, int64_t) {
-        kernel(job, memory.scratch + worker * static_cast<int64_t>(memory.scratch_bytes), item);
+      exec, memory.workers, job.blocks.count, [&](int64_t worker, int64_t item, int64_t next) {
+        kernel(job, memory.scratch + worker * static_cast<int64_t>(memory.scratch_bytes), item,
+               next);
       });
   return {};
 }

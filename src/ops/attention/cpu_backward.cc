@@ -78,21 +78,15 @@ using attention::SumRows;
 
 // Adds x[key, query] y[query, column] to the rows [from, to) of sums, where x has the rows of a
 // tile from `from` on. Runs of keys that the same panels see leave out the queries of the others.
-void add_keys(const PanelTile* panels, int64_t n, int64_t from, int64_t to, const float* x,
-              const float* y, int64_t width, const SumRows& sums, Keep keep) {
-  for_each_run(
-      panels, n, from, to, [&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
-        multiply(end - key, width, last - first,
-                 {x + (key - from) * kQueryBlock + first, kQueryBlock, 1},
-                 {y + first * width, width}, {sums.data + key * sums.stride, sums.stride}, keep);
-      });
-}
-
-// Where sums of `width` columns can go straight to the tensor they are for. That pays for sums that
-// are done at once: rows that are added to again and again should lie side by side.
-bool is_sum_of(const CpuCall& call, const View& view, int64_t width) {
-  return call.p.dtype == DType::kFloat32 && view.column == 1 && !call.rotary_cos &&
-         width == padded_columns(width);
+void add_keys(RowsAhead* ahead, const PanelTile* panels, int64_t n, int64_t from, int64_t to,
+              const float* x, const float* y, int64_t width, const SumRows& sums, Keep keep) {
+  for_each_run(panels, n, from, to,
+               [&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
+                 multiply(end - key, width, last - first,
+                          {x + (key - from) * kQueryBlock + first, kQueryBlock, 1},
+                          {y + first * width, width}, {sums.data + key * sums.stride, sums.stride},
+                          keep, nullptr, ahead);
+               });
 }
 
 // A block of queries: dq, and its share of dk and dv.
@@ -104,8 +98,8 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
   load_queries(job, scratch, q);
   const KeyRange seen = q.keys_seen(call.p.mask, 0, q.n);
   const MatrixView dq_rows = call.rows(job.dq, q.b, q.h, q.s.q_begin + q.first);
-  const bool in_place =
-      seen.end - seen.begin <= kBackwardKeys && is_sum_of(call, job.dq, call.p.head_dim);
+  const bool in_place = seen.end - seen.begin <= kBackwardKeys && !call.rotary_cos &&
+                        call.is_plain(job.dq, call.p.head_dim);
   const SumRows dq = in_place ? SumRows{static_cast<float*>(dq_rows.data), dq_rows.row}
                               : SumRows{scratch.dqueries, q_width};
   const bool dq_is_empty = call.p.mask.unlimited() && seen.begin < seen.end;
@@ -115,21 +109,24 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
   const Keep keep = memory.are_empty ? Keep::kNothing : Keep::kSum;
   for (int64_t from = seen.begin; from < seen.end; from += kBackwardKeys) {
     const int64_t to = std::min(from + kBackwardKeys, seen.end);
-    const float* k = memory.keys + from * q_width;
-    block_gradient(job, scratch, q, rules, from, to, k, memory.values + from * v_width, wants_ds,
-                   false, panels);
+    const MatrixB k{memory.keys + from * memory.key_stride, memory.key_stride};
+    const MatrixB v{memory.values + from * memory.value_stride, memory.value_stride};
+    block_gradient(job, scratch, q, rules, from, to, k, v, wants_ds, false, panels);
     if (job.has_dv) {
-      add_keys(panels, q.n, from, to, scratch.p, scratch.douts, v_width, memory.dvalues, keep);
+      add_keys(scratch.ahead, panels, q.n, from, to, scratch.p, scratch.douts, v_width,
+               memory.dvalues, keep);
     }
     if (job.has_dk) {
-      add_keys(panels, q.n, from, to, scratch.ds, scratch.queries, q_width, memory.dkeys, keep);
+      add_keys(scratch.ahead, panels, q.n, from, to, scratch.ds, scratch.queries, q_width,
+               memory.dkeys, keep);
     }
     if (!job.has_dq) continue;
     for (const PanelTile* t = panels;; ++t) {
       multiply(std::min(t->end, q.n) - t->begin, q_width, t->to - t->from,
-               {scratch.ds + t->row * kQueryBlock + t->begin, 1, kQueryBlock},
-               {k + t->row * q_width, q_width}, {dq.data + t->begin * dq.stride, dq.stride},
-               dq_is_empty && from == seen.begin ? Keep::kNothing : Keep::kSum);
+               {scratch.ds + t->row * kQueryBlock + t->begin, 1, kQueryBlock}, k.from(t->row),
+               {dq.data + t->begin * dq.stride, dq.stride},
+               dq_is_empty && from == seen.begin ? Keep::kNothing : Keep::kSum, nullptr,
+               scratch.ahead);
       if (t->end >= q.n) break;
     }
   }
@@ -140,11 +137,20 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
   unpack_rows(scratch.dqueries, q_width, q.n, call.p.head_dim, nullptr, dq_rows);
 }
 
-// All keys and values of an item.
+// All keys and values of an item. Rows that only one block will use can stay where they are.
 void load_keys(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
-               const KeyMemory& memory) {
-  pack_keys(call, s, b, g, 0, s.k_len, memory.keys);
-  pack_values(call, s, b, g, 0, s.k_len, memory.values);
+               const KeyMemory& memory, KeyRows& rows) {
+  if (call.p.group() * s.q_len <= kQueryBlock) {
+    const MatrixB k = keys_of(call, s, b, g, 0, s.k_len, memory.keys);
+    const MatrixB v = values_of(call, s, b, g, 0, s.k_len, memory.values);
+    rows.keys = k.data;
+    rows.values = v.data;
+    rows.key_stride = k.stride;
+    rows.value_stride = v.stride;
+  } else {
+    pack_keys(call, s, b, g, 0, s.k_len, memory.keys);
+    pack_values(call, s, b, g, 0, s.k_len, memory.values);
+  }
 }
 
 // Rows [first, first + n) of dk and dv, whose sums begin at `dkeys` and `dvalues`.
@@ -162,8 +168,9 @@ void store_keys(const BackwardJob& job, const Sequence& s, int64_t b, int64_t g,
   }
 }
 
-// Asks for the rows that `item` will read and write first, while there is arithmetic to do.
-void prefetch_item(const GradientJob& gradient, int64_t item) {
+// The rows that `item` will read and write first.
+RowsAhead rows_of_item(const GradientJob& gradient, int64_t item) {
+  RowsAhead rows;
   const BackwardJob& job = gradient.job;
   const CpuCall& call = job.call;
   const int64_t pair = item / gradient.splits;
@@ -171,14 +178,15 @@ void prefetch_item(const GradientJob& gradient, int64_t item) {
   const Sequence s = call.p.sequence(b);
   const int64_t keys = std::min(s.k_len, kQueryBlock), queries = std::min(s.q_len, kQueryBlock);
   const int64_t h = g * call.p.group();
-  prefetch_rows(call.rows(call.k, b, g, s.k_begin), keys, call.p.head_dim);
-  prefetch_rows(call.rows(call.v, b, g, s.k_begin), keys, call.p.value_dim);
-  prefetch_rows(call.rows(call.q, b, h, s.q_begin), queries, call.p.head_dim);
-  prefetch_rows(call.rows(job.dout, b, h, s.q_begin), queries, call.p.value_dim);
-  prefetch_rows(call.rows(job.out, b, h, s.q_begin), queries, call.p.value_dim);
-  if (job.has_dk) prefetch_rows(call.rows(job.dk, b, g, s.k_begin), keys, call.p.head_dim);
-  if (job.has_dv) prefetch_rows(call.rows(job.dv, b, g, s.k_begin), keys, call.p.value_dim);
-  if (job.has_dq) prefetch_rows(call.rows(job.dq, b, h, s.q_begin), queries, call.p.head_dim);
+  rows.add(call.rows(job.dq, b, h, s.q_begin), queries, call.p.head_dim);
+  rows.add(call.rows(job.dk, b, g, s.k_begin), keys, call.p.head_dim);
+  rows.add(call.rows(job.dv, b, g, s.k_begin), keys, call.p.value_dim);
+  rows.add(call.rows(job.dout, b, h, s.q_begin), queries, call.p.value_dim);
+  rows.add(call.rows(job.out, b, h, s.q_begin), queries, call.p.value_dim);
+  rows.add(call.rows(call.q, b, h, s.q_begin), queries, call.p.head_dim);
+  rows.add(call.rows(call.v, b, g, s.k_begin), keys, call.p.value_dim);
+  rows.add(call.rows(call.k, b, g, s.k_begin), keys, call.p.head_dim);
+  return rows;
 }
 
 void backward_item(const GradientJob& gradient, void* memory, int64_t worker, int64_t item,
@@ -187,7 +195,9 @@ void backward_item(const GradientJob& gradient, void* memory, int64_t worker, in
   const CpuCall& call = job.call;
   const int64_t q_width = call.q_width(), v_width = call.v_width();
   WorkspaceParts parts(memory);
-  const BackwardScratch scratch(job, parts);
+  BackwardScratch scratch(job, parts);
+  RowsAhead ahead;
+  scratch.ahead = &ahead;
   const int64_t pair = item / gradient.splits, split = item - pair * gradient.splits;
   const int64_t b = pair / call.p.kv_heads, g = pair - b * call.p.kv_heads;
   const Sequence s = call.p.sequence(b);
@@ -205,22 +215,24 @@ void backward_item(const GradientJob& gradient, void* memory, int64_t worker, in
   const auto load = load_keys;
   const auto block = backward_block;
 #endif
-  load(call, s, b, g, mine);
 
   const int64_t blocks = attention::blocks_of(s.q_len), group = call.p.group();
-  const bool in_place = gradient.splits == 1 && group * blocks <= 1 &&
-                        is_sum_of(call, job.dk, call.p.head_dim) &&
-                        is_sum_of(call, job.dv, call.p.value_dim);
+  const bool in_place = gradient.splits == 1 && group * blocks <= 1 && !call.rotary_cos &&
+                        call.is_plain(job.dk, call.p.head_dim) &&
+                        call.is_plain(job.dv, call.p.value_dim);
   const auto sums_of = [&](const View& view, float* own, int64_t width) {
     const MatrixView rows = call.rows(view, b, g, s.k_begin);
     return in_place ? SumRows{static_cast<float*>(rows.data), rows.row} : SumRows{own, width};
   };
   KeyRows rows{mine.keys,
                mine.values,
+               q_width,
+               v_width,
                mine.key_pairs,
                sums_of(job.dk, mine.dkeys, q_width),
                sums_of(job.dv, mine.dvalues, v_width),
                call.p.mask.unlimited()};
+  load(call, s, b, g, mine, rows);
   if (!rows.are_empty || split >= group * blocks) {
     if (job.has_dk) rows.dkeys.clear(s.k_len, q_width);
     if (job.has_dv) rows.dvalues.clear(s.k_len, v_width);
@@ -228,7 +240,7 @@ void backward_item(const GradientJob& gradient, void* memory, int64_t worker, in
   for (int64_t i = split; i < group * blocks; i += gradient.splits) {
     const int64_t head = i / blocks, first = (i - head * blocks) * kQueryBlock;
     const QueryGroup q{s, b, g * group + head, 1, first, std::min(kQueryBlock, s.q_len - first)};
-    if (next >= 0 && i + gradient.splits >= group * blocks) prefetch_item(gradient, next);
+    if (next >= 0 && i + gradient.splits >= group * blocks) ahead = rows_of_item(gradient, next);
     block(job, scratch, q, rows);
     rows.are_empty = false;
   }

@@ -93,6 +93,16 @@ Factors scale_scores(const CpuCall& call, float* s, int64_t keys, int64_t lanes)
   return {1.0f, scale};
 }
 
+// 2^x to 2^-13, more than a result that is rounded to bfloat16 can show; 2^0 is 1.
+FK_BFLOAT16_ATTR HWY_INLINE V rough_exp2(V x) {
+  const F32 d;
+  x = hn::Max(hn::Set(d, -200.0f), x);  // the second operand comes through if it is NaN
+  const V f = hn::Sub(x, hn::Floor(x));
+  V y = hn::MulAdd(hn::Set(d, 0x1.3baaa8p-4f), f, hn::Set(d, 0x1.d23788p-3f));
+  y = hn::MulAdd(y, f, hn::Set(d, 0x1.63e65ap-1f));
+  return V{_mm512_scalef_ps(hn::MulAdd(y, f, hn::Set(d, 1.0f)).raw, x.raw)};  // rounds x down
+}
+
 // p and ds of one vector of lanes, `queries` of them in use, rounded. The row after an odd last key
 // is 0.
 FK_BFLOAT16_ATTR HWY_NOINLINE void gradient_pairs(const float* s, const float* dp,
@@ -100,10 +110,12 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void gradient_pairs(const float* s, const float* d
                                                   const float* lse, const float* delta,
                                                   const Factors& factors, int64_t queries,
                                                   uint32_t* p, uint32_t* ds, uint32_t* ds_pairs) {
+  constexpr float kLog2E = 1.44269504f;
   const F32 d;
-  const V shift = hn::LoadU(d, lse), less = hn::LoadU(d, delta);
-  const V before = hn::Set(d, factors.before), after = hn::Set(d, factors.after);
-  const auto mask = hn::FirstN(d, static_cast<size_t>(queries));
+  const V shift = hn::Mul(hn::LoadU(d, lse), hn::Set(d, kLog2E)), less = hn::LoadU(d, delta);
+  const V before = hn::Set(d, factors.before * kLog2E), after = hn::Set(d, factors.after);
+  const uint32_t lanes = queries >= 16 ? 0xffffu : (1u << queries) - 1;
+  const __mmask32 mask = lanes << 16 | lanes;
   alignas(64) static constexpr uint16_t kPairs[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -111,11 +123,11 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void gradient_pairs(const float* s, const float* d
   for (int64_t j = 0; j < keys; j += 2) {
     V p0, p1 = hn::Zero(d), ds0, ds1 = p1;
     const int64_t at = j * kQueryBlock;
-    p0 = Exp(d, hn::MulSub(hn::LoadU(d, s + at), before, shift));
+    p0 = rough_exp2(hn::MulSub(hn::LoadU(d, s + at), before, shift));
     ds0 = hn::Mul(hn::Mul(p0, after), hn::Sub(hn::LoadU(d, dp + at), less));
     if (j + 1 < keys) {
       const int64_t next = at + kQueryBlock;
-      p1 = Exp(d, hn::MulSub(hn::LoadU(d, s + next), before, shift));
+      p1 = rough_exp2(hn::MulSub(hn::LoadU(d, s + next), before, shift));
       ds1 = hn::Mul(hn::Mul(p1, after), hn::Sub(hn::LoadU(d, dp + next), less));
     }
     if (slope != nullptr) {
@@ -123,8 +135,7 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void gradient_pairs(const float* s, const float* d
       if (j + 1 < keys) ds1 = hn::Mul(ds1, hn::LoadU(d, slope + at + kQueryBlock));
     }
     const auto both = [&](V low, V high) FK_BFLOAT16_ATTR {
-      return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(hn::IfThenElseZero(mask, high).raw,
-                                                           hn::IfThenElseZero(mask, low).raw));
+      return reinterpret_cast<__m512i>(_mm512_maskz_cvtne2ps_pbh(mask, high.raw, low.raw));
     };
     const __m512i p_both = both(p0, p1), ds_both = both(ds0, ds1);
     const int64_t row = j * kBlockPairs;
@@ -149,10 +160,10 @@ void panel_gradient(const BackwardJob& job, const BackwardScratch& scratch,
   float *s = scratch.p + offset, *dp = scratch.ds + offset;
   multiply_pairs(keys, lanes, (call.p.head_dim + 1) / 2,
                  {as_pairs(memory.keys) + t.from * q_width, q_width, 1},
-                 {pairs.queries_t + t.begin, kQueryBlock}, {s, kQueryBlock}, false);
+                 {pairs.queries_t + t.begin, kQueryBlock}, {s, kQueryBlock}, false, scratch.ahead);
   multiply_pairs(keys, lanes, (call.p.value_dim + 1) / 2,
                  {as_pairs(memory.values) + t.from * v_width, v_width, 1},
-                 {pairs.douts_t + t.begin, kQueryBlock}, {dp, kQueryBlock}, false);
+                 {pairs.douts_t + t.begin, kQueryBlock}, {dp, kQueryBlock}, false, scratch.ahead);
   const Factors factors = scale_scores(call, s, keys, lanes);
   float* slope = call.p.softcap > 0 ? scratch.slope + offset : nullptr;
   rules.apply({t.begin, lanes, t.from, keys, s, kQueryBlock}, slope);
@@ -165,14 +176,14 @@ void panel_gradient(const BackwardJob& job, const BackwardScratch& scratch,
 }
 
 // add_keys of cpu_backward.cc.
-void add_keys(const PanelTile* panels, int64_t n, int64_t from, int64_t to, const uint32_t* x,
-              const uint32_t* y, int64_t width, const SumRows& sums, bool add) {
+void add_keys(RowsAhead* ahead, const PanelTile* panels, int64_t n, int64_t from, int64_t to,
+              const uint32_t* x, const uint32_t* y, int64_t width, const SumRows& sums, bool add) {
   for_each_run(panels, n, from, to,
                [&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
                  multiply_pairs(end - key, width, (last - first + 1) / 2,
                                 {x + (key - from) * kBlockPairs + first / 2, kBlockPairs, 1},
                                 {y + first / 2 * width, width},
-                                {sums.data + key * sums.stride, sums.stride}, add);
+                                {sums.data + key * sums.stride, sums.stride}, add, ahead);
                });
 }
 
@@ -193,7 +204,7 @@ void backward_pairs(const BackwardJob& job, const BackwardScratch& scratch, cons
     const int64_t to = std::min(from + kBackwardKeys, last);
     PanelTile* t = panels;
     for (int64_t i = 0; i < q.n; i = t++->end) {
-      const int64_t end = q.panel_end(call.p.mask, i, from, to);
+      const int64_t end = panel_end(q, call.p.mask, i, from, to);
       const KeyRange mine = q.keys_seen(call.p.mask, i, std::min(end, q.n));
       const int64_t begin = std::clamp(even(mine.begin), from, to);
       *t = {i, end, begin, std::clamp(even(mine.end + 1), begin, to), begin - from};
@@ -208,19 +219,19 @@ void backward_pairs(const BackwardJob& job, const BackwardScratch& scratch, cons
       clear(t->to, to);
     }
     if (job.has_dv) {
-      add_keys(panels, q.n, from, to, pairs.p, pairs.dout_pairs, v_width, memory.dvalues,
-               !memory.are_empty);
+      add_keys(scratch.ahead, panels, q.n, from, to, pairs.p, pairs.dout_pairs, v_width,
+               memory.dvalues, !memory.are_empty);
     }
     if (job.has_dk) {
-      add_keys(panels, q.n, from, to, pairs.ds, pairs.query_pairs, q_width, memory.dkeys,
-               !memory.are_empty);
+      add_keys(scratch.ahead, panels, q.n, from, to, pairs.ds, pairs.query_pairs, q_width,
+               memory.dkeys, !memory.are_empty);
     }
     if (!job.has_dq) continue;
     for (t = panels;; ++t) {
       multiply_pairs(std::min(t->end, q.n) - t->begin, q_width, (t->to - t->from + 1) / 2,
                      {pairs.ds_pairs + t->row / 2 * kQueryBlock + t->begin, 1, kQueryBlock},
                      {memory.key_pairs + t->from / 2 * q_width, q_width},
-                     {scratch.dqueries + t->begin * q_width, q_width}, true);
+                     {scratch.dqueries + t->begin * q_width, q_width}, true, scratch.ahead);
       if (t->end >= q.n) break;
     }
   }
@@ -231,7 +242,7 @@ void backward_pairs(const BackwardJob& job, const BackwardScratch& scratch, cons
 
 // All keys and values of an item.
 void load_key_pairs(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
-                    const KeyMemory& memory) {
+                    const KeyMemory& memory, KeyRows&) {
   copy_rows(call.rows(call.k, b, g, s.k_begin), s.k_len, call.p.head_dim, pairs_of(memory.keys),
             call.q_width());
   copy_rows(call.rows(call.v, b, g, s.k_begin), s.k_len, call.p.value_dim, pairs_of(memory.values),

@@ -36,11 +36,11 @@ void add_tile(const BackwardJob& job, const BackwardScratch& scratch, const Quer
   const KeyRange seen = q.keys_seen(call.p.mask, 0, q.n);
   if (seen.begin >= to || seen.end <= from) return;
   const int64_t g = q.h / call.p.group();
-  pack_keys(call, q.s, q.b, g, from, to - from, scratch.keys);
-  pack_values(call, q.s, q.b, g, from, to - from, scratch.values);
+  const MatrixB k = keys_of(call, q.s, q.b, g, from, to - from, scratch.keys);
+  const MatrixB v = values_of(call, q.s, q.b, g, from, to - from, scratch.values);
   PanelTile panels[kQueryBlock];
-  block_gradient(job, scratch, q, ScoreRules(call, q, scratch.bias), from, to, scratch.keys,
-                 scratch.values, true, true, panels);
+  block_gradient(job, scratch, q, ScoreRules(call, q, scratch.bias), from, to, k, v, true, true,
+                 panels);
   const int64_t lanes = whole_vectors(q.n);
   for (int64_t j = 0; j < to - from; ++j) {
     for (int64_t i = j * kQueryBlock; i < j * kQueryBlock + lanes; i += hn::Lanes(d)) {

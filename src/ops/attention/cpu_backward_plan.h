@@ -26,19 +26,10 @@ struct KeyMemory {
   float *dkeys, *dvalues;
 };
 
-// Rows that sums are added to: memory of the kernel's own, or the tensor they are meant for.
-struct SumRows {
-  float* data;
-  int64_t stride;
-
-  void clear(int64_t rows, int64_t width) const {
-    for (int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, width, 0.0f);
-  }
-};
-
 // What a block of queries reads of its keys and adds to their gradients.
 struct KeyRows {
   const float *keys, *values;
+  int64_t key_stride, value_stride;  // where not in pairs
   const uint32_t* key_pairs;
   SumRows dkeys, dvalues;
   bool are_empty;  // dkeys and dvalues hold nothing yet, and all rows are going to be written
@@ -51,6 +42,7 @@ struct BackwardScratch {
   uint32_t* tile_pairs;          // for bfloat16: p once and ds twice, half the size
   float *keys, *values, *sum;    // for dbias
   float *lse, *delta;
+  cpu::RowsAhead* ahead = nullptr;  // for what comes next
 
   BackwardScratch(const BackwardJob& job, WorkspaceParts& parts) {
     const CpuCall& call = job.call;

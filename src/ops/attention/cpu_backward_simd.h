@@ -122,6 +122,12 @@ HWY_INLINE void gradient_column(float* s, float* dp, const float* slope, int64_t
   }
 }
 
+// The end of the panel from lane `begin` on: all that are left where they see the same keys.
+int64_t panel_end(const QueryGroup& q, const Mask& mask, int64_t begin, int64_t from, int64_t to) {
+  return q.sees_all(mask, begin, q.n, from, to) ? whole_vectors(q.n)
+                                                : q.panel_end(mask, begin, from, to);
+}
+
 // A panel of a block of queries and the keys [from, to) it sees, rows `row` on of p and ds.
 struct PanelTile {
   int64_t begin, end;  // lanes
@@ -154,17 +160,18 @@ HWY_INLINE void for_each_run(const PanelTile* panels, int64_t n, int64_t from, i
 // p and, if `wants_ds`, ds of a tile. k and v are the rows of its first key. `before_cap`: ds with
 // respect to the scores that softcap gives, not to q.k.
 void panel_gradient(const BackwardJob& job, const BackwardScratch& scratch, const ScoreRules& rules,
-                    const PanelTile& t, const float* k, const float* v, bool wants_ds,
-                    bool before_cap) {
+                    const PanelTile& t, MatrixB k, MatrixB v, bool wants_ds, bool before_cap) {
   const CpuCall& call = job.call;
   const int64_t keys = t.to - t.from, lanes = t.end - t.begin;
   const int64_t offset = t.row * kQueryBlock + t.begin;
   float *p = scratch.p + offset, *ds = scratch.ds + offset;
-  multiply(keys, lanes, call.p.head_dim, {k, call.q_width(), 1},
-           {scratch.queries_t + t.begin, kQueryBlock}, {p, kQueryBlock}, Keep::kNothing);
+  multiply(keys, lanes, call.p.head_dim, {k.data, k.stride, 1},
+           {scratch.queries_t + t.begin, kQueryBlock}, {p, kQueryBlock}, Keep::kNothing, nullptr,
+           scratch.ahead);
   if (wants_ds) {
-    multiply(keys, lanes, call.p.value_dim, {v, call.v_width(), 1},
-             {scratch.douts_t + t.begin, kQueryBlock}, {ds, kQueryBlock}, Keep::kNothing);
+    multiply(keys, lanes, call.p.value_dim, {v.data, v.stride, 1},
+             {scratch.douts_t + t.begin, kQueryBlock}, {ds, kQueryBlock}, Keep::kNothing, nullptr,
+             scratch.ahead);
   }
   const auto scale = static_cast<float>(call.p.scale);
   float* slope = call.p.softcap > 0 ? scratch.slope + offset : nullptr;
@@ -179,8 +186,8 @@ void panel_gradient(const BackwardJob& job, const BackwardScratch& scratch, cons
 // The same for all panels of a block and the keys [from, to), some of which each sees, from row 0
 // on; zeros where a panel does not look.
 void block_gradient(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q,
-                    const ScoreRules& rules, int64_t from, int64_t to, const float* k,
-                    const float* v, bool wants_ds, bool before_cap, PanelTile* panels) {
+                    const ScoreRules& rules, int64_t from, int64_t to, MatrixB k, MatrixB v,
+                    bool wants_ds, bool before_cap, PanelTile* panels) {
   const CpuCall& call = job.call;
   const auto clear = [&](const PanelTile& t, int64_t begin, int64_t end) HWY_ATTR {
     for (int64_t j = begin; j < end; ++j) {
@@ -190,7 +197,7 @@ void block_gradient(const BackwardJob& job, const BackwardScratch& scratch, cons
     }
   };
   for (int64_t i = 0, end; i < q.n; i = end) {
-    end = q.panel_end(call.p.mask, i, from, to);
+    end = panel_end(q, call.p.mask, i, from, to);
     const KeyRange seen = q.keys_seen(call.p.mask, i, std::min(end, q.n));
     PanelTile& t = *panels++;
     t = {i, end, std::clamp(seen.begin, from, to), std::clamp(seen.end, from, to), 0};
@@ -198,8 +205,7 @@ void block_gradient(const BackwardJob& job, const BackwardScratch& scratch, cons
     t.row = t.from - from;
     clear(t, from, t.from);
     if (t.from < t.to) {
-      panel_gradient(job, scratch, rules, t, k + t.row * call.q_width(), v + t.row * call.v_width(),
-                     wants_ds, before_cap);
+      panel_gradient(job, scratch, rules, t, k.from(t.row), v.from(t.row), wants_ds, before_cap);
     }
     clear(t, t.to, to);
   }

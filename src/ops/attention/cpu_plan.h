@@ -26,6 +26,16 @@ constexpr double kInlineProducts = 1 << 18;
 
 constexpr int64_t blocks_of(int64_t queries) { return (queries + kQueryBlock - 1) / kQueryBlock; }
 
+// Rows that sums are added to: memory of the kernel's own, or the tensor they are meant for.
+struct SumRows {
+  float* data;
+  int64_t stride;
+
+  void clear(int64_t rows, int64_t width) const {
+    for (int64_t r = 0; r < rows; ++r) std::fill_n(data + r * stride, width, 0.0f);
+  }
+};
+
 // Either op's inputs; 8-bit ones have become bfloat16.
 struct CpuCall {
   Problem p;
@@ -37,6 +47,12 @@ struct CpuCall {
 
   int64_t q_width() const { return padded_columns(p.head_dim); }
   int64_t v_width() const { return padded_columns(p.value_dim); }
+
+  // Whether rows of `width` columns are as kernels work with them. Those that are used or written
+  // once then need no copy; others should lie side by side.
+  bool is_plain(const View& view, int64_t width) const {
+    return p.dtype == DType::kFloat32 && view.column == 1 && width == padded_columns(width);
+  }
 
   // The rows of head `head` of sequence `b`, which begins at row `begin`.
   MatrixView rows(const View& view, int64_t b, int64_t head, int64_t begin) const {
@@ -169,11 +185,13 @@ inline int64_t most_query_blocks(const Problem& p) {
                    : p.batch * blocks_of(p.q_len));
 }
 
+constexpr int64_t kMostWorkers = 256;
+
 // Threads that can have scratch memory of their own. Fixed for the life of the process, because a
 // call must find the workspace it was told to bring.
 inline int64_t worker_limit() {
-  static const int64_t limit =
-      std::clamp<int64_t>(static_cast<int64_t>(std::thread::hardware_concurrency()), 1, 256);
+  static const int64_t limit = std::clamp<int64_t>(
+      static_cast<int64_t>(std::thread::hardware_concurrency()), 1, kMostWorkers);
   return limit;
 }
 
@@ -182,24 +200,27 @@ inline int64_t workers_for(const Problem& p, int64_t items) {
   return std::clamp<int64_t>(items, 1, worker_limit());
 }
 
-// body(worker, item, next) for all items, each worker taking the next few when it comes to the last
-// of those it has, where `next` is the item it will do after this one, or -1. Which worker gets an
-// item is up to chance; what it does must not depend on it.
+// body(worker, item, next) for all items, where `next` is the item the worker will do after this
+// one, or -1. Each worker has a run of neighbours to itself, so that call after call it finds what
+// it touches in the caches near it, and helps others with theirs when it is done. Which worker gets
+// an item is up to chance; what it does must not depend on it.
 template <class Body>
 void share_out(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
-  const int64_t few = std::max<int64_t>(1, items / (workers * 16));
-  std::atomic<int64_t> taken{0};
+  std::atomic<int64_t> taken[kMostWorkers];
+  for (int64_t i = 0; i < workers; ++i) taken[i] = items * i / workers;
   exec.parallel_for(workers, 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker) {
-      int64_t item = taken.fetch_add(few, std::memory_order_relaxed), last = item + few - 1;
-      while (item < items) {
-        int64_t next = item + 1;
-        if (item == last) {
-          next = taken.fetch_add(few, std::memory_order_relaxed);
-          last = next + few - 1;
+      int64_t run = worker;
+      const auto take = [&]() -> int64_t {
+        for (int64_t tried = 0; tried < workers; ++tried, run = (run + 1) % workers) {
+          const int64_t item = taken[run].fetch_add(1, std::memory_order_relaxed);
+          if (item < items * (run + 1) / workers) return item;
         }
-        body(worker, item, next < items ? next : -1);
-        item = next;
+        return -1;
+      };
+      for (int64_t item = take(), next; item >= 0; item = next) {
+        next = take();
+        body(worker, item, next);
       }
     }
   });

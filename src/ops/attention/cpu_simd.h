@@ -81,6 +81,27 @@ HWY_INLINE void pack_values(const CpuCall& call, const Sequence& s, int64_t b, i
   pack_rows(call.rows(call.v, b, g, s.k_begin + first), n, call.p.value_dim, out, call.v_width());
 }
 
+// The same where they stand, if they can be used as they are, or else in `room`.
+HWY_INLINE MatrixB keys_of(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
+                           int64_t first, int64_t n, float* room) {
+  if (call.is_plain(call.k, call.p.head_dim) && !call.rotary_cos) {
+    const MatrixView rows = call.rows(call.k, b, g, s.k_begin + first);
+    return {static_cast<const float*>(rows.data), rows.row};
+  }
+  pack_keys(call, s, b, g, first, n, room);
+  return {room, call.q_width()};
+}
+
+HWY_INLINE MatrixB values_of(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
+                             int64_t first, int64_t n, float* room) {
+  if (call.is_plain(call.v, call.p.value_dim)) {
+    const MatrixView rows = call.rows(call.v, b, g, s.k_begin + first);
+    return {static_cast<const float*>(rows.data), rows.row};
+  }
+  pack_values(call, s, b, g, first, n, room);
+  return {room, call.v_width()};
+}
+
 // n rounded up to whole vectors.
 HWY_INLINE int64_t whole_vectors(int64_t n) {
   const int64_t lanes = hn::Lanes(F32());

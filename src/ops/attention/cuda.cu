@@ -18,7 +18,7 @@ struct ForwardPlan {
         form(form_of(a.q.dtype, code)),
         maxima(problem, form, 3, parts),
         q(a.q, true, rotation_of(a), form, maxima.of(0), parts,
-          fk::attention::slope_view(a.q_scale)),
+          fk::attention::slope_view(a.q_scale), true),
         k(a.k, false, rotation_of(a), form, maxima.of(1), parts,
           fk::attention::slope_view(a.k_scale)),
         v(a.v, false, Rotation(), form, maxima.of(2), parts, fk::attention::slope_view(a.v_scale)) {
@@ -42,7 +42,6 @@ Status run(const AttentionFwd& a, const Exec& exec) {
   const ForwardPlan plan(a, properties.code, &parts);
   const Problem& problem = plan.problem;
   if (problem.batch == 0 || problem.heads == 0 || problem.q_len == 0) return {};
-  FK_RETURN_IF_ERROR(plan.maxima.clear(stream));
   FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v}, stream));
 
   Forward p = {};
@@ -50,6 +49,7 @@ Status run(const AttentionFwd& a, const Exec& exec) {
   p.q = plan.q.operand(problem);
   p.k = plan.k.operand(problem);
   p.v = plan.v.operand(problem);
+  if (plan.q.inside) p.q_floats = a.q.ptr<const float>();
   p.group = static_cast<int>(problem.group());
   p.out = result_of(a.out);
   p.lse = fk::attention::row_view(a.lse);
@@ -58,7 +58,8 @@ Status run(const AttentionFwd& a, const Exec& exec) {
     p.sinks = {a.sinks.data, 0, 0, a.sinks.stride(0), 0};
     p.sinks_dtype = a.sinks.dtype;
   }
-  const bool features = !plain_scores(p.change) || !p.q.vectors || !p.k.vectors || !p.v.vectors;
+  const bool features =
+      !plain_scores(p.change) || (!p.q.vectors && !plan.q.inside) || !p.k.vectors || !p.v.vectors;
   const int dim = dim_of(problem);
   switch (plan.form) {
     case Form::kTwoTerms:

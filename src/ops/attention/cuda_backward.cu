@@ -228,7 +228,11 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   WorkspaceParts parts(exec.workspace());
   const BackwardPlan plan(a, properties.code, &parts);
   const Problem& problem = plan.problem;
-  FK_RETURN_IF_ERROR(plan.maxima.clear(stream));
+  if (plan.maxima.data != nullptr) {
+    FK_RETURN_IF_ERROR(check(
+        cudaMemsetAsync(plan.maxima.of(4), 0, plan.maxima.elements * sizeof(uint32_t), stream),
+        "attention delta maxima"));
+  }
   FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v, &plan.dout}, stream));
   FK_RETURN_IF_ERROR(find_statistics(a, plan, stream));
   if (a.dsinks && problem.heads > 0) FK_RETURN_IF_ERROR(find_dsinks(a, plan, stream));

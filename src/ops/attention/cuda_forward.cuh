@@ -7,16 +7,19 @@
 // A warp owns 16 kRowTiles queries and all keys of a tile, so the softmax needs no shared memory
 // and p goes from the one product to the other in registers. K of the next tile is copied while
 // this one's p v is computed, V while its q k is. Tiles that nobody sees are not visited; those
-// seen in part take the masking branch.
+// seen in part take the masking branch. Where tiles are few, blocks share them
+// (cuda_forward_parts.cuh).
 #pragma once
 
-#include "ops/attention/cuda_scores.cuh"
+#include "ops/attention/cuda_forward_parts.cuh"
 
 namespace fk::cuda::attention {
 
 struct Forward {
   Problem problem;
   Operand q, k, v;
+  // Two-term operands: q as it is, if blocks are to split it themselves. Strides are those of `q`.
+  const float* q_floats;
   Result out;
   View lse;  // data NULL: not wanted
   ScoreChange change;
@@ -91,24 +94,35 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
     const Window window(p.problem.mask, sequence);
     const int last_row = min(place.begin + Tile::kRows, queries) - 1;
     if (last_row < place.begin) return;
-    keys_begin = window.first(place.begin) / kKeys * kKeys;
+    const Keys keys = Keys::of<Tile>(window.first(place.begin), window.end(last_row));
+    keys_begin = keys.begin;
     const int kv_head = place.head / p.group;
-    const uint16_t* q_rows = p.q.at(place.batch, sequence.q_begin + place.begin, place.head);
     if (threadIdx.x == 0) {
       block = {{place, sequence, window},
-               window.end(last_row),
+               keys.end,
                window.first(last_row),
                window.end(place.begin),
                p.k.at(place.batch, sequence.k_begin, kv_head),
                p.v.at(place.batch, sequence.k_begin, kv_head),
                product_scale(p.q, p.k, place.batch, kv_head)};
     }
+    if (Tile::kTerms == 2 && p.q_floats != nullptr) {
+      const float q_scale = power_of_two(split_tile<kDim, Tile::kRows, Tile::kThreads>(
+          q_tile, p.q,
+          p.q_floats + p.q.offset(place.batch, sequence.q_begin + place.begin, place.head),
+          queries - place.begin));
+      if (threadIdx.x == 0) {
+        block.operand_scale = product_scale(q_scale, p.k.scale(place.batch, kv_head));
+      }
+    } else {
+      const uint16_t* q_rows = p.q.at(place.batch, sequence.q_begin + place.begin, place.head);
 #pragma unroll
-    for (int term = 0; term < Tile::kTerms; ++term) {
-      load_tile<kDim, Tile::kRows, Tile::kThreads, Tile::kFeatures>(
-          q_tile + term * Tile::kQueryBytes, p.q, q_rows + term * p.q.low, queries - place.begin);
+      for (int term = 0; term < Tile::kTerms; ++term) {
+        load_tile<kDim, Tile::kRows, Tile::kThreads, Tile::kFeatures>(
+            q_tile + term * Tile::kQueryBytes, p.q, q_rows + term * p.q.low, queries - place.begin);
+      }
+      copies_commit();
     }
-    copies_commit();
   }
   const auto load_keys = [&](uint32_t tile, const Operand& x, const uint16_t* rows, int j) {
 #pragma unroll
@@ -122,11 +136,12 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   __syncthreads();
   if (keys_begin < block.keys_end) load_keys(k_tile, p.k, block.k_rows, keys_begin);
 
-  const int warp = threadIdx.x / 32 % Tile::kRowWarps, lane = threadIdx.x % 32;
-  const int columns_at = threadIdx.x / 32 / Tile::kRowWarps * Tile::kWarpColumns;
-  const LaneAddress<kDim> q_at(q_tile + warp * kRowTiles * 16 * kDim * 2, Patch::kStacked);
+  const int row_warp = threadIdx.x / 32 % Tile::kRowWarps;
+  const LaneAddress<kDim> q_at(q_tile + row_warp * kRowTiles * 16 * kDim * 2, Patch::kStacked);
   const LaneAddress<kDim> k_at(k_tile, Patch::kSide);
-  const LaneAddress<kDim> v_at = LaneAddress<kDim>(v_tile, Patch::kStacked).moved(columns_at);
+  const LaneAddress<kDim> v_at =
+      LaneAddress<kDim>(v_tile, Patch::kStacked)
+          .moved(threadIdx.x / 32 / Tile::kRowWarps * Tile::kWarpColumns);
 
   // Scores, or products where they are only scaled, times this are exponents of 2.
   const float exponent = kLog2e * (Tile::kFeatures ? 1.f : p.change.scale * block.operand_scale);
@@ -254,22 +269,46 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
 
   const Place place = block.place;
   const Sequence sequence = block.sequence;
+  const int thread = Tile::kTerms == 2 ? thread_index() : static_cast<int>(threadIdx.x);
+  const int warp = thread / 32 % Tile::kRowWarps, lane = thread % 32;
+  const int columns_at = thread / 32 / Tile::kRowWarps * Tile::kWarpColumns;
   const int first_row = place.begin + warp * kRowTiles * 16 + lane / 4;
   const int kv_head = place.head / p.group;
   const float value_scale = p.v.scale(place.batch, kv_head);
   copies_wait<0>();
   __syncthreads();
+  bool parts = false;
+  if constexpr (kHasParts<Tile>) parts = part_count() > 1;
+  if (parts) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float keys_sum = quad_sum(sum[m][r]);
+        const int row = warp * kRowTiles * 16 + m * 16 + r * 8 + lane / 4;
+        if (lane % 4 == 0) store_shared(k_tile + row * 16, maximum[m][r], keys_sum);
+      }
+    }
+    merge_rows<Tile>(k_tile, v_tile, exponent);
+  }
   // out leaves through the place of the warp's own queries, 16 bytes a thread.
   const uint32_t stage = shared_address(shared) + warp * kRowTiles * 16 * kDim * 2 * Tile::kTerms;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      const int row = m * 16 + r * 8 + lane / 4;
       const int i = first_row + m * 16 + r * 8;
-      const float keys_sum = quad_sum(sum[m][r]);
-      float all = keys_sum;
+      float keys_sum = quad_sum(sum[m][r]);
       float highest = maximum[m][r] * exponent;
       float factor = value_scale;
+      if (parts) {
+        const uint4 x = load_shared(v_tile + (warp * kRowTiles * 16 + row) * 16);
+        highest = __uint_as_float(x.x) * exponent;
+        keys_sum = __uint_as_float(x.y);
+        factor *= __uint_as_float(x.z);
+      }
+      float all = keys_sum;
       if (p.sinks.data != nullptr) {
         const float sink =
             load_parameter(p.sinks.data, place.head * p.sinks.head, p.sinks_dtype) * kLog2e;
@@ -281,13 +320,12 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
       // A query whose every score is -inf: 0, with or without a sink.
       const bool none = keys_sum == 0.f;
       factor = none ? 0.f : factor / all;
-      if (p.lse.data != nullptr && lane % 4 == 0 && i < sequence.q_len) {
+      if (p.lse.data != nullptr && lane % 4 == 0 && i < sequence.q_len && blockIdx.z == 0) {
         static_cast<float*>(
             p.lse.data)[place.batch * p.lse.batch + (sequence.q_begin + i) * p.lse.row +
                         place.head * p.lse.head] =
             none ? -INFINITY : (highest + log2f(all) - kLift<Tile>)*kLn2;
       }
-      const int row = m * 16 + r * 8 + lane / 4;
       const bool bfloat16 = p.out.dtype == DType::kBFloat16;
 #pragma unroll
       for (int n = 0; n < Tile::kWarpColumns / 8; ++n) {
@@ -300,6 +338,11 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
         }
       }
     }
+  }
+  if (parts) {
+    write_parts<Tile>(p.out, q_tile, place.batch, sequence.q_begin + place.begin, place.head,
+                      static_cast<int>(sequence.q_len) - place.begin);
+    return;
   }
   if (p.out.data == nullptr) return;
   if constexpr (Tile::kSplit == 1) {

@@ -21,23 +21,18 @@ inline Form form_of(DType dtype, int code) {
   return dtype == DType::kBFloat16 && code < 80 ? Form::kScaled : Form::kSame;
 }
 
-// The largest magnitudes of scaled operands, next to each other, to be cleared at once.
+// The largest magnitudes of scaled operands.
 struct Maxima {
-  int64_t entries = 0, count = 0;  // of an operand; operands
+  int64_t elements = 0;  // of an operand
   uint32_t* data = nullptr;
 
-  Maxima(const Problem& problem, Form form, int count_, WorkspaceParts* parts) {
-    if (form == Form::kSame) return;
-    entries = (problem.packed ? 1 : problem.batch) * problem.kv_heads;
-    count = count_;
-    data = parts->take<uint32_t>(count * entries);
+  Maxima(const Problem& problem, Form form, int count, WorkspaceParts* parts) {
+    const int64_t batch = problem.packed ? 1 : problem.batch;
+    if (form == Form::kSame || batch * problem.kv_heads == 0) return;
+    elements = batch * problem.kv_heads * (1 + most_slices(batch));
+    data = parts->take<uint32_t>(count * elements);
   }
-  uint32_t* of(int operand) const { return data == nullptr ? nullptr : data + operand * entries; }
-  Status clear(cudaStream_t stream) const {
-    if (count * entries == 0) return {};
-    return check(cudaMemsetAsync(data, 0, count * entries * sizeof(uint32_t), stream),
-                 "attention maxima");
-  }
+  uint32_t* of(int operand) const { return data == nullptr ? nullptr : data + operand * elements; }
 };
 
 // One operand on its way to the kernels: where it is prepared, if it has to be.
@@ -47,22 +42,24 @@ struct Prepared {
   Rotation rotation;
   Form form;
   uint32_t* maxima;
-  View scales;  // of 8-bit elements
+  View scales;          // of 8-bit elements
+  bool inside = false;  // the kernel itself brings float32 into its form
   uint16_t* to = nullptr;
 
   Prepared(const Tensor& t, bool queries_, const Rotation& rotation_, Form form_, uint32_t* maxima_,
-           WorkspaceParts* parts, const View& scales_ = {})
+           WorkspaceParts* parts, const View& scales_ = {}, bool inside_ = false)
       : tensor(&t),
         queries(queries_),
         rotation(rotation_),
         form(form_),
         maxima(maxima_),
-        scales(scales_) {
+        scales(scales_),
+        inside(inside_ && form_ == Form::kTwoTerms && rotation_.pairs == 0) {
     if (!needed()) return;
     to = parts->take<uint16_t>(prepared_elements(t) * (form == Form::kTwoTerms ? 2 : 1));
   }
 
-  bool needed() const { return form != Form::kSame || rotation.pairs > 0; }
+  bool needed() const { return !inside && (form != Form::kSame || rotation.pairs > 0); }
 
   Operand operand(const Problem& problem) const {
     const Tensor& t = *tensor;
@@ -89,7 +86,7 @@ struct Prepared {
     x.vectors =
         reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && x.column == 1 && x.columns % 8 == 0;
     for (int i = 0; i + 1 < t.ndim; ++i) {
-      x.vectors = x.vectors && (t.shape[i] == 1 || t.strides[i] % 8 == 0);
+      x.vectors = x.vectors && (t.shape[i] == 1 || t.strides[i] * size_of(t.dtype) % 16 == 0);
     }
     return x;
   }
@@ -148,18 +145,29 @@ inline int heads_together(const Problem& p, int64_t tiles, int64_t heads, int64_
   return static_cast<int>(std::min(all, ceil_div(3 * blocks_at_once, tiles)));
 }
 
-// Raises the kernel's limit of shared memory where needed, and launches it.
+// Raises the kernel's limit of shared memory where needed, and launches it: `parts` such grids
+// along z, where those of one place are a cluster.
 template <class Tile, class Argument>
 Status launch_tile(void (*kernel)(Argument), const char* name, dim3 grid, const Argument& p,
-                   cudaStream_t stream) {
+                   cudaStream_t stream, int parts = 1) {
   if (Tile::kSharedBytes > 48 * 1024) {
     FK_RETURN_IF_ERROR(
         check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes),
               name));
   }
-  kernel<<<grid, Tile::kThreads, Tile::kSharedBytes, stream>>>(p);
-  return check_launch(name);
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = cluster.val.clusterDim.y = 1;
+  grid.z = cluster.val.clusterDim.z = static_cast<unsigned>(parts);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = Tile::kThreads;
+  config.dynamicSmemBytes = Tile::kSharedBytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = parts > 1 ? 1 : 0;
+  return check(cudaLaunchKernelEx(&config, kernel, p), name);
 }
 
 // The large tile where the code is for sm_80 or later and the device has the shared memory, else

@@ -24,6 +24,91 @@ __device__ __forceinline__ uint32_t pack_rest(float x, float y, uint32_t high) {
   return pack_pair<__half>(x - h.x, y - h.y);
 }
 
+// Eight times `factor` as 16-byte pieces of their two terms. What is not finite has no low term.
+__device__ __forceinline__ void split_eight(const float (&values)[8], float factor, uint4* high,
+                                            uint4* low) {
+  uint32_t h[4], l[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float x = values[2 * i] * factor, y = values[2 * i + 1] * factor;
+    h[i] = pack_pair<__half>(x, y);
+    __half2 pair;
+    memcpy(&pair, &h[i], sizeof(pair));
+    const float2 f = __half22float2(pair);
+    l[i] = pack_pair<__half>(isfinite(f.x) ? x - f.x : 0.f, isfinite(f.y) ? y - f.y : 0.f);
+  }
+  *high = make_uint4(h[0], h[1], h[2], h[3]);
+  *low = make_uint4(l[0], l[1], l[2], l[3]);
+}
+
+__device__ __forceinline__ float larger_finite(float largest, const float (&values)[8]) {
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const float x = fabsf(values[e]);
+    if (x > largest && x <= 3.402823466e38f) largest = x;
+  }
+  return largest;
+}
+
+// Brings a tile of float32 into two terms, with a scale of its own, whose exponent is returned.
+template <int kDim, int kRows, int kThreads>
+__device__ __forceinline__ int split_tile(uint32_t tile, const Operand& x, const float* rows,
+                                          int valid) {
+  constexpr int kPieces = kDim / 8, kStep = kThreads / kPieces, kAtOnce = kRows > 64 ? 4 : 2;
+  static_assert(kRows % (kStep * kAtOnce) == 0);
+  const int column = threadIdx.x % kPieces, first = threadIdx.x / kPieces;
+  const int wanted = x.columns - column * 8;
+  const auto split = [&](int exponent) {
+    float largest = 0.f;
+#pragma unroll 1
+    for (int r0 = first; r0 < kRows; r0 += kStep * kAtOnce) {
+      float values[kAtOnce][8] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int r = r0 + i * kStep;
+        const float* from = rows + r * x.row + column * 8 * x.column;
+        if (r >= valid || wanted <= 0) continue;
+        if (x.vectors) {
+#pragma unroll
+          for (int e = 0; e < 8; e += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from + e);
+            values[i][e] = four.x;
+            values[i][e + 1] = four.y;
+            values[i][e + 2] = four.z;
+            values[i][e + 3] = four.w;
+          }
+        } else {
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            if (e < wanted) values[i][e] = from[e * x.column];
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        uint4 high, low;
+        split_eight(values[i], power_of_two(254 - exponent), &high, &low);
+        const uint32_t to = piece<kDim>(tile, r0 + i * kStep, column);
+        store_shared(to, high);
+        store_shared(to + kRows * kDim * 2, low);
+        largest = larger_finite(largest, values[i]);
+      }
+    }
+    return largest;
+  };
+  const uint32_t magnitude = __float_as_uint(split(kUsualExponent));
+  if (!__syncthreads_or(magnitude >= kUsualEnd) && __syncthreads_or(magnitude >= kUsualBegin)) {
+    return kUsualExponent;
+  }
+  uint32_t largest = 0;  // its exponent, bit by bit
+#pragma unroll 1
+  for (uint32_t bit = 1u << 30; bit >= 1u << 23; bit >>= 1) {
+    if (__syncthreads_or(magnitude >= (largest | bit))) largest |= bit;
+  }
+  split(scale_exponent(largest));
+  return scale_exponent(largest);
+}
+
 // Both, where there are two terms.
 template <class T, int kTerms>
 __device__ __forceinline__ void split_pair(uint32_t (&words)[kTerms], float x, float y) {

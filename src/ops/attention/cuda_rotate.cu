@@ -2,7 +2,9 @@
 // scaled forms do not take the usual scale.
 #include <cuda_fp8.h>
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/launch.h"
+#include "cuda/reduce.cuh"
 #include "ops/attention/cuda_rotate.h"
 #include "ops/attention/cuda_scores.cuh"
 
@@ -79,36 +81,15 @@ struct Rows {
   }
 };
 
-// 8 columns of `each` rows: what one thread takes of a tensor without gaps.
-struct Piece {
-  int64_t b, row;   // the first row
-  int head, first;  // column
-
-  // `groups` of `each` rows are those of a batch entry.
-  __device__ __forceinline__ Piece(const Rows& rows, int each, int64_t groups) {
-    const int64_t index =
-        (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x;
-    int64_t rest;
-    const int64_t place = divide(index, (rows.columns + 7) / 8, &rest);
-    first = static_cast<int>(rest) * 8;
-    const int64_t token = divide(place, rows.heads, &rest);
-    head = static_cast<int>(rest);
-    b = divide(token, groups, &row);
-    row *= each;
-  }
-};
-
 struct Prepare {
   Rows rows;
   View x;
   uint16_t* to;
   int64_t low;
-  uint32_t* maxima;
+  uint32_t *maxima, *found = nullptr;
   bool vectors;
   View scales;
-  int each;        // rows a thread takes
-  int64_t groups;  // of so many rows
-  int slices;      // of a batch entry's key head, for prepare_again
+  int slices, again_slices;  // of a batch entry's key head, for prepare_rows and prepare_again
 
   // Of a row of 8-bit elements.
   __device__ __forceinline__ float scale(int64_t b, int64_t row, int head) const {
@@ -158,110 +139,153 @@ __device__ __forceinline__ void load_piece(const Prepare& p, int64_t b, int64_t 
 template <Form kForm>
 __device__ __forceinline__ void store_piece(const Prepare& p, int64_t index,
                                             const float (&values)[8], int exponent) {
-  const float factor = power_of_two(254 - exponent);
-  uint32_t high[4], low[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float x = values[2 * i] * factor, y = values[2 * i + 1] * factor;
-    high[i] = pack_pair<__half>(x, y);
-    __half2 pair;
-    memcpy(&pair, &high[i], sizeof(pair));
-    const float2 h = __half22float2(pair);
-    low[i] = pack_pair<__half>(isfinite(h.x) ? x - h.x : 0.f, isfinite(h.y) ? y - h.y : 0.f);
-  }
+  uint4 high, low;
+  split_eight(values, power_of_two(254 - exponent), &high, &low);
   // Stores that the compiler does not take apart.
   uint16_t* to = p.to + index * 8;
-  __stcg(reinterpret_cast<uint4*>(to), make_uint4(high[0], high[1], high[2], high[3]));
+  __stcg(reinterpret_cast<uint4*>(to), high);
   if constexpr (kForm == Form::kTwoTerms) {
-    __stcg(reinterpret_cast<uint4*>(to + p.low), make_uint4(low[0], low[1], low[2], low[3]));
+    __stcg(reinterpret_cast<uint4*>(to + p.low), low);
   }
 }
 
-// Scaled forms: with the usual scale, and the largest finite magnitudes are found on the way, of
-// rotated values: tables may do more than turn (YaRN's also stretch).
-template <class T, Form kForm, bool kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors ? 4 : 2)
-    prepare_rows(const __grid_constant__ Preparations all) {
-  const Prepare& p = all.tensors[blockIdx.z];
-  const Rows& rows = p.rows;
-  // Where columns are taken one by one there are no registers for a loop.
-  const int each = kVectors ? p.each : 1;
-  const Piece piece(rows, each, kVectors ? p.groups : rows.rows);
-  const bool in = piece.b < rows.batch;
-  const int64_t end = in ? min(piece.row + each, rows.rows) : 0;
-  const int pieces = (rows.columns + 7) / 8;
-  [[maybe_unused]] float largest = 0.f;
+// What a block has: a slice of the rows of a batch entry, of all heads.
+struct Slice {
+  int64_t b, begin, end;
+  int slice;
+
+  __device__ __forceinline__ Slice(const Rows& rows, int slices) {
+    int64_t rest;
+    b = divide(static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x, slices, &rest);
+    slice = static_cast<int>(rest);
+    begin = rows.rows * slice / slices;
+    end = rows.rows * (slice + 1) / slices;
+  }
+
+  // load(values, row, head, first column), then store(values, head, index in the result) of each 8
+  // columns, by one thread, which has kAtOnce of them under way.
+  template <int kAtOnce, class Load, class Store>
+  __device__ __forceinline__ void for_pieces(const Rows& rows, const Load& load,
+                                             const Store& store) const {
+    const int head_pieces = (rows.columns + 7) / 8, pieces = rows.heads * head_pieces;  // of a row
+    if (pieces == 0) return;
+    int64_t row = begin + threadIdx.x / static_cast<unsigned>(pieces);
+    int rest = static_cast<int>(threadIdx.x % static_cast<unsigned>(pieces));
 #pragma unroll 1
-  for (int64_t row = piece.row; row < end; ++row) {
-    float values[8];
-    load_piece<T, kVectors>(p, piece.b, row, piece.head, piece.first, values);
-    const int64_t index =
-        ((piece.b * rows.rows + row) * rows.heads + piece.head) * pieces + piece.first / 8;
-    if constexpr (kForm == Form::kSame) {
-      store(reinterpret_cast<T*>(p.to) + index * 8, pack<T>(values));
-    } else {
-      store_piece<kForm>(p, index, values, kUsualExponent);
+    while (row < end) {
+      float values[kAtOnce][8];
+      int heads[kAtOnce];
+      int64_t indices[kAtOnce];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const float x = fabsf(values[e]);
-        if (x > largest && x <= 3.402823466e38f) largest = x;
+      for (int i = 0; i < kAtOnce; ++i) {
+        heads[i] = -1;
+        if (row >= end) continue;
+        const int head = rest / head_pieces;
+        heads[i] = head;
+        indices[i] = (b * rows.rows + row) * pieces + rest;
+        load(values[i], row, head, (rest - head * head_pieces) * 8);
+        row += kThreads / pieces;
+        rest += kThreads % pieces;
+        if (rest >= pieces) {
+          rest -= pieces;
+          ++row;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (heads[i] >= 0) store(values[i], heads[i], indices[i]);
       }
     }
   }
-  if constexpr (kForm != Form::kSame) {
-    // Over the lanes of the same entry, which are neighbours.
-    const int kv_heads = static_cast<int>(rows.problem.kv_heads);
-    const int entry =
-        in ? static_cast<int>(piece.b * kv_heads + piece.head / (rows.heads / kv_heads)) : -1;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const float x = __shfl_down_sync(0xffffffffu, largest, step);
-      const int of = __shfl_down_sync(0xffffffffu, entry, step);
-      if (lane + step < 32 && of == entry) largest = fmaxf(largest, x);
+};
+
+// Scaled forms: with the usual scale, and the largest finite magnitudes of slices are found on the
+// way, of rotated values: tables may do more than turn (YaRN's also stretch).
+template <class T, Form kForm, bool kVectors>
+__global__ void __launch_bounds__(kThreads, kVectors ? 4 : 2)
+    prepare_rows(const __grid_constant__ Preparations all) {
+  extern __shared__ uint32_t maxima[];  // of key heads
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const Prepare& p = all.tensors[blockIdx.z];
+  const Rows& rows = p.rows;
+  const Slice slice(rows, p.slices);
+  if (slice.b >= rows.batch) return;
+  const auto load = [&](float(&values)[8], int64_t row, int head, int first) {
+    load_piece<T, kVectors>(p, slice.b, row, head, first, values);
+  };
+  if constexpr (kForm == Form::kSame) {
+    slice.for_pieces<1>(rows, load, [&](const float(&values)[8], int, int64_t index) {
+      store(reinterpret_cast<T*>(p.to) + index * 8, pack<T>(values));
+    });
+  } else {
+    const int kv_heads = static_cast<int>(rows.problem.kv_heads), group = rows.heads / kv_heads;
+    for (int i = threadIdx.x; i < kv_heads; i += kThreads) maxima[i] = 0;
+    __syncthreads();
+    float largest = 0.f;
+    int largest_head = 0;
+    // Of magnitudes, bits are in the same order as values.
+    const auto add = [&] {
+      const uint32_t bits = __float_as_uint(largest);
+      if (bits > maxima[largest_head]) atomicMax(&maxima[largest_head], bits);
+    };
+    constexpr int kAtOnce = kVectors ? 2 : 1;
+    slice.for_pieces<kAtOnce>(rows, load, [&](const float(&values)[8], int head, int64_t index) {
+      store_piece<kForm>(p, index, values, kUsualExponent);
+      const int kv_head = group == 1 ? head : head / group;
+      if (kv_head != largest_head) {
+        add();
+        largest_head = kv_head;
+        largest = 0.f;
+      }
+      largest = larger_finite(largest, values);
+    });
+    add();
+    __syncthreads();
+    for (int i = threadIdx.x; i < kv_heads; i += kThreads) {
+      p.found[(slice.b * kv_heads + i) * p.slices + slice.slice] = maxima[i];
     }
-    const bool first = __shfl_up_sync(0xffffffffu, entry, 1) != entry || lane == 0;
-    // Of magnitudes, bits are in the same order as values. Most are smaller than what is there, and
-    // what the L1 cache has of it, maybe an old value, is near: L2 would have to serve all of them
-    // from one line.
-    const uint32_t bits = __float_as_uint(largest);
-    if (in && first && bits > p.maxima[entry]) atomicMax(&p.maxima[entry], bits);
   }
 }
 
-// Again, those that do not take the usual scale: a block has a slice of a batch entry's key head.
+// Again, those heads that do not take the usual scale.
 template <class T, Form kForm>
 __global__ void __launch_bounds__(kThreads)
     prepare_again(const __grid_constant__ Preparations all) {
+  extern __shared__ uint32_t maxima[];  // of key heads
+  wait_for_earlier_kernels();
   const Prepare& p = all.tensors[blockIdx.z];
   const Rows& rows = p.rows;
-  const int slices = p.slices;
-  const int64_t index = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
-  const int slice = static_cast<int>(index % slices);
-  const int kv_heads = static_cast<int>(rows.problem.kv_heads);
-  const int64_t entry = index / slices;
-  if (entry >= rows.batch * kv_heads) return;
-  const int exponent = operand_exponent(p.maxima[entry]);
-  if (exponent == kUsualExponent) return;
-  const int group = rows.heads / kv_heads;
-  const int64_t b = entry / kv_heads;
-  const int first_head = static_cast<int>(entry - b * kv_heads) * group;
-  const int head_pieces = (rows.columns + 7) / 8, pieces = group * head_pieces;  // of a row
-  const int64_t begin = rows.rows * slice / slices, end = rows.rows * (slice + 1) / slices;
-  const int count = static_cast<int>(end - begin) * pieces;
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    const int64_t row = begin + i / pieces;
-    const int rest = i % pieces;
-    const int head = first_head + rest / head_pieces, piece = rest % head_pieces;
-    float values[8];
-    if (p.vectors) {
-      load_piece<T, true>(p, b, row, head, piece * 8, values);
-    } else {
-      load_piece<T, false>(p, b, row, head, piece * 8, values);
+  const Slice slice(rows, p.again_slices);
+  if (slice.b >= rows.batch) return;
+  const int kv_heads = static_cast<int>(rows.problem.kv_heads), group = rows.heads / kv_heads;
+  bool any = false;
+  for (int i = threadIdx.x / kWarpSize; i < kv_heads; i += kThreads / kWarpSize) {
+    const int64_t entry = slice.b * kv_heads + i;
+    uint32_t largest = 0;
+    for (int j = threadIdx.x % kWarpSize; j < p.slices; j += kWarpSize) {
+      largest = max(largest, p.found[entry * p.slices + j]);
     }
-    store_piece<kForm>(p, ((b * rows.rows + row) * rows.heads + head) * head_pieces + piece, values,
-                       exponent);
+    largest = warp_reduce(largest, [](uint32_t x, uint32_t y) { return x > y ? x : y; });
+    maxima[i] = largest;
+    if (slice.slice == 0) p.maxima[entry] = largest;
+    any = any || operand_exponent(largest) != kUsualExponent;
   }
+  if (!__syncthreads_or(any)) return;
+  slice.for_pieces<1>(
+      rows,
+      [&](float(&values)[8], int64_t row, int head, int first) {
+        if (operand_exponent(maxima[head / group]) == kUsualExponent) return;
+        if (p.vectors) {
+          load_piece<T, true>(p, slice.b, row, head, first, values);
+        } else {
+          load_piece<T, false>(p, slice.b, row, head, first, values);
+        }
+      },
+      [&](const float(&values)[8], int head, int64_t index) {
+        const int exponent = operand_exponent(maxima[head / group]);
+        if (exponent != kUsualExponent) store_piece<kForm>(p, index, values, exponent);
+      });
 }
 
 struct Finish {
@@ -292,11 +316,16 @@ __device__ __forceinline__ void finish_piece(const Finish& p, int64_t b, int64_t
 }
 
 __global__ void __launch_bounds__(kThreads) finish_rows(const __grid_constant__ Finish p) {
-  const Piece piece(p.rows, 1, p.rows.rows);
-  if (piece.b >= p.rows.batch) return;
-  const int64_t place = (piece.b * p.rows.rows + piece.row) * p.rows.heads + piece.head;
+  const Rows& rows = p.rows;
+  int64_t piece, head, row;
+  const int64_t place =
+      divide((static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x,
+             (rows.columns + 7) / 8, &piece);
+  const int64_t b = divide(divide(place, rows.heads, &head), rows.rows, &row);
+  if (b >= rows.batch) return;
   const float* sums = p.sums + place * p.columns;
-  finish_piece(p, piece.b, piece.row, piece.head, piece.first, [&](int c) { return sums[c]; });
+  finish_piece(p, b, row, static_cast<int>(head), static_cast<int>(piece) * 8,
+               [&](int c) { return sums[c]; });
 }
 
 // Sums in patches (cuda_tiles.cuh): one thread takes two rows, 8 apart, of a patch.
@@ -376,23 +405,26 @@ dim3 tensor_grid(int64_t blocks, int count) {
   return grid;
 }
 
+// Shared memory for a word a key head.
+int head_bytes(const Preparations& all) {
+  return static_cast<int>(all.tensors[0].rows.problem.kv_heads * sizeof(uint32_t));
+}
+
 // Those of the tensors that are read in this way.
 template <class T, Form kForm, bool kVectors>
 Status launch_rows(const Preparations& all, int count, cudaStream_t stream) {
   Preparations these;
-  int used = 0;
-  int64_t threads = 0;
+  int used = 0, slices = 0;
   for (int i = 0; i < count; ++i) {
     const Prepare& p = all.tensors[i];
     if (p.vectors != kVectors) continue;
-    const int64_t pieces = p.rows.heads * ceil_div(p.rows.columns, 8);
-    threads = std::max(threads, p.rows.batch * (kVectors ? p.groups : p.rows.rows) * pieces);
+    slices = std::max(slices, p.slices);
     these.tensors[used++] = p;
   }
   if (used == 0) return {};
-  prepare_rows<T, kForm, kVectors>
-      <<<tensor_grid(ceil_div(threads, kThreads), used), kThreads, 0, stream>>>(these);
-  return check_launch("attention prepare_rows");
+  const dim3 grid = tensor_grid(these.tensors[0].rows.batch * slices, used);
+  return launch_early(prepare_rows<T, kForm, kVectors>, "attention prepare_rows",
+                      {grid, kThreads, head_bytes(these)}, stream, these);
 }
 
 template <class T, Form kForm>
@@ -402,13 +434,11 @@ Status launch_prepare(const Preparations& all, int count, cudaStream_t stream) {
     return {};  // rotated, and so column by column
   } else {
     FK_RETURN_IF_ERROR((launch_rows<T, kForm, true>(all, count, stream)));
-    int64_t slices = 0;
-    for (int i = 0; i < count; ++i) {
-      const Rows& rows = all.tensors[i].rows;
-      slices = std::max(slices, rows.batch * rows.problem.kv_heads * all.tensors[i].slices);
-    }
-    prepare_again<T, kForm><<<tensor_grid(slices, count), kThreads, 0, stream>>>(all);
-    return check_launch("attention prepare_again");
+    int slices = 0;
+    for (int i = 0; i < count; ++i) slices = std::max(slices, all.tensors[i].again_slices);
+    const dim3 grid = tensor_grid(all.tensors[0].rows.batch * slices, count);
+    return launch_early(prepare_again<T, kForm>, "attention prepare_again",
+                        {grid, kThreads, head_bytes(all)}, stream, all);
   }
 }
 
@@ -426,13 +456,14 @@ Prepare prepare_of(const Problem& problem, const Preparation& tensor) {
   for (int i = 0; i + 1 < x.ndim; ++i) {
     p.vectors = p.vectors && (x.shape[i] == 1 || x.strides[i] * size_of(x.dtype) % 16 == 0);
   }
-  // Several rows where there are threads enough without: fewer look for the maxima.
-  p.each = static_cast<int>(std::clamp<int64_t>(p.low >> 22, 1, 8));
-  p.groups = ceil_div(p.rows.rows, p.each);
-  // About 256 KB of float32 a slice.
-  const int64_t elements = p.rows.rows * p.rows.heads / problem.kv_heads * p.rows.columns;
-  p.slices = static_cast<int>(
-      std::min(std::max<int64_t>(1, elements >> 16), std::max<int64_t>(1, p.rows.rows)));
+  const int64_t rows = std::max<int64_t>(1, p.rows.rows);
+  const int64_t pieces = rows * p.rows.heads * ceil_div(p.rows.columns, 8);
+  const auto slices = [&](int64_t each, int64_t most) {
+    return static_cast<int>(std::clamp<int64_t>(pieces / each, 1, std::min(most, rows)));
+  };
+  p.slices = slices(kThreads, most_slices(p.rows.batch));
+  p.again_slices = slices(1 << 15, rows);  // a megabyte of float32
+  if (p.maxima != nullptr) p.found = p.maxima + p.rows.batch * problem.kv_heads;
   return p;
 }
 
@@ -443,9 +474,10 @@ Status prepare(const Problem& problem, Form form, const Preparation* tensors, in
   Preparations all;
   int used = 0;
   for (int i = 0; i < count; ++i) {
-    if (tensors[i].x->numel() > 0) all.tensors[used++] = prepare_of(problem, tensors[i]);
+    // Empty ones too: their maxima are read.
+    if (tensors[i].x->size(-2) > 0) all.tensors[used++] = prepare_of(problem, tensors[i]);
   }
-  if (used == 0) return {};
+  if (used == 0 || problem.batch * problem.kv_heads == 0) return {};
   switch (tensors[0].x->dtype) {
     case DType::kFloat16:
       return launch_prepare<__half, Form::kSame>(all, used, stream);

@@ -6,6 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "core/status.h"
 #include "ops/attention/problem.h"
 
@@ -56,10 +58,14 @@ struct Preparation {
   bool queries;  // its rows are those of q
   Rotation rotation;
   void* to;
-  // Of scaled forms: the largest finite magnitudes, (batch, key heads); zeros before.
+  // Of scaled forms: the largest finite magnitudes, (batch, key heads), and behind them, for each
+  // of these, those of most_slices slices of its rows.
   uint32_t* maxima = nullptr;
   fk::attention::View scales = {};  // what 8-bit elements are multiplied by, by sequence and head
 };
+
+// Of a batch entry: enough for a whole GPU, but few to read again.
+inline int64_t most_slices(int64_t batch) { return std::clamp<int64_t>(1024 / batch, 8, 512); }
 
 // All of one dtype, at most kMostPreparations.
 constexpr int kMostPreparations = 4;

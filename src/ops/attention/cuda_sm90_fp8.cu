@@ -31,7 +31,7 @@ size_t workspace_of(const Problem& p) {
 }
 
 template <class Tile>
-Status launch(const AttentionFwd& a, const Exec& exec) {
+Status launch_float8(const AttentionFwd& a, const Exec& exec) {
   const Problem p = attention::problem_of(a);
   const cuda::DeviceProperties& device = cuda::device_properties(a.q.device_id);
   const cudaStream_t stream = cuda::stream_of(exec);
@@ -133,7 +133,7 @@ Status run_float8(const AttentionFwd& a, const Exec& exec) {
     return cuda::run(a, exec);
   }
   return with_tile(attention::problem_of(a),
-                   [&](auto tile) { return launch<decltype(tile)>(a, exec); });
+                   [&](auto tile) { return launch_float8<decltype(tile)>(a, exec); });
 }
 
 }  // namespace fk::cuda_sm90

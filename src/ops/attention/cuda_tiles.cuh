@@ -54,9 +54,10 @@ __device__ __forceinline__ int scale_exponent(uint32_t magnitude) {
 // Operands take one scale for all magnitudes in [2^-6, 2^7), so that most need not be read twice:
 // the least of them leaves an error of 2^-27 of it.
 constexpr int kUsualExponent = 127 - 8;
+constexpr uint32_t kUsualBegin = (127 - 6) << 23, kUsualEnd = (127 + 7) << 23;
 __device__ __forceinline__ int operand_exponent(uint32_t magnitude) {
-  return magnitude >> 23 >= 127 - 6 && magnitude >> 23 < 127 + 7 ? kUsualExponent
-                                                                 : scale_exponent(magnitude);
+  return magnitude >= kUsualBegin && magnitude < kUsualEnd ? kUsualExponent
+                                                           : scale_exponent(magnitude);
 }
 __device__ __forceinline__ float power_of_two(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(exponent) << 23);
@@ -73,8 +74,11 @@ struct Operand {
   int columns = 0;       // others are read as 0
   bool vectors = false;  // 16 bytes at a time: unit stride, all rows aligned, columns in eights
 
+  __device__ __forceinline__ int64_t offset(int64_t b, int64_t r, int64_t h) const {
+    return b * batch + r * row + h * head;
+  }
   __device__ __forceinline__ const uint16_t* at(int64_t b, int64_t r, int64_t h) const {
-    return data + b * batch + r * row + h * head;
+    return data + offset(b, r, h);
   }
   // What elements are to be multiplied with.
   __device__ __forceinline__ float scale(int64_t b, int kv_head) const {
@@ -87,9 +91,10 @@ struct Operand {
 
 // What products of the two are to be multiplied with. Of operands that are next to nothing it would
 // underflow, and a masked score, -inf, times 0 is NaN.
+__device__ __forceinline__ float product_scale(float x, float y) { return fmaxf(x * y, 0x1p-100f); }
 __device__ __forceinline__ float product_scale(const Operand& x, const Operand& y, int64_t b,
                                                int kv_head) {
-  return fmaxf(x.scale(b, kv_head) * y.scale(b, kv_head), 0x1p-100f);
+  return product_scale(x.scale(b, kv_head), y.scale(b, kv_head));
 }
 
 // A quotient and what is left over; 32-bit divisions are far quicker.

@@ -64,37 +64,24 @@ HWY_INLINE void FinishRow(const CrossEntropyForward& job, int64_t r, bool finite
 template <class T>
 void ForwardShortRows(const CrossEntropyForward& job, int64_t begin, int64_t end) {
   const Tensor& logits = job.a.logits;
-  RowGroup group;
-  const int64_t columns = logits.size(1), most = RowGroup::Rows(columns);
-  for (int64_t first = begin; first < end; first += most) {
-    const int64_t rows = std::min(most, end - first);
-    const auto x = [&](int64_t r) {
-      return logits.ptr<const T>() + (first + r) * logits.stride(0);
-    };
-    group.Find(rows, columns, x, [](int64_t, int64_t, auto, auto) {});
-    for (int64_t r = 0; r < rows; ++r) group.sum[r] = std::log(group.sum[r]);
-    for (int64_t r = 0; r < rows; ++r) {
-      const double sum = job.a.label_smoothing > 0 ? RowSum(x(r), 1, columns) : 0;
-      FinishRow<T>(job, first + r, std::isfinite(group.max[r]), group.shift[r], group.sum[r], sum);
-    }
-  }
+  const int64_t columns = logits.size(1);
+  const auto x = [&](int64_t r) { return logits.ptr<const T>() + r * logits.stride(0); };
+  ForShortRows(
+      begin, end, columns, x, [](int64_t, int64_t, auto, auto) {},
+      [&](int64_t r, const ShortRow& row) HWY_ATTR {
+        const double sum = job.a.label_smoothing > 0 ? RowSum(x(r), 1, columns) : 0;
+        FinishRow<T>(job, r, std::isfinite(row.max), row.shift, std::log(row.sum), sum);
+      });
 }
 
 template <class T>
 void ForwardRows(const CrossEntropyForward& job, int64_t begin, int64_t end) {
   const Tensor& logits = job.a.logits;
-  T buffer[kBlock];
   const int64_t columns = logits.size(1), stride = logits.stride(1);
   for (int64_t r = begin; r < end; ++r) {
     const T* x = logits.ptr<const T>() + r * logits.stride(0);
-    LogSumExp row;
-    double sum = 0;
-    for (int64_t i = 0; i < columns; i += kBlock) {
-      const int64_t count = std::min(kBlock, columns - i);
-      const T* p = Gather(x + i * stride, stride, count, buffer);
-      row.Add(p, count);
-      if (job.a.label_smoothing > 0) sum += BlockSum(p, count);
-    }
+    const LogSumExp row = RowLogSumExp(x, stride, columns);
+    const double sum = job.a.label_smoothing > 0 ? RowSum(x, stride, columns) : 0;
     FinishRow<T>(job, r, std::isfinite(row.max), row.shift, row.log_sum(), sum);
   }
 }
@@ -149,7 +136,7 @@ void BackwardRows(const CrossEntropyBwd& a, int64_t begin, int64_t end) {
 
 void cross_entropy_forward(const CrossEntropyForward& job, int64_t begin, int64_t end) {
   const Tensor& logits = job.a.logits;
-  const bool short_rows = logits.stride(1) == 1 && RowGroup::Takes(logits.size(1));
+  const bool short_rows = logits.stride(1) == 1 && IsShort(logits.size(1));
   ByDType(logits.dtype, [&](auto t) {
     using T = decltype(t);
     short_rows ? ForwardShortRows<T>(job, begin, end) : ForwardRows<T>(job, begin, end);

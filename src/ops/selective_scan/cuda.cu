@@ -5,7 +5,8 @@
 #include "core/workspace.h"
 #include "cuda/row_walk.cuh"
 #include "ops/selective_scan/cuda_forward.cuh"
-#include "ops/selective_scan/cuda_forward_chunks.cuh"
+#include "ops/selective_scan/cuda_forward_few.cuh"
+#include "ops/selective_scan/cuda_forward_short.cuh"
 
 namespace fk::cuda {
 
@@ -66,50 +67,33 @@ Segments cut(const scan::Sequences& sequences, int64_t blocks, int64_t room, int
   return segments_of(sequences, std::max(steps, kLeastSteps));
 }
 
-// The shape that cuts time among threads, if its blocks find room side by side; otherwise kFew.
-// Half precision over a tile of 64 steps is as fast there.
-ScanShape shape_by_chunks(const SelectiveScanFwd& op, const scan::Problem& p) {
-  const DeviceProperties& properties = device_properties(op.u.device_id);
-  const bool one_tile = p.length <= EightTile::kT && op.u.dtype != DType::kFloat32;
-  if (properties.code < 90 || op.algorithm == kSequentialScan || one_tile) return ScanShape::kFew;
-  for (const ScanShape shape : {ScanShape::kEight, ScanShape::kTwelve}) {
-    const int64_t blocks = ceil_div(p.channels_per_group(), block_of(shape).channels);
-    if (blocks * p.groups * p.sequences.count <= properties.multiprocessors) return shape;
-  }
-  return ScanShape::kFew;
-}
-
 // kMany takes the fewest instructions and needs two blocks a multiprocessor; with fewer channels
-// kFew spreads them over the device, as thinly as it takes. `keeps`: states are kept.
-ScanPlan plan_of(const SelectiveScanFwd& op, const scan::Problem& p, bool keeps) {
+// kFew spreads them over the device, as thinly as it takes.
+ScanPlan plan_of(const SelectiveScanFwd& op, const scan::Problem& p) {
   const DeviceProperties& properties = device_properties(op.u.device_id);
   const int64_t multiprocessors = properties.multiprocessors;
   const int64_t sharing = p.channels_per_group();       // channels with the same B and C
   const int64_t groups = p.groups * p.sequences.count;  // of those
-  const ForwardBlock few = block_of(ScanShape::kFew), many = block_of(ScanShape::kMany);
+  const ForwardBlock many = block_of(ScanShape::kMany);
+  const bool fits = block_of(ScanShape::kFew).shared_bytes <= properties.shared_bytes_per_block;
   ScanPlan plan;
+  plan.shape = fits ? ScanShape::kFew : ScanShape::kSmall;
   plan.segments = segments_of(p.sequences, std::max<int64_t>(p.length, 1));
   if (op.algorithm == kChunkedScan) {
     plan.segments = segments_of(p.sequences, kLeastSteps);
   } else if (op.algorithm != kSequentialScan) {
-    plan.segments =
-        cut(p.sequences, ceil_div(sharing, few.channels) * groups, multiprocessors, kLeastSteps, 4);
+    plan.segments = cut(p.sequences, ceil_div(sharing, block_of(plan.shape).channels) * groups,
+                        multiprocessors, kLeastSteps, 4);
   }
   plan.cut = plan.segments.steps < p.length;
-  const ForwardBlock long_block = block_of(ScanShape::kLong);
-  const ScanShape by_chunks = keeps ? ScanShape::kFew : shape_by_chunks(op, p);
-  plan.shape = ScanShape::kFew;
   if (plan.cut) {
     // As it is.
   } else if (p.states > many.states) {
     plan.shape = ScanShape::kWide;
   } else if (ceil_div(sharing, many.channels) * groups * 2 >= 3 * multiprocessors) {
     plan.shape = ScanShape::kMany;
-  } else if (by_chunks != ScanShape::kFew) {
-    plan.shape = by_chunks;
-  } else if (p.length >= 8 * long_block.steps &&
-             long_block.shared_bytes <= properties.shared_bytes_per_block) {
-    plan.shape = ScanShape::kLong;
+  } else if (p.length <= ShortTile::kT && op.algorithm != kSequentialScan) {
+    plan.shape = ScanShape::kShort;
   }
   const ForwardBlock block = block_of(plan.shape);
   plan.width = block.channels;
@@ -218,15 +202,12 @@ Status run_forward(const SelectiveScanFwd& op, const Exec& exec) {
     a.kept = kept;
     return launch_named<T>(op.algorithm, a, stream);
   }
-  ScanPlan plan = plan_of(op, p, keeps);
-  // Between two tiles states can be kept for nothing.
-  if (keeps && p.spacing % block_of(plan.shape).steps != 0 && plan.shape == ScanShape::kLong) {
-    plan.shape = ScanShape::kFew;
-  }
+  const ScanPlan plan = plan_of(op, p);
   WorkspaceParts parts(exec.workspace());
   const ScanMemory memory(parts, p, plan);
+  // States are kept on the way where the spacing allows, otherwise by a scan of their own.
   const bool between = keeps && !p.sequences.packed &&
-                       p.spacing % block_of(plan.shape).steps == 0 && op.checkpoints.contiguous();
+                       p.spacing % block_of(plan.shape).between == 0 && op.checkpoints.contiguous();
   if (between) a.kept = kept;
   FK_RETURN_IF_ERROR(scan_all<T>(a, plan, memory, stream));
   if (!keeps || between) return {};
@@ -243,21 +224,16 @@ Status run_forward(const SelectiveScanFwd& op, const Exec& exec) {
 ForwardBlock block_of(ScanShape shape) {
   const auto of = [](auto tile) -> ForwardBlock {
     using Tile = decltype(tile);
-    return {Tile::kChannels, Tile::kWarpChannels, Tile::kStates, Tile::kT, Tile::kSharedBytes};
-  };
-  const auto of_chunks = [](auto tile) -> ForwardBlock {
-    using Tile = decltype(tile);
-    return {Tile::kChannels, Tile::kChannels, Tile::kStates, Tile::kT, Tile::kSharedBytes};
+    return {Tile::kChannels, Tile::kWarpChannels, Tile::kStates, Tile::kBetween,
+            Tile::kSharedBytes};
   };
   switch (shape) {
     case ScanShape::kFew:
       return of(FewTile());
-    case ScanShape::kLong:
-      return of(LongTile<float>());
-    case ScanShape::kEight:
-      return of_chunks(EightTile());
-    case ScanShape::kTwelve:
-      return of_chunks(TwelveTile<__half>());
+    case ScanShape::kSmall:
+      return of(SmallTile());
+    case ScanShape::kShort:
+      return of(ShortTile());
     case ScanShape::kWide:
       return of(WideTile());
     default:
@@ -269,7 +245,7 @@ size_t workspace(const SelectiveScanFwd& op) {
   const scan::Problem p = scan::problem_of(op);
   if (p.channels == 0 || p.sequences.count == 0 || named(op.algorithm)) return 0;
   WorkspaceParts parts;
-  ScanMemory(parts, p, plan_of(op, p, false));
+  ScanMemory(parts, p, plan_of(op, p));
   return parts.bytes();
 }
 

@@ -28,7 +28,7 @@ BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
   const auto blocks = [&](int warps) {
     return blocks_per_group(warps) * p.groups * p.sequences.count;
   };
-  constexpr int kStaticBytes = 1024;
+  constexpr int kStaticBytes = 1400;  // of a block: static variables, and what the system keeps
   BackwardPlan plan{};
   plan.chunks = segments_of(p.sequences, kChunk);
   // Sequences that fit shared memory and fill the GPU a few times at most.
@@ -45,23 +45,28 @@ BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
     plan.segments.slots = p.sequences.count;
     return plan;
   }
-  const auto shared_bytes = [&](int warps) {
-    return op.u.dtype == DType::kFloat32 ? backward_shared_bytes<float>(warps, several)
-                                         : backward_shared_bytes<__half>(warps, several);
+  // As many warps a multiprocessor as shared memory and registers have room for, in large blocks.
+  const auto resident_blocks = [&](int warps) {
+    const int64_t bytes = backward_shared_bytes(warps, several) + kStaticBytes;
+    if (bytes > device.shared_bytes_per_block) return int64_t{0};
+    return std::min<int64_t>(device.shared_bytes_per_multiprocessor / bytes,
+                             2 * kMostWarps / warps);
   };
-  plan.warps = kMostWarps;
-  while (plan.warps > 1 &&
-         shared_bytes(plan.warps) + kStaticBytes > device.shared_bytes_per_block) {
-    plan.warps /= 2;
+  plan.warps = 1;
+  for (int warps = 2; warps <= kMostWarps; warps *= 2) {
+    if (warps * resident_blocks(warps) >= plan.warps * resident_blocks(plan.warps)) {
+      plan.warps = warps;
+    }
   }
+  const int64_t at_once = std::max<int64_t>(resident_blocks(plan.warps), 1);
   // Few and short sequences: a warp a multiprocessor is faster than several on some.
   constexpr int64_t kShort = 4 * kChunk;
   while (p.length < kShort && plan.warps > 1 && blocks(plan.warps / 2) <= device.multiprocessors) {
     plan.warps /= 2;
   }
   plan.blocks_per_group = blocks_per_group(plan.warps);
-  // Two blocks a multiprocessor; those of carry_states, which are half as long, fit four times.
-  const int64_t room = 2 * device.multiprocessors / std::max<int64_t>(blocks(plan.warps), 1);
+  // One wave of blocks; those of carry_states, which are half as long, fit twice as often.
+  const int64_t room = at_once * device.multiprocessors / std::max<int64_t>(blocks(plan.warps), 1);
   int64_t steps = std::max<int64_t>(p.length, 1), carry_steps = steps;
   if (room > 1 && p.length >= kShort) {
     const auto in_chunks = [](int64_t x, int64_t parts) {

@@ -36,12 +36,15 @@ constexpr int kWarpStarts = kPieces * kStartFloats;  // of a warp
 template <class T>
 __global__ void __launch_bounds__(kMostWarps * 32, 2)
     reverse_chunks(const __grid_constant__ BackwardArgs a) {
-  constexpr bool kExact = Piece<T>::kExact;
+  constexpr bool kExact = std::is_same_v<T, float>;
   extern __shared__ __align__(16) float shared[];
+  __shared__ BackwardPlace place;
+  if (threadIdx.x == 0) {
+    if (a.segments.sequences.packed) wait_for_earlier_kernels();  // offsets lie in memory
+    place.find(a);
+  }
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  __shared__ BackwardPlace place;
-  if (threadIdx.x == 0) place.find(a);
   __syncthreads();
   const Segment& segment = place.segment;
   if (place.slot >= a.segments.slots) return;
@@ -58,14 +61,26 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   set_tensor(kDu, a.du);
   set_tensor(kDdelta, a.ddelta);
   set_tensor(kDz, a.dz);
+  const auto steps_of = [&](int i) {
+    const int64_t left = segment.last - segment.first - int64_t{i} * kChunk;
+    return static_cast<int>(left < kChunk ? left : kChunk);
+  };
+  // Chunk i of all inputs is to come nearer.
+  const auto ask_for = [&](int i) {
+    constexpr int kRows = kMostWarps * kWarpChannels;
+    for (int row = threadIdx.x; row < kDu * kRows; row += blockDim.x) {
+      prefetch_chunk<T>(a, tensors[row / kRows], place, i, steps_of(i), row % kRows);
+    }
+  };
+  __syncthreads();
+  if (place.chunks > 0) ask_for(place.chunks - 1);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, quad = lane / 4 % 4;
   const int channel = warp * kWarpChannels + lane % 4 + lane / 16 * 4;  // of the block
   const int order = order_of(lane);
   float* const states = shared;
   // Of a warp: states before pieces and sums over channels, its channels of the chunk, its sums
   // over groups of states.
-  const int warp_floats =
-      kWarpStarts + kWarpChunk + (a.state_groups > 1 || kExact ? kWarpStateSums : 0);
+  const int warp_floats = kWarpStarts + kWarpChunk + (a.state_groups > 1 ? kWarpStateSums : 0);
   const auto parts_of = [&](int w) { return shared + kStateFloats + w * warp_floats; };
   const auto chunk_of = [&](int w) { return parts_of(w) + kWarpStarts; };
 
@@ -102,15 +117,29 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     const int64_t last = (slots - 1) * a.channels + place.channel + channel;
     const float* sum = a.carry_sums + last;
     const float* adjoints = a.carry_adjoints + last * a.states + first_state + 4 * quad;
-#pragma unroll 8
-    for (int64_t i = segment.closes ? slots : after; i < slots; ++i) {
+    // All loads of kAtOnce of them first.
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int64_t left = segment.closes ? 0 : slots - after; left > 0; left -= kAtOnce) {
+      float sums[kAtOnce], from[kAtOnce][kStates];
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) {
-        if (!(here >> s & 1)) continue;
-        ag[s] = fmaf(power<T>(within_power<T>(*sum), A[s]), ag[s], adjoints[s ^ order]);
+      for (int k = 0; k < kAtOnce; ++k) {
+        sums[k] = load_if(k < left, sum);
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          from[k][s] = load_if(k < left && (here >> s & 1), adjoints + (s ^ order));
+        }
+        sum -= a.channels;
+        adjoints -= a.channels * a.states;
       }
-      sum -= a.channels;
-      adjoints -= a.channels * a.states;
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (k >= left) break;
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+          ag[s] = pass_through<T>(sums[k], A[s], ag[s], from[k][s]);
+        }
+      }
     }
   };
   const auto leave = [&](int first_state) {
@@ -162,10 +191,6 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   }
   __syncthreads();
 
-  const auto steps_of = [&](int i) {
-    const int64_t left = segment.last - segment.first - int64_t{i} * kChunk;
-    return static_cast<int>(left < kChunk ? left : kChunk);
-  };
   // The gradients of chunk i from shared memory. A thread takes what it staged, nobody else's, so
   // that it may stage the next there.
   const auto put_outputs = [&](int i) {
@@ -318,7 +343,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
           TimeStep t0 = TimeStep::of<T>(x.x + bias.x, a.softplus);
           TimeStep t1 = TimeStep::of<T>(x.y + bias.y, a.softplus);
           if (pairs.step_of(k) >= steps) t0.dt = t1.dt = 0;  // states stay as they are
-          const Gate g0(y.x, w.x, gated), g1(y.y, w.y, gated);
+          const Gate g0(y.x, w.x, sigmoid(w.x), gated), g1(y.y, w.y, sigmoid(w.y), gated);
           const int at = pairs.input_at(k);
           *reinterpret_cast<float4*>(chunk + at) =
               make_float4(times_log2e(t0.dt), kLn2 * v.x, times_log2e(t1.dt), kLn2 * v.y);
@@ -330,12 +355,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
       bc_values.put(states);
       bc_values.take_rest(steps, a.states - first_state, states);
       __syncthreads();
-      if (group == 0 && i > 0) {
-        constexpr int kRows = kMostWarps * kWarpChannels;
-        for (int row = thread; row < kDu * kRows; row += blockDim.x) {
-          prefetch_chunk<T>(a, tensors[row / kRows], place, i - 1, row % kRows);
-        }
-      }
+      if (group == 0 && i > 0) ask_for(i - 1);
 
       const int again = make_again(thread), lane = again % 32, quad = lane / 4 % 4;
       const int c = lane % 4 + lane / 16 * 4;
@@ -351,25 +371,11 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
       const float* const bc = states + place_of_order(order_of(lane)) + quad * 4;
       float4* const start = reinterpret_cast<float4*>(warp_parts + lane * 4);
       constexpr int kNextStart = kStartFloats / 4;
-      // How many pieces' `more` stay from the way there for the way back, where one group of states
-      // needs no sums.
-      const int kept_more = several ? 0 : min(pieces - 1, kWarpStateSums / kStartFloats);
-      float4* const start_more = start + (kWarpStarts + kWarpChunk) / 4;
 #pragma unroll 1
       for (int piece = 0; piece + 1 < pieces; ++piece) {
         const int l = piece * kPieceSteps;
-        Piece<T> p(x, third, A);
+        const Piece p = Piece::of<T>(x, third, A);
         start[piece * kNextStart] = make_float4(h[0], h[1], h[2], h[3]);
-        float rest[kStates] = {};
-        if constexpr (kExact) {
-          p.find_more(A);
-          if (piece < kept_more) {
-            start_more[piece * kNextStart] =
-                make_float4(p.more[0], p.more[1], p.more[2], p.more[3]);
-          }
-#pragma unroll
-          for (int s = 0; s < kStates; ++s) rest[s] = p.more[s] * h[s];
-        }
 #pragma unroll
         for (int k = 0; k < kPieceSteps; ++k) {
           float B[kStates];
@@ -377,22 +383,19 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
 #pragma unroll
           for (int s = 0; s < kStates; ++s) h[s] = fmaf(p.decay[k][s], h[s], p.dtu[k] * B[s]);
         }
-        if constexpr (kExact) {
-#pragma unroll
-          for (int s = 0; s < kStates; ++s) h[s] += rest[s];
-        }
         x += kPieceSteps * kStepInputs + odd;
         odd = -odd;
       }
       float dA[kStates] = {};
       start[(pieces - 1) * kNextStart] = make_float4(h[0], h[1], h[2], h[3]);
+      ThroughChunk through(ag);
 #pragma unroll 1
       for (int piece = pieces - 1; piece >= 0; --piece) {
         const int first = piece * kPieceSteps;
         const float* const bc_piece = bc + first * kStepStates;
         const float4 before = start[piece * kNextStart];
         float h[kPieceSteps + 1][kStates] = {{before.x, before.y, before.z, before.w}};
-        Piece<T> p(x, third, A);
+        const Piece p = Piece::of<T>(x, third, A);
 #pragma unroll
         for (int k = 0; k < kPieceSteps; ++k) {
           float B[kStates];
@@ -402,22 +405,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
             h[k + 1][s] = fmaf(p.decay[k][s], h[k][s], p.dtu[k] * B[s]);
           }
         }
-        float rest[kStates] = {};
-        if constexpr (kExact) {
-          if (piece < kept_more) {
-            const float4 v = start_more[piece * kNextStart];
-            p.more[0] = v.x;
-            p.more[1] = v.y;
-            p.more[2] = v.z;
-            p.more[3] = v.w;
-          } else {
-            p.find_more(A);
-          }
-#pragma unroll
-          for (int s = 0; s < kStates; ++s) rest[s] = p.more[s] * ag[s];
-        }
         float of_states[kPieceSteps * 2];  // [step][dB, dC]
         float gB[kPieceSteps], aghA[kPieceSteps], Ch[kPieceSteps];
+        float of_A[kStates];  // float: a piece's part by itself, which is more exact
 #pragma unroll
         for (int k = kPieceSteps - 1; k >= 0; --k) {
           float B[kStates], C[kStates], g[kStates];
@@ -432,19 +422,17 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
             ag[s] = p.decay[k][s] * g[s];
             const float agh = ag[s] * h[k][s];
             aghA[k] = s == 0 ? agh * A[s] : fmaf(agh, A[s], aghA[k]);
-            dA[s] = fmaf(agh, p.dt2[k], dA[s]);
+            const bool begins = k == kPieceSteps - 1;
+            of_A[s] = fmaf(agh, p.dt2[k], !begins ? of_A[s] : kExact ? 0.f : dA[s]);
           }
           of_states[2 * k] = sum_of_first(g, p.dtu[k]);
           of_states[2 * k + 1] = sum_of_first(h[k + 1], dy);
         }
-        if constexpr (kExact) {
-          const float sum = (p.dt2[0] + p.dt2[1]) + (p.dt2[2] + p.dt2[3]);
 #pragma unroll
-          for (int s = 0; s < kStates; ++s) {
-            ag[s] += rest[s];
-            // What went through the whole piece went through all of its decays in every step of dA.
-            dA[s] = fmaf(rest[s] * h[0][s], sum, dA[s]);
-          }
+        for (int s = 0; s < kStates; ++s) dA[s] = kExact ? dA[s] + of_A[s] : of_A[s];
+        if constexpr (kExact) {
+          through.pass(p);
+          if (piece == 0) through.put_right(A, h[0], ag, dA);
         }
         halve<4>(of_states, 1, lane & 1);  // ends with dB and dC of two steps
         start[piece * kNextStart] =

@@ -72,12 +72,10 @@ constexpr int kWarpStateSums = 3 * kChunk * kWarpChannels;
 constexpr int kStepStates = 8 * kGroupStates;
 
 // Of a block: B and C; of its warps the states before pieces, the chunk and the sums over groups
-// of states, or what float keeps in their place.
-template <class T>
+// of states.
 constexpr int backward_shared_bytes(int warps, bool several_groups) {
-  return 4 *
-         (kChunk * kStepStates + warps * (kChunk / kPieceSteps * 128 + kWarpChunk +
-                                          (several_groups || sizeof(T) == 4 ? kWarpStateSums : 0)));
+  return 4 * (kChunk * kStepStates + warps * (kChunk / kPieceSteps * 128 + kWarpChunk +
+                                              (several_groups ? kWarpStateSums : 0)));
 }
 
 // Forward: kept states of whole sequences; in reverse: what segments make of an adjoint of 0.

@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, kCarryBlocks)
           TimeStep t0 = TimeStep::of<T>(x[0] + bias.x, a.softplus);
           TimeStep t1 = TimeStep::of<T>(x[1] + bias.y, a.softplus);
           if (l >= steps) t0.dt = t1.dt = 0;
-          const float y0 = kReverse ? Gate(v[0], w[0], gated).dy : t0.dt * v[0];
-          const float y1 = kReverse ? Gate(v[1], w[1], gated).dy : t1.dt * v[1];
+          const float y0 = kReverse ? Gate(v[0], w[0], sigmoid(w[0]), gated).dy : t0.dt * v[0];
+          const float y1 = kReverse ? Gate(v[1], w[1], sigmoid(w[1]), gated).dy : t1.dt * v[1];
           *reinterpret_cast<float4*>(inputs + l * pitch + 4 * q) =
               make_float4(times_log2e(t0.dt), y0, times_log2e(t1.dt), y1);
         }
@@ -185,12 +185,12 @@ __global__ void __launch_bounds__(kMostWarps * 32, kCarryBlocks)
         of_chunk += v.x;
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-          from_here[s] = fmaf(exp2_fast(of_chunk * A[s]), v.y * x[s], from_here[s]);
+          from_here[s] = fmaf(fast_power<T>(of_chunk, A[s]), v.y * x[s], from_here[s]);
         }
       }
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        h[s] = fmaf(power<T>(within_power<T>(of_chunk), A[s]), h[s], from_here[s]);
+        h[s] = pass_through<T>(of_chunk, A[s], h[s], from_here[s]);
       }
       sum += of_chunk;
     } else {

@@ -23,7 +23,7 @@ Status launch_carry(bool reverse, const BackwardArgs& a, void* stream) {
 template <class T>
 Status launch_backward(const BackwardArgs& a, void* stream) {
   const LaunchShape shape = {grid_of(a.blocks()), static_cast<unsigned>(a.warps * 32),
-                             backward_shared_bytes<T>(a.warps, a.state_groups > 1)};
+                             backward_shared_bytes(a.warps, a.state_groups > 1)};
   return launch_early(reverse_chunks<T>, "reverse_chunks", shape, static_cast<cudaStream_t>(stream),
                       a);
 }

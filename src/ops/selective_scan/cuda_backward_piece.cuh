@@ -1,10 +1,7 @@
 // A piece of four steps of the backward in the registers of one thread, and sums over its warp.
 #pragma once
 
-#include <type_traits>
-
-#include "ops/selective_scan/cuda_backward.h"
-#include "ops/selective_scan/cuda_step.cuh"
+#include "ops/selective_scan/cuda_backward_stage.cuh"
 
 namespace fk::cuda {
 
@@ -28,38 +25,62 @@ __device__ __forceinline__ float sum_of_first(const float (&x)[kStates], float y
 }
 
 // Decays of kPieceSteps steps, dt log2(e) and dt u.
-//
-// Float: the special function unit's decays are off by a unit or two in the last place, nearly all
-// in the same direction, and a state that fades slowly adds that up. So what has gone through a
-// whole piece is put right, by what an exact power is more than the product of its decays. Products
-// beyond 1 stay as they are: both are 1 then, and no infinity is taken from another.
-template <class T>
 struct Piece {
-  static constexpr bool kExact = std::is_same_v<T, float>;
   float dt2[kPieceSteps], dtu[kPieceSteps], decay[kPieceSteps][kStates];
-  float more[kExact ? kStates : 1];
 
   // x: the first step's inputs; the last two steps' lie `third` beside.
-  __device__ __forceinline__ Piece(const float* x, int third, const float (&A)[kStates]) {
+  template <class T>
+  __device__ __forceinline__ static Piece of(const float* x, int third, const float (&A)[kStates]) {
+    Piece p;
 #pragma unroll
     for (int k = 0; k < kPieceSteps; ++k) {
       const float2 v = *reinterpret_cast<const float2*>(x + (k & 2 ? third : 0) + k * kStepInputs);
-      dt2[k] = v.x;
-      dtu[k] = v.x * v.y;
+      p.dt2[k] = v.x;
+      p.dtu[k] = v.x * v.y;
     }
 #pragma unroll
     for (int k = 0; k < kPieceSteps; ++k) {
 #pragma unroll
-      for (int s = 0; s < kStates; ++s) decay[k][s] = exp2_fast(dt2[k] * A[s]);
+      for (int s = 0; s < kStates; ++s) p.decay[k][s] = fast_power<T>(p.dt2[k], A[s]);
     }
+    return p;
   }
-  __device__ __forceinline__ void find_more(const float (&A)[kStates]) {
-    static_assert(kExact && kPieceSteps == 4);
-    const float sum = within_power<T>((dt2[0] + dt2[1]) + (dt2[2] + dt2[3]));
+};
+
+// Float: what single instructions leave of an error goes with the exponent, so equal steps still
+// add it up, in an adjoint that passes chunk after chunk. So what has gone through a whole chunk is
+// put right, by what an exact power is more than the product of its decays. (States begin every
+// chunk from what the forward kept.) Products beyond 1 stay as they are: both are 1 then, and no
+// infinity is taken from another.
+struct ThroughChunk {
+  float entered[kStates], product[kStates], sum;  // sum: of dt log2(e)
+
+  __device__ __forceinline__ explicit ThroughChunk(const float (&ag)[kStates]) : sum(0) {
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
-      more[s] = __saturatef(power<T>(sum, A[s])) -
-                __saturatef((decay[0][s] * decay[1][s]) * (decay[2][s] * decay[3][s]));
+      entered[s] = ag[s];
+      product[s] = 1;
+    }
+  }
+  __device__ __forceinline__ void pass(const Piece& p) {
+    static_assert(kPieceSteps == 4);
+    sum += (p.dt2[0] + p.dt2[1]) + (p.dt2[2] + p.dt2[3]);
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      product[s] *= (p.decay[0][s] * p.decay[1][s]) * (p.decay[2][s] * p.decay[3][s]);
+    }
+  }
+  // h: before the chunk. Went through all decays, so it is in every step of dA.
+  __device__ __forceinline__ void put_right(const float (&A)[kStates], const float (&h)[kStates],
+                                            float (&ag)[kStates], float (&dA)[kStates]) const {
+    const float within = within_power<float>(sum);
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      const float more = __saturatef(power<float>(within, A[s])) - __saturatef(product[s]);
+      if (more == 0) continue;  // states may be infinite
+      const float rest = more * entered[s];
+      ag[s] += rest;
+      dA[s] = fmaf(rest * h[s], sum, dA[s]);
     }
   }
 };

@@ -39,6 +39,13 @@ struct EitherValue {
   __device__ __forceinline__ operator float() const { return is_float ? wide : to_float(narrow); }
 };
 
+// As exact as T shows. A few steps, of which some cancel, show more of it than many.
+template <class T>
+__device__ __forceinline__ float exact_sigmoid(float x) {
+  if constexpr (!std::is_same_v<T, float>) return sigmoid(x);
+  return quotient<T>(1.f, 1.f + exponential(fminf(fmaxf(-x, -80.f), 80.f)));
+}
+
 template <class T>
 __global__ void __launch_bounds__(kShortThreads)
     reverse_short(const __grid_constant__ BackwardArgs a) {
@@ -129,7 +136,8 @@ __global__ void __launch_bounds__(kShortThreads)
       const int l = (from + i) * kPiece + stage_l;
       const float x = to_float(in[i].delta) + bias, v = to_float(in[i].u);
       const TimeStep soft = TimeStep::of<T>(x, true);
-      const Gate gate(to_float(in[i].dy), to_float(in[i].z), true);
+      const float z_here = to_float(in[i].z);
+      const Gate gate(to_float(in[i].dy), z_here, exact_sigmoid<T>(z_here), true);
       float dt = a.softplus ? soft.dt : x;
       if (l >= steps) dt = 0;  // where there is nothing, states stay as they are
       const float slope = a.softplus ? soft.slope : 1.f;
@@ -148,7 +156,9 @@ __global__ void __launch_bounds__(kShortThreads)
   __syncthreads();
 
   const float skip = D;
-  float h = before, dA = 0;
+  float h = before;
+  // Sums of four steps may cancel.
+  std::conditional_t<std::is_same_v<T, float>, double, float> dA = 0;
   float4* const own_inputs = inputs + channel * pitch;
   const float2* const own_factors = factors + channel * pitch;
   float2* const own_kept = kept + thread;
@@ -174,6 +184,7 @@ __global__ void __launch_bounds__(kShortThreads)
 #pragma unroll 1
   for (int piece = pieces - 1; piece >= 0; --piece) {
     float gB[kPiece], aghA[kPiece], Ch[kPiece];
+    float of_A = 0;
     float2 BC[kPiece], at_step[kPiece];  // at_step: state and decay, then dB and dC
     float3 inputs_at[kPiece];
 #pragma unroll
@@ -195,7 +206,11 @@ __global__ void __launch_bounds__(kShortThreads)
       ag = at_step[k].y * g;
       const float agh = ag * h;
       aghA[k] = agh * A;
-      dA = fmaf(agh, in.x, dA);
+      of_A = fmaf(agh, in.x, of_A);
+      if (k % kPieceSteps == 0) {
+        dA += of_A;
+        of_A = 0;
+      }
       at_step[k] = make_float2(g * in.y, dC);
     }
 #pragma unroll
@@ -216,7 +231,7 @@ __global__ void __launch_bounds__(kShortThreads)
   }
   if (exists) {
     a.parts_of_A[(int64_t{sequence} * a.channels + first_channel + channel) * a.states + n] =
-        kLn2 * dA;
+        static_cast<float>(kLn2 * dA);
     if (a.dinitial_state.data != nullptr) {
       store_either<T>(a.dinitial_state.data, a.dinitial_state.is_float, state_at(a.dinitial_state),
                       ag);

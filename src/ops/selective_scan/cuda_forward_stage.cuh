@@ -10,30 +10,26 @@
 
 namespace fk::cuda {
 
-template <int kChannelsOfThread, int kStatesOfThread, int kLanesOfChannel, int kScanWarps,
-          int kInputWarps, int kOutputWarps, int kSteps, int kBatchSteps, int kUnrolledSteps,
-          int kTilesAhead, int kBlocksPerMultiprocessor, bool kFewChannels>
+template <int kChannelsOfThread, int kLanesOfChannel, int kScanWarps, int kInputWarps,
+          int kOutputWarps, int kSteps, int kBlocksPerMultiprocessor, bool kFewChannels>
 struct ForwardTile {
   static constexpr bool kNarrow = kFewChannels;  // blocks may have fewer scanning warps
-  static constexpr int kC = kChannelsOfThread, kS = kStatesOfThread, kLanes = kLanesOfChannel;
-  static constexpr int kT = kSteps, kBatch = kBatchSteps, kBlocks = kBlocksPerMultiprocessor;
-  static constexpr int kAhead = kTilesAhead, kUnrolled = kUnrolledSteps;
+  static constexpr int kC = kChannelsOfThread, kS = 4, kLanes = kLanesOfChannel;
+  static constexpr int kT = kSteps, kBetween = kT, kBlocks = kBlocksPerMultiprocessor;
   static constexpr int kWarpChannels = kC * 32 / kLanes;
   static constexpr int kChannels = kWarpChannels * kScanWarps;  // at most
   static constexpr int kStates = kS * kLanes;
   static constexpr int kInputs = 32 * kInputWarps, kOutputs = 32 * kOutputWarps;  // threads
   static constexpr int kThreads = 32 * kScanWarps + kInputs + kOutputs;
-  template <ScanPass kPass>  // threads that do not scan
-  static constexpr int kStage = kInputs + (kPass == ScanPass::kOutputs ? kOutputs : 0);
-  static constexpr int kParts = kLanes / kC;  // sums that y of a (step, channel) comes in
+  static constexpr int kStage = kInputs + kOutputs;  // threads that do not scan
+  static constexpr int kParts = kLanes / kC;         // sums that y of a (step, channel) comes in
   // In floats, spread over the banks.
   static constexpr int kPitch = 2 * kChannels + 4;
   static constexpr int kStatePitch = 2 * kStates + 4;
   static constexpr int kQuadPitch = 4 * kParts + (kParts > 1 ? 4 : 0);  // y of four channels
   static constexpr int kSumPitch = kChannels / 4 * kQuadPitch + (kParts > 1 ? 0 : 4);
   static constexpr int kSharedBytes = 8 * kT * (kPitch + kStatePitch + kSumPitch);
-  static_assert(kLanes >= kC && kWarpChannels % 4 == 0 && (kS == 2 || kS == 4));
-  static_assert(kT % 4 == 0 && kT % kUnrolled == 0 && kUnrolled % kBatch == 0);
+  static_assert(kLanes >= kC && kWarpChannels % 4 == 0 && kT % 4 == 0);
 };
 
 // Which elements of u, delta, z and y lie side by side, in fours that can be read at once: those of
@@ -87,6 +83,15 @@ struct alignas(4 * sizeof(T)) ScanQuad {
     unpack(v, out);
   }
 };
+
+__device__ __forceinline__ void load_four(const float* from, float (&to)[4]) {
+  const float4 v = *reinterpret_cast<const float4*>(from);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+__device__ __forceinline__ void store_four(float* to, const float (&from)[4]) {
+  *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+}
 
 // The units of a tile, of four neighbouring channels or steps, over kThreads staging threads.
 template <class T, class Tile, ScanLayout kLayout, int kThreads>
@@ -267,40 +272,27 @@ struct InputStager {
         reinterpret_cast<float4*>(to)[1] = make_float4(x[i][2].x, x[i][2].y, x[i][3].x, x[i][3].y);
       }
     }
-    // What a thread scans at a step is one 16-byte vector, or two that are next to other threads'.
     float* state_out = states + (tile & 1) * kT * Tile::kStatePitch;
 #pragma unroll
     for (int i = 0; i < kStateUnits; ++i) {
       if (!some_states(i)) continue;
       float v[4];
       held.states[i].to_floats(v);
-      float* to = state_out + state_step[i] * Tile::kStatePitch;
-      if constexpr (Tile::kS == 4) {  // [B, C][state]
-        to += is_C(i) * Tile::kStates + first_state[i];
-        *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
-      } else {  // [pair of states][B, C][2]
-        to += first_state[i] * 2 + is_C(i) * 2;
-        reinterpret_cast<float2*>(to)[0] = make_float2(v[0], v[1]);
-        reinterpret_cast<float2*>(to)[2] = make_float2(v[2], v[3]);
-      }
+      float* to = state_out + state_step[i] * Tile::kStatePitch;  // [B, C][state]
+      store_four(to + is_C(i) * Tile::kStates + first_state[i], v);
     }
   }
 
   // Tile i + 1 comes while tile i is scanned.
   __device__ __forceinline__ void run() {
-    Held held[Tile::kAhead];
-#pragma unroll
-    for (int j = 0; j < Tile::kAhead; ++j) request(held[j]);
+    Held held;
+    request(held);
     units.load_own(a.bias, bias);
 #pragma unroll 1
-    for (int i = -1; i < units.tiles; i += Tile::kAhead) {
-#pragma unroll
-      for (int j = 0; j < Tile::kAhead; ++j) {
-        if (i + j >= units.tiles) break;
-        if (i + j + 1 < units.tiles) put(i + j + 1, held[j]);
-        request(held[j]);
-        __syncthreads();
-      }
+    for (int i = 0; i <= units.tiles; ++i) {
+      if (i < units.tiles) put(i, held);
+      request(held);
+      __syncthreads();
     }
   }
 };
@@ -438,20 +430,15 @@ struct OutputStager {
       for (int i = 0; i <= units.tiles; ++i) __syncthreads();
       return;
     }
-    Held held[Tile::kAhead];
-#pragma unroll
-    for (int j = 0; j < Tile::kAhead; ++j) request(held[j]);
+    Held held;
+    request(held);
     units.load_own(a.D, D);
     __syncthreads();  // the first inputs have come
 #pragma unroll 1
-    for (int i = 0; i < units.tiles; i += Tile::kAhead) {
-#pragma unroll
-      for (int j = 0; j < Tile::kAhead; ++j) {
-        if (i + j >= units.tiles) break;
-        __syncthreads();
-        put(i + j, held[j]);
-        request(held[j]);
-      }
+    for (int i = 0; i < units.tiles; ++i) {
+      __syncthreads();
+      put(i, held);
+      request(held);
     }
   }
 };

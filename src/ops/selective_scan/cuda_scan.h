@@ -104,14 +104,15 @@ void set_inputs(const Op& op, const scan::Problem& p, Args* a) {
 enum class ScanPass { kOutputs, kStates };
 
 // How threads share channels and states. kMany: up to 16 states, as many channels as there are.
-// kFew: two states a thread, for the least time a step where a GPU is not full. kLong: the same for
-// long sequences, in twice the shared memory. kEight, kTwelve: so many channels a block, time cut
-// among its threads as well; no states are kept. kWide: 64 states at a time.
-enum class ScanShape { kMany, kFew, kLong, kEight, kTwelve, kWide };
+// kFew: two states a thread, for the least time a step where a GPU is not full. kSmall: the same in
+// half the shared memory. kShort: few channels over a tile or less, time cut among threads. kWide:
+// 64 states at a time.
+enum class ScanShape { kMany, kFew, kSmall, kShort, kWide };
 
-// What a block of the forward takes at most, and one of its warps.
+// What a block of the forward takes at most, and one of its warps; states can be kept after every
+// `between` steps.
 struct ForwardBlock {
-  int channels, warp_channels, states, steps;
+  int channels, warp_channels, states, between;
   int shared_bytes;
 };
 

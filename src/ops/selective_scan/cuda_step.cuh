@@ -41,6 +41,37 @@ __device__ __forceinline__ float power(float x, float y) {
   return power_of_sum(whole, rest);
 }
 
+// The decays over kSteps steps for one state. For float, one instruction each would be off to the
+// same side step after step, which adds up: so a piece of four steps has its exact decay as well,
+// and a state that was walked through it is put right by `add` times the state before it.
+template <class T, int kSteps>
+struct Decays {
+  static constexpr int kPiece = 4;
+  static constexpr bool kExact = std::is_same_v<T, float>;
+  float step[kSteps], add[kExact ? kSteps / kPiece : 1];
+
+  Decays() = default;
+  __device__ __forceinline__ Decays(const float (&dt)[kSteps], float A) {
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) step[k] = kExact ? exp2_fast(dt[k] * A) : power<T>(dt[k], A);
+    if constexpr (kExact) {
+#pragma unroll
+      for (int k = 0; k < kSteps; k += kPiece) {
+        const float time = (dt[k] + dt[k + 1]) + (dt[k + 2] + dt[k + 3]);
+        const float exact = power<T>(time, A);
+        const float made = (step[k] * step[k + 1]) * (step[k + 2] * step[k + 3]);
+        add[k / kPiece] = exact == made ? 0.f : exact - made;  // of two infinities as well
+      }
+    }
+  }
+  // Takes the state `h` through step k, `before` being the state before its piece.
+  __device__ __forceinline__ void walk(int k, float added, float& h, float& before) const {
+    if (k % kPiece == 0) before = h;
+    h = fmaf(step[k], h, added);
+    if (kExact && k % kPiece == kPiece - 1) h = fmaf(add[k / kPiece], before, h);
+  }
+};
+
 // x within what `power` takes; no number stays none.
 constexpr float kMostExponent = 1e12f;
 template <class T>

@@ -3,8 +3,8 @@
 // Floor: memory, the state read and written once; one exponential per state.
 //
 // A lane is a state of a channel, which is how they lie in memory. Threads take vectors of
-// channels, whose dt, x, D and z are made ready together; B and C are kept as float while their
-// group lasts.
+// channels, whose dt, x, D and z are made ready together; B and C are kept while their group lasts.
+// The terms of C . state cancel, so they are added in double precision.
 
 #include "ops/selective_state_update/selective_state_update.h"
 
@@ -33,6 +33,7 @@ namespace {
 using state_update::Problem;
 using state_update::View;
 using Vec = hn::Vec<F32>;
+using F64 = hn::Repartition<double, F32>;
 
 constexpr float kLog2e = 1.44269504f;
 constexpr int64_t kStates = 256;  // of B and C that are kept at a time
@@ -51,6 +52,13 @@ HWY_INLINE Vec load_entries(const View& v, int64_t offset, int64_t stride, int64
   return hn::Load(d, out);
 }
 
+HWY_INLINE hn::Vec<F64> lower(Vec x) {
+  return hn::PromoteTo(F64(), hn::LowerHalf(hn::Half<F32>(), x));
+}
+HWY_INLINE hn::Vec<F64> upper(Vec x) {
+  return hn::PromoteTo(F64(), hn::UpperHalf(hn::Half<F32>(), x));
+}
+
 HWY_INLINE void store_entries(Vec x, const View& v, int64_t offset, int64_t stride, int64_t count) {
   const F32 d;
   if (v.dtype == DType::kFloat32 && stride == 1 && count == static_cast<int64_t>(hn::Lanes(d))) {
@@ -66,7 +74,7 @@ HWY_INLINE void store_entries(Vec x, const View& v, int64_t offset, int64_t stri
 // B and C of one group, states [first, first + count).
 struct Shared {
   alignas(64) float B[kStates];
-  alignas(64) float C[kStates];
+  alignas(64) double C[kStates];
   int64_t batch = -1, group = -1, first = -1;
 
   void load(const Problem& p, int64_t b, int64_t g, int64_t n, int64_t count) {
@@ -81,7 +89,9 @@ struct Shared {
       const int64_t at = b * p.B.batch + g * p.B.head + (n + i) * p.B.state;
       hn::Store(load_entries(p.B, at, p.B.state, few), d, B + i);
       const int64_t to = b * p.C.batch + g * p.C.head + (n + i) * p.C.state;
-      hn::Store(load_entries(p.C, to, p.C.state, few), d, C + i);
+      const Vec c = load_entries(p.C, to, p.C.state, few);
+      hn::Store(lower(c), F64(), C + i);
+      hn::Store(upper(c), F64(), C + i + lanes / 2);
     }
   }
 };
@@ -94,7 +104,8 @@ float step_channel(const Problem& p, int64_t b, int64_t h, int64_t c, float dt, 
   const int64_t state = p.state.offset(b, h, c), A = p.A.offset(0, h, c);
   const int64_t next = p.new_state.offset(b, h, c);
   const Vec rate = hn::Set(d, dt * kLog2e), input = hn::Set(d, dt * x);
-  Vec sum = hn::Zero(d);
+  const F64 dd;
+  hn::Vec<F64> low = hn::Zero(dd), high = hn::Zero(dd);
   for (int64_t first = 0; first < p.states; first += kStates) {
     const int64_t count = std::min(kStates, p.states - first);
     shared.load(p, b, group, first, count);
@@ -104,12 +115,13 @@ float step_channel(const Problem& p, int64_t b, int64_t h, int64_t c, float dt, 
       const Vec before = load_entries(p.state, state + n * p.state.state, p.state.state, few);
       const Vec after = hn::MulAdd(Exp2(d, hn::Mul(rate, decay)), before,
                                    hn::Mul(input, hn::Load(d, shared.B + i)));
-      sum = hn::MulAdd(after, hn::Load(d, shared.C + i), sum);
+      low = hn::MulAdd(lower(after), hn::Load(dd, shared.C + i), low);
+      high = hn::MulAdd(upper(after), hn::Load(dd, shared.C + i + lanes / 2), high);
       if (p.new_state.data == nullptr) continue;
       store_entries(after, p.new_state, next + n * p.new_state.state, p.new_state.state, few);
     }
   }
-  return ReduceSum(d, sum);
+  return static_cast<float>(hn::GetLane(hn::SumOfLanes(dd, hn::Add(low, high))));
 }
 
 int64_t update_lanes() { return hn::Lanes(F32()); }

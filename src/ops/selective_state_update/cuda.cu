@@ -109,7 +109,9 @@ __global__ void __launch_bounds__(kUpdateThreads)
 
   float y = 0, z = 0, x = 0, decay = 0;
   float2 dt = {0, 0};
-  float sum[kChannels] = {};
+  // The lanes' sums may cancel.
+  using Sum = std::conditional_t<std::is_same_v<T, float>, double, float>;
+  Sum sum[kChannels] = {};
   bool ready = false;
   int64_t first = 0;
   do {
@@ -157,11 +159,13 @@ __global__ void __launch_bounds__(kUpdateThreads)
       float A[kVec], state[kVec];
       A_in[j].unpack_to(A);
       state_in[j].decode(p.state, state);
+      float part = 0;
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         state[i] = fmaf(same_A ? step : power<T>(step, A[i]), state[i], input * B[i]);
-        sum[j] = fmaf(C[i], state[i], sum[j]);
+        part = fmaf(C[i], state[i], part);
       }
+      sum[j] += part;
       if (has && p.new_state.data != nullptr) {
         put<T>(p.new_state, p.new_state.offset(b, h, c + j) + n * p.new_state.state, state);
       }
@@ -174,7 +178,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
 #pragma unroll
     for (int j = 0; j < half; ++j) {
       const bool upper = lane & half;
-      const float sent = upper ? sum[j] : sum[j + half];
+      const Sum sent = upper ? sum[j] : sum[j + half];
       sum[j] = (upper ? sum[j + half] : sum[j]) + __shfl_xor_sync(kFullMask, sent, half);
     }
   }
@@ -182,7 +186,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
     sum[0] += __shfl_xor_sync(kFullMask, sum[0], away);
   }
   if (!owns || p.y.data == nullptr) return;
-  y += sum[0];
+  y = static_cast<float>(sum[0] + y);
   if (p.z.data != nullptr) y = gated<T>(y, z);
   static_cast<T*>(p.y.data)[p.y.offset(b, h, own)] = from_float<T>(y);
 }

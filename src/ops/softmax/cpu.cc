@@ -105,43 +105,39 @@ void ForwardHeldRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
 
 template <class T>
 void ForwardShortRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
-  alignas(64) float exps[RowGroup::kElements];
   const F32 d;
-  RowGroup group;
-  const int64_t n = job.x.size(-1), most = RowGroup::Rows(n), lanes = hn::Lanes(d);
+  const int64_t n = job.x.size(-1), lanes = hn::Lanes(d);
   if (job.form != Form::kLogSumExp && !job.stream) {
     if (n == 4 * lanes) return ForwardHeldRows<4, T>(job, begin, end);
     if (n == 2 * lanes) return ForwardHeldRows<2, T>(job, begin, end);
     if (n == lanes) return ForwardHeldRows<1, T>(job, begin, end);
   }
-  for (int64_t first = begin; first < end; first += most) {
-    const int64_t rows = std::min(most, end - first);
-    const auto x = [&](int64_t r) { return job.x.ptr<const T>() + job.x_rows.offset(first + r); };
-    const auto y = [&](int64_t r) { return job.out.ptr<T>() + job.out_rows.offset(first + r); };
-    if (job.form == Form::kSoftmax) {
-      group.Find(rows, n, x, [&](int64_t r, int64_t i, auto k, auto e) HWY_ATTR {
-        Store(e, exps + r * n + i, k);
-      });
-      for (int64_t r = 0; r < rows; ++r) {
-        const auto factor = hn::Set(d, std::isinf(group.max[r]) ? kNaN : 1 / group.sum[r]);
-        WriteVectors(y(r), n, job.stream, [&](int64_t i, auto k) HWY_ATTR {
-          return hn::Mul(Load(exps + r * n + i, k), factor);
+  const auto x = [&](int64_t r) { return job.x.ptr<const T>() + job.x_rows.offset(r); };
+  const auto y = [&](int64_t r) { return job.out.ptr<T>() + job.out_rows.offset(r); };
+  if (job.form == Form::kSoftmax) {
+    alignas(64) float exps[2][kBlock];  // of the row at hand and of the last one
+    ForShortRows(
+        begin, end, n, x,
+        [&](int64_t r, int64_t i, auto k, auto e) HWY_ATTR { Store(e, exps[r % 2] + i, k); },
+        [&](int64_t r, const ShortRow& row) HWY_ATTR {
+          const auto factor = hn::Set(d, std::isinf(row.max) ? kNaN : 1 / row.sum);
+          WriteVectors(y(r), n, job.stream, [&](int64_t i, auto k) HWY_ATTR {
+            return hn::Mul(Load(exps[r % 2] + i, k), factor);
+          });
         });
-      }
-      continue;
-    }
-    group.Find(rows, n, x, [](int64_t, int64_t, auto, auto) {});
-    for (int64_t r = 0; r < rows; ++r) group.sum[r] = std::log(group.sum[r]);
-    for (int64_t r = 0; r < rows; ++r) {
-      if (job.form == Form::kLogSumExp) {
-        float* lse = job.out.ptr<float>() + job.out_rows.offset(first + r);
-        *lse = group.shift[r] + group.sum[r];
-      } else {
-        const float log_sum = std::isinf(group.max[r]) ? kNaN : group.sum[r];
-        MapRow(SubtractBoth(), group.shift[r], log_sum, x(r), 1, y(r), 1, n, job.stream);
-      }
-    }
+    return;
   }
+  ForShortRows(
+      begin, end, n, x, [](int64_t, int64_t, auto, auto) {},
+      [&](int64_t r, const ShortRow& row) HWY_ATTR {
+        const float log_sum = std::log(row.sum);
+        if (job.form == Form::kLogSumExp) {
+          job.out.ptr<float>()[job.out_rows.offset(r)] = row.shift + log_sum;
+        } else {
+          MapRow(SubtractBoth(), row.shift, std::isinf(row.max) ? kNaN : log_sum, x(r), 1, y(r), 1,
+                 n, job.stream);
+        }
+      });
 }
 
 // A long row's exponentials, relative to the largest entry so far, go to y; a second pass brings
@@ -149,13 +145,12 @@ void ForwardShortRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
 HWY_INLINE void LongRowSoftmax(const float* x, float* y, int64_t n) {
   const F32 d;
   float shifts[kLongRow / kBlock];
-  LogSumExp row;
-  for (int64_t i = 0; i < n; i += kBlock) {
-    row.Add(x + i, std::min(kBlock, n - i),
-            [&](int64_t c, auto k, auto e) HWY_ATTR { Store(e, y + i + c, k); });
-    shifts[i / kBlock] = row.shift;
-  }
-  for (int64_t i = 0; i < n; i += kBlock) {
+  const LogSumExp row = RowLogSumExp(x, 1, n, [&](int64_t i, float shift) {
+    shifts[i / kBlock] = shift;
+    float* out = y + i;
+    return [out](int64_t c, auto k, auto e) HWY_ATTR { Store(e, out + c, k); };
+  });
+  for (int64_t i = (n - 1) / kBlock * kBlock; i >= 0; i -= kBlock) {
     const double change = std::exp(static_cast<double>(shifts[i / kBlock]) - row.shift);
     const auto factor =
         hn::Set(d, std::isinf(row.max) ? kNaN : static_cast<float>(change / row.sum));
@@ -245,7 +240,7 @@ void softmax_forward(const SoftmaxForward& job, int64_t begin, int64_t end) {
         job.x.stride(-1) == 1 && (job.form == Form::kLogSumExp || job.out.stride(-1) == 1);
     if (job.tiles.count > 0) {
       ForwardColumns<T>(job, begin, end);
-    } else if (unit && RowGroup::Takes(job.x.size(-1))) {
+    } else if (unit && IsShort(job.x.size(-1))) {
       ForwardShortRows<T>(job, begin, end);
     } else {
       ForwardRows<T>(job, begin, end);
@@ -275,7 +270,7 @@ Status forward(Form form, const Tensor& x, const Tensor& out, const Exec& exec) 
                      rows_of(x),
                      rows_of(out, reduces ? 0 : 1),
                      {},
-                     pays_to_stream_beside_arithmetic(2 * x.numel() * size_of(x.dtype))};
+                     pays_to_stream(2 * x.numel() * size_of(x.dtype))};
   if (in_columns(x, job.x_rows) && (reduces || in_columns(out, job.out_rows))) {
     const int64_t inner = evenly_spaced_rows({&job.x_rows, &job.out_rows});
     job.tiles = cached_tiles_of(job.x_rows.count, inner, x.size(-1));

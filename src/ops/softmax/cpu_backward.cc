@@ -135,39 +135,6 @@ void BackwardHeldRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   }
 }
 
-// Unit-stride rows of at most a block, in groups: see RowGroup.
-template <class G, class T>
-void BackwardShortRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
-  const F32 d;
-  float sums[RowGroup::kRows];
-  // Fewer than elsewhere: more of two tensors would leave the first-level cache between the passes.
-  const int64_t n = job.y.size(-1), lanes = hn::Lanes(d), most = RowGroup::Rows(4 * n);
-  if (!job.stream) {
-    if (n == 4 * lanes) return BackwardHeldRows<G, 4, T>(job, begin, end);
-    if (n == 2 * lanes) return BackwardHeldRows<G, 2, T>(job, begin, end);
-    if (n == lanes) return BackwardHeldRows<G, 1, T>(job, begin, end);
-  }
-  for (int64_t first = begin; first < end; first += most) {
-    const int64_t last = std::min(end, first + most);
-    for (int64_t r = first; r < last; ++r) {
-      const T* dy = job.dy.ptr<const T>() + job.dy_rows.offset(r);
-      const T* y = job.y.ptr<const T>() + job.y_rows.offset(r);
-      sums[r - first] = FoldSum(
-          n, [&](int64_t i, auto k) HWY_ATTR { return G::Term(Load(dy + i, k), Load(y + i, k)); });
-    }
-    for (int64_t r = first; r < last; ++r) {
-      const T* dy = job.dy.ptr<const T>() + job.dy_rows.offset(r);
-      const T* y = job.y.ptr<const T>() + job.y_rows.offset(r);
-      T* dx = job.dx.ptr<T>() + job.dx_rows.offset(r);
-      const auto sum = hn::Set(d, sums[r - first]);
-      WriteVectors(dx, n, job.stream, [&](int64_t i, auto k) HWY_ATTR {
-        if (job.far) FetchNextRow(dy + i, y + i, n);
-        return G::Gradient(Load(dy + i, k), Load(y + i, k), sum);
-      });
-    }
-  }
-}
-
 template <class G, class T>
 void BackwardColumns(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   alignas(64) double sum[kTile];
@@ -233,13 +200,19 @@ void LogSumExpBackwardColumns(const LogSumExpBackward& job, int64_t begin, int64
 
 template <class G>
 void Backward(const SoftmaxBackward& job, int64_t begin, int64_t end) {
-  const bool unit = job.dy.stride(-1) == 1 && job.y.stride(-1) == 1 && job.dx.stride(-1) == 1;
+  const bool held =
+      job.dy.stride(-1) == 1 && job.y.stride(-1) == 1 && job.dx.stride(-1) == 1 && !job.stream;
+  const int64_t n = job.y.size(-1), lanes = hn::Lanes(F32());
   ByDType(job.y.dtype, [&](auto t) {
     using T = decltype(t);
     if (job.tiles.count > 0) {
       BackwardColumns<G, T>(job, begin, end);
-    } else if (unit && RowGroup::Takes(job.y.size(-1))) {
-      BackwardShortRows<G, T>(job, begin, end);
+    } else if (held && n == 4 * lanes) {
+      BackwardHeldRows<G, 4, T>(job, begin, end);
+    } else if (held && n == 2 * lanes) {
+      BackwardHeldRows<G, 2, T>(job, begin, end);
+    } else if (held && n == lanes) {
+      BackwardHeldRows<G, 1, T>(job, begin, end);
     } else {
       BackwardRows<G, T>(job, begin, end);
     }

@@ -1,12 +1,14 @@
 """`fk bench`: measures ops beside the peers that are installed."""
 
 import argparse
+import ctypes
 import sys
 
 import numpy as np
 
 import flashkernel as fk
 
+from .. import _library
 from . import report
 from .frameworks import FRAMEWORKS, ITEMSIZE, bytes_moved, installed, jax_waits
 from .mamba import WORKLOADS as MAMBA
@@ -38,7 +40,23 @@ def parse(arguments):
     for op in options.op or ():
         if op not in WORKLOADS:
             parser.error(f"--op: expected one of {', '.join(WORKLOADS)}, got {op}")
+    if options.device == "cuda" and not fk.build_info()["gpus"]:
+        parser.error("--device cuda: no GPU is visible to this build")
+    known = sorted({name for w in WORKLOADS.values() for name in w.peers})
+    for peer in options.peer or ():
+        if peer.removesuffix("_eager").removesuffix("_compile") not in known:
+            parser.error(f"--peer: expected one of {', '.join(known)}, got {peer}")
     return options
+
+
+def implementation_of(op: str, device: str) -> str:
+    """What the op's last call took; where it ran, for what is more than one op, or where the
+    library does not tell (FK_LIBRARY may name an older one, to compare with)."""
+    if not hasattr(_library.lib, "fk_op_last_implementation"):
+        return device
+    last = _library.function("fk_op_last_implementation", ctypes.c_char_p, ctypes.c_void_p)
+    name = last(_library.find_op(op.encode()))
+    return name.decode() if name else device
 
 
 class Bench:
@@ -120,7 +138,7 @@ class Bench:
         return {
             "op": f"{case.op}_{case.direction}",
             "case": {**params, "dtype": case.dtype, "framework": self.framework.name},
-            "impl": self.options.device,
+            "impl": implementation_of(f"{case.op}_{case.direction}", self.options.device),
             "ms": ours,
             "iterations": iterations,
             **rate,

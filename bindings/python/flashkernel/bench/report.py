@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 import subprocess
+import sys
 
 
 def commit() -> str:
@@ -115,10 +116,12 @@ def print_table(result: dict) -> None:
 
         table = Table(title=title(result))
         for column in COLUMNS:
-            table.add_column(column, justify="left" if column in ("case", "best peer") else "right")
+            justify = "left" if column in ("case", "best peer") else "right"
+            table.add_column(column, justify=justify, overflow="fold")
         for row in result["rows"]:
             table.add_row(*cells(row))
-        Console(width=None).print(table)
+        # A file or a pipe has no width of its own; rich would take 80 columns for it.
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
     except ImportError:
         print(title(result))
         table = [list(COLUMNS)] + [cells(row) for row in result["rows"]]

@@ -14,9 +14,10 @@ import torch as _torch
 from .. import Error as _Error
 from .. import selective_scan as _scan
 from .. import selective_state_update as _update
+from ..torch import Mamba
 from . import causal_conv1d as _causal_conv1d
 
-__all__ = ["install", "mamba_inner_fn", "selective_scan_fn", "selective_state_update"]
+__all__ = ["Mamba", "install", "mamba_inner_fn", "selective_scan_fn", "selective_state_update"]
 
 
 def selective_scan_fn(

@@ -40,7 +40,8 @@ def _describe(op: Op, name: str, tensor, device: int) -> tuple[_DLTensor, object
     """A DLTensor without data, and what must stay alive with it."""
     dtype = np.dtype(tensor.dtype)
     if dtype not in _DLPACK:
-        raise _library.Error(f"{op.public_name}: {name}: unknown dtype {dtype}")
+        expected = op.by_name[name].expected_dtypes
+        raise _library.Error(f"{op.public_name}: {name}: expected {expected}, got {dtype}")
     code, bits = _DLPACK[dtype]
     shape = (ctypes.c_int64 * max(len(tensor.shape), 1))(*tensor.shape)
     return _DLTensor(None, device, 0, len(tensor.shape), code, bits, 1, shape, None, 0), shape
@@ -134,7 +135,7 @@ def call(
         for f in op.attributes
     }
     aliases = {}
-    if op.state_output and op.state_output.name in wanted:
+    if op.state_output and op.state_output.updates in given:
         aliases = {given.index(op.state_output.updates): wanted.index(op.state_output.name)}
     if in_place and op.in_place_output.name in wanted:
         overwritten = given.index(op.in_place_output.may_alias)

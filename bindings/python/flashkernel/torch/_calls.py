@@ -3,19 +3,13 @@ nothing but choose the operator. A call that needs no gradient takes the plain o
 microseconds of a Python autograd function, and where it can goes past torch's dispatcher."""
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import _library
 from .._declarations import Op, _compile
 from . import _plain
 from ._operators import Operators
 
-_EXPECTED = {
-    "T": "float32, float16 or bfloat16",  # a float8 that an op does not take, the library refuses
-    "P": "float32 or the activations' dtype",
-    "F": "float32",
-    "I": "int32 or int64",
-    "J": "int32",
-}
 _KNOWN = {
     torch.float32,
     torch.float16,
@@ -39,6 +33,8 @@ def make(operators: Operators):
         "is_compiling": torch.compiler.is_compiling,
         "needs_gradient": _needs_gradient,
         "refuse": _refuse,
+        "forward_ad": forward_ad,
+        "refuse_tangents": _refuse_tangents,
     }
     for i, v in enumerate(operators.variants):
         namespace[f"forward_{i}"] = _plain.operator(v.forward)
@@ -78,6 +74,9 @@ def make(operators: Operators):
         tensors = "".join(f"{f.name}, " for f in op.inputs)
         body.append(f"if grad_enabled() and needs_gradient(({tensors})):")
         body.append(f"    refuse(op, ({tensors}))")
+    tensors = "".join(f"{f.name}, " for f in op.inputs)
+    body.append("if forward_ad._current_level >= 0:")
+    body.append(f"    refuse_tangents(op, ({tensors}))")
     if op.in_place_output:
         body.append("if inplace:")
         body += _indent(_by_variant(operators, _in_place))
@@ -93,6 +92,11 @@ def {op.public_name}({op.flat_signature}):
 """
     function = _compile(source, op.public_name, **namespace)
     function.__doc__ = op.docstring
+    if op.backward:
+        transformable = {f"autograd_{i}": v.transformable for i, v in enumerate(operators.variants)}
+        function.under_transforms = _compile(
+            source, op.public_name, **{**namespace, **transformable}
+        )
     return function
 
 
@@ -120,6 +124,16 @@ def _refuse(op: Op, tensors: tuple) -> None:
         f"{op.public_name}: {name}: expected a tensor that requires no gradient (this op defines "
         "none; call it under torch.no_grad()), got one that does"
     )
+
+
+def _refuse_tangents(op: Op, tensors: tuple) -> None:
+    """Without a rule for them torch would take tangents to be 0."""
+    for f, t in zip(op.inputs, tensors, strict=True):
+        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+            raise _library.Error(
+                f"{op.public_name}: {f.name}: expected a tensor without a tangent (this op defines "
+                "no derivative in forward mode), got one with"
+            )
 
 
 def _value(f) -> str:
@@ -211,16 +225,13 @@ def _recover(op: Op, function, given: tuple, error: Exception):
     attribute only had to be spelled in Python's own types (a NumPy integer as axis)."""
     if torch.compiler.is_compiling():
         raise error
-    fixed = list(given)
-    for i, (f, value) in enumerate(zip(op.arguments, given, strict=False)):
-        if f.kind == "input":
+    under_transforms = getattr(function, "under_transforms", None)
+    if under_transforms and torch._C._are_functorch_transforms_active():
+        return under_transforms(*given)
+    for f, value in zip(op.arguments, given, strict=False):
+        if f.is_tensor:
             _check_tensor(op, f, value)
-        elif f.kind == "number" and f.nullable:
-            op.normalise(f, value)
-        elif f.kind == "choice" or not (f.nullable and value is None):
-            normal = op.normalise(f, value)
-            if f.kind != "choice":
-                fixed[i] = normal
+    fixed = op.in_python_types(given)
     if any(type(a) is not type(b) for a, b in zip(fixed, given, strict=True)):
         return function(*fixed)
     text = str(error)
@@ -243,4 +254,4 @@ def _check_tensor(op: Op, f, value) -> None:
     elif value.device.type not in ("cpu", "cuda", "meta"):
         wrong("a CPU or CUDA tensor", value.device)
     elif value.dtype not in _KNOWN:
-        wrong(_EXPECTED.get(f.dtype_rule, "a known dtype"), str(value.dtype).removeprefix("torch."))
+        wrong(f.expected_dtypes, str(value.dtype).removeprefix("torch."))

@@ -164,6 +164,25 @@ class Gradient:
         function._backward_cls.apply = self.backward
         return function.apply
 
+    def function_under_transforms(self, call):
+        """As `function`, for torch.func, which wants the two halves of a forward apart."""
+        setup, count = self.setup, len(self.op.arguments)
+        extra = (False,) * (len(self.arguments) - count)
+
+        def forward(*arguments):
+            return call(*arguments[:count], *extra)
+
+        def setup_context(ctx, arguments, results):
+            setup(ctx, *arguments, results if isinstance(results, tuple) else (results,))
+
+        methods = {
+            "forward": staticmethod(forward),
+            "setup_context": staticmethod(setup_context),
+            "backward": staticmethod(self.backward),
+            "generate_vmap_rule": True,
+        }
+        return type(self.op.public_name, (torch.autograd.Function,), methods).apply
+
 
 def _join(items) -> str:
     """As the inside of a tuple, of any length."""
@@ -189,10 +208,15 @@ class _Once(torch.autograd.Function):
     """A backward call inside a graph that is kept (create_graph=True): may be made, but not
     differentiated in its turn."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, call, name, *arguments):
-        ctx.name = name.removesuffix("_bwd")
+    def forward(call, name, *arguments):
         return call(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.name = inputs[1].removesuffix("_bwd")
 
     @staticmethod
     def backward(ctx, *gradients):

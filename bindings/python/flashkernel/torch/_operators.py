@@ -55,6 +55,7 @@ class Variant:
     in_place: object = None
     differentiable: object = None
     autograd: object = None  # as `differentiable`, for calls outside of a compiler
+    transformable: object = None  # ... under torch.func's transforms
 
 
 @dataclass
@@ -113,6 +114,7 @@ def _register_gradients(operators: Operators) -> None:
         v.differentiable = _operator(op, op.public_name, v.name, v.outputs, extra=extra)
         gradient = Gradient(op, v, call, in_place_call)
         v.autograd = gradient.function(v.differentiable)
+        v.transformable = gradient.function_under_transforms(v.differentiable)
         torch.library.register_autograd(
             v.differentiable._name,
             gradient.backward,
@@ -253,7 +255,16 @@ def _fake(op: Op, returned: list[int], chosen_by_call: bool, absent: set[str]):
         arguments = list(given)
         for i in left_out:
             arguments.insert(i, None)
-        like = next(arguments[i] for i in tensors if arguments[i] is not None)
+        given_tensors = [i for i in tensors if arguments[i] is not None]
+        first = given_tensors[0]
+        like = arguments[first]
+        for i in given_tensors:
+            # Torch comes here too with some tensors on the meta device and some not.
+            if arguments[i].device != like.device:
+                raise RuntimeError(
+                    f"{op.public_name}: {names[i]}: expected {like.device}, where {names[first]} "
+                    f"is, got {arguments[i].device}"
+                )
         shapes = op.output_shapes(*arguments[: len(names)])
         results = []
         for i in returned:

@@ -1,0 +1,57 @@
+"""`fk bench`: the file, the page and the table it writes, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+STATISTICS = {"mean", "std", "min", "max", "p50", "p95", "p99"}
+
+
+def bench(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "flashkernel.bench", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_file_page_and_table(tmp_path):
+    file, page = tmp_path / "a" / "result.json", tmp_path / "page.html"
+    call = ["--quick", "--framework", "numpy", "--op", "softmax", "--json", file, "--html", page]
+    for implementation in ("cpu", "reference"):  # the second replaces the first one's row
+        done = bench(*map(str, call), FK_IMPL=f"softmax_fwd={implementation}")
+        assert done.returncode == 0, done.stderr
+        assert "softmax_fwd 4096 x 768 float32" in done.stdout
+        result = json.loads(file.read_text())
+        assert {"machine", "commit", "date", "method", "rows"} <= set(result)
+        (row,) = result["rows"]
+        assert row["op"] == "softmax_fwd"
+        assert row["impl"] == implementation
+        assert row["ms"].keys() == row["peers"]["numpy"]["ms"].keys() == STATISTICS
+        assert row["ratio_to_best_peer"] > 0
+        assert "softmax_fwd 4096 x 768 float32" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["no_such_suite"], "no_such_suite"),
+        (["--op", "sofmax"], "--op: expected one of"),
+        (["--peer", "nobody"], "--peer: expected one of"),
+        (["--framework", "numpy", "--device", "cuda"], "has no device cuda"),
+    ],
+)
+def test_refuses(arguments, message):
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_refuses_a_device_that_is_not_there():
+    done = bench("--framework", "torch", "--device", "cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert "no GPU is visible" in done.stderr
