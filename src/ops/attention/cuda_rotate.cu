@@ -33,6 +33,7 @@ struct Rows {
   Rotation rotation;
   int64_t batch, rows;  // of the tensor: 1 and all where sequences are packed
   int heads, columns;
+  bool pieces;  // what is rotated, and tables, can be read 8 columns or pairs at a time
 
   // The last packed sequence that began(b) holds for.
   template <class Began>
@@ -79,6 +80,58 @@ struct Rows {
         rotation.sin_dtype);
     return value(c) * cosine + (second ? direction : -direction) * value(other) * sine;
   }
+  // The same for 8 columns from `first` on of a row at x, where `pieces`.
+  template <class T>
+  __device__ __forceinline__ void rotate_piece(const T* x, int first, int64_t row, float direction,
+                                               float (&values)[8]) const {
+    unpack(load<8>(x + first), values);
+    if (first >= 2 * rotation.pairs) return;
+    const int64_t at = position(row);
+    const bool second = first >= rotation.pairs;
+    const int pair = rotation.interleaved ? first / 2 : second ? first - rotation.pairs : first;
+    const int64_t cos_at = at * rotation.cos_strides[0] + pair;
+    const int64_t sin_at = at * rotation.sin_strides[0] + pair;
+    if (rotation.interleaved) {
+      float cosine[4], sine[4];
+      load_parameters(rotation.cos, cos_at, rotation.cos_dtype, cosine);
+      load_parameters(rotation.sin, sin_at, rotation.sin_dtype, sine);
+#pragma unroll
+      for (int e = 0; e < 8; e += 2) {
+        const float x0 = values[e], x1 = values[e + 1], turned = direction * sine[e / 2];
+        values[e] = x0 * cosine[e / 2] - x1 * turned;
+        values[e + 1] = x1 * cosine[e / 2] + x0 * turned;
+      }
+    } else {
+      float cosine[8], sine[8], other[8];
+      load_parameters(rotation.cos, cos_at, rotation.cos_dtype, cosine);
+      load_parameters(rotation.sin, sin_at, rotation.sin_dtype, sine);
+      unpack(load<8>(x + (second ? pair : pair + rotation.pairs)), other);
+      if (!second) direction = -direction;
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        values[e] = values[e] * cosine[e] + direction * other[e] * sine[e];
+    }
+  }
+
+ private:
+  template <int kCount>
+  static __device__ __forceinline__ void load_parameters(const void* data, int64_t at, DType dtype,
+                                                         float (&x)[kCount]) {
+    switch (dtype) {
+      case DType::kFloat16:
+        return unpack(load<kCount>(static_cast<const __half*>(data) + at), x);
+      case DType::kBFloat16:
+        return unpack(load<kCount>(static_cast<const __nv_bfloat16*>(data) + at), x);
+      default:
+#pragma unroll
+        for (int i = 0; i < kCount; i += 4) {
+          float four[4];
+          unpack(load<4>(static_cast<const float*>(data) + at + i), four);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) x[i + e] = four[e];
+        }
+    }
+  }
 };
 
 struct Prepare {
@@ -118,6 +171,8 @@ __device__ __forceinline__ void load_piece(const Prepare& p, int64_t b, int64_t 
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) values[i + e] = part[e];
     }
+  } else if (sizeof(T) == 2 && rows.pieces) {
+    if constexpr (sizeof(T) == 2) rows.rotate_piece(x, first, row, 1.f, values);
   } else {
     const int64_t position = rows.rotation.pairs > 0 ? rows.position(row) : 0;
 #pragma unroll
@@ -290,7 +345,7 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Finish {
   Rows rows;
-  const float* sums;
+  const void* sums;
   int64_t columns;     // of the sums
   int64_t patch_rows;  // of a head; 0: sums lie as the gradient does
   Result gradient;
@@ -315,6 +370,7 @@ __device__ __forceinline__ void finish_piece(const Finish& p, int64_t b, int64_t
   p.gradient.store_eight(p.gradient.at(b, row, head), first, values);
 }
 
+template <class T>
 __global__ void __launch_bounds__(kThreads) finish_rows(const __grid_constant__ Finish p) {
   const Rows& rows = p.rows;
   int64_t piece, head, row;
@@ -323,9 +379,17 @@ __global__ void __launch_bounds__(kThreads) finish_rows(const __grid_constant__ 
              (rows.columns + 7) / 8, &piece);
   const int64_t b = divide(divide(place, rows.heads, &head), rows.rows, &row);
   if (b >= rows.batch) return;
-  const float* sums = p.sums + place * p.columns;
-  finish_piece(p, b, row, static_cast<int>(head), static_cast<int>(piece) * 8,
-               [&](int c) { return sums[c]; });
+  const int first = static_cast<int>(piece) * 8;
+  const T* sums = static_cast<const T*>(p.sums) + place * p.columns;
+  if constexpr (sizeof(T) == 2) {
+    if (rows.pieces) {
+      float values[8];
+      rows.rotate_piece(sums, first, row, -1.f, values);
+      p.gradient.store_eight(p.gradient.at(b, row, head), first, values);
+      return;
+    }
+  }
+  finish_piece(p, b, row, static_cast<int>(head), first, [&](int c) { return to_float(sums[c]); });
 }
 
 // Sums in patches (cuda_tiles.cuh): one thread takes two rows, 8 apart, of a patch.
@@ -349,7 +413,8 @@ __global__ void __launch_bounds__(kThreads) finish_patches(const __grid_constant
     end = sequence.q_begin + sequence.q_len;
   }
   const int in_patch = static_cast<int>(index % 8);
-  const float* sums = p.sums + strip * p.columns * 16 + in_patch * 4 * kPatchLane;
+  const float* sums =
+      static_cast<const float*>(p.sums) + strip * p.columns * 16 + in_patch * 4 * kPatchLane;
   if (rows.rotation.pairs == 0) {
     float values[2][8];
 #pragma unroll
@@ -386,6 +451,16 @@ __global__ void __launch_bounds__(kThreads) finish_patches(const __grid_constant
   }
 }
 
+// Whether 16 bytes at a time can be read of its rows.
+bool vectors_fit(const Tensor& x) {
+  bool fit =
+      x.stride(-1) == 1 && x.size(-1) % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  for (int i = 0; i + 1 < x.ndim; ++i) {
+    fit = fit && (x.shape[i] == 1 || x.strides[i] * size_of(x.dtype) % 16 == 0);
+  }
+  return fit;
+}
+
 Rows rows_of_tensor(const Problem& problem, const Tensor& x, bool queries,
                     const Rotation& rotation) {
   Rows rows;
@@ -396,6 +471,13 @@ Rows rows_of_tensor(const Problem& problem, const Tensor& x, bool queries,
   rows.rows = x.size(-3);
   rows.heads = static_cast<int>(x.size(-2));
   rows.columns = static_cast<int>(x.size(-1));
+  const auto aligned = [](const void* data, int64_t stride, DType dtype) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * size_of(dtype) % 16 == 0;
+  };
+  rows.pieces = rotation.pairs % (rotation.interleaved ? 4 : 8) == 0 && vectors_fit(x) &&
+                rotation.cos_strides[1] == 1 && rotation.sin_strides[1] == 1 &&
+                aligned(rotation.cos, rotation.cos_strides[0], rotation.cos_dtype) &&
+                aligned(rotation.sin, rotation.sin_strides[0], rotation.sin_dtype);
   return rows;
 }
 
@@ -451,11 +533,7 @@ Prepare prepare_of(const Problem& problem, const Preparation& tensor) {
   p.low = prepared_elements(x);
   p.maxima = tensor.maxima;
   p.scales = tensor.scales;
-  p.vectors = tensor.rotation.pairs == 0 && x.stride(-1) == 1 && x.size(-1) % 8 == 0 &&
-              reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-  for (int i = 0; i + 1 < x.ndim; ++i) {
-    p.vectors = p.vectors && (x.shape[i] == 1 || x.strides[i] * size_of(x.dtype) % 16 == 0);
-  }
+  p.vectors = tensor.rotation.pairs == 0 && vectors_fit(x);
   const int64_t rows = std::max<int64_t>(1, p.rows.rows);
   const int64_t pieces = rows * p.rows.heads * ceil_div(p.rows.columns, 8);
   const auto slices = [&](int64_t each, int64_t most) {
@@ -491,9 +569,11 @@ Status prepare(const Problem& problem, Form form, const Preparation* tensors, in
   }
 }
 
-Status finish_gradient(const Problem& problem, const float* sums, int64_t columns, bool queries,
-                       bool patches, const Rotation& rotation, const Tensor& gradient,
-                       cudaStream_t stream) {
+namespace {
+
+Status finish(const Problem& problem, const void* sums, int64_t columns, bool queries, bool patches,
+              const Rotation& rotation, const Tensor& gradient, void (*kernel)(Finish),
+              cudaStream_t stream) {
   if (gradient.numel() == 0) return {};
   Finish p;
   p.rows = rows_of_tensor(problem, gradient, queries, rotation);
@@ -502,9 +582,24 @@ Status finish_gradient(const Problem& problem, const float* sums, int64_t column
   p.patch_rows = patches ? patch_rows(problem, p.rows.rows) : 0;
   p.gradient = result_of(gradient);
   const int64_t rows = p.rows.batch * p.rows.heads * (patches ? p.patch_rows / 2 : p.rows.rows);
-  const auto kernel = patches ? finish_patches : finish_rows;
-  kernel<<<grid_of(ceil_div(rows * (columns / 8), kThreads)), kThreads, 0, stream>>>(p);
+  kernel<<<grid_of(ceil_div(rows * ceil_div(columns, 8), kThreads)), kThreads, 0, stream>>>(p);
   return check_launch("attention finish_gradient");
+}
+
+}  // namespace
+
+Status finish_gradient(const Problem& problem, const float* sums, int64_t columns, bool queries,
+                       bool patches, const Rotation& rotation, const Tensor& gradient,
+                       cudaStream_t stream) {
+  return finish(problem, sums, columns, queries, patches, rotation, gradient,
+                patches ? finish_patches : finish_rows<float>, stream);
+}
+
+Status rotate_back(const Problem& problem, const void* x, bool queries, const Rotation& rotation,
+                   const Tensor& gradient, cudaStream_t stream) {
+  return finish(
+      problem, x, gradient.size(-1), queries, false, rotation, gradient,
+      gradient.dtype == DType::kFloat16 ? finish_rows<__half> : finish_rows<__nv_bfloat16>, stream);
 }
 
 }  // namespace fk::cuda::attention

@@ -78,4 +78,8 @@ Status finish_gradient(const Problem& problem, const float* sums, int64_t column
                        bool patches, const Rotation& rotation, const Tensor& gradient,
                        cudaStream_t stream);
 
+// gradient = x (of its dtype, without gaps), rotated back.
+Status rotate_back(const Problem& problem, const void* x, bool queries, const Rotation& rotation,
+                   const Tensor& gradient, cudaStream_t stream);
+
 }  // namespace fk::cuda::attention

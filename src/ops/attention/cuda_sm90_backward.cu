@@ -1,10 +1,13 @@
 // Attention's backward on Hopper: which calls it takes, head sizes up to 64 and from 97 to 128, and
 //   sinks_kernel: the gradient of the sinks, from what prepare_kernel wrote.
+// Rotated q and k are made ahead, and their gradients rotated back, by passes of cuda_rotate.h.
 #include <algorithm>
 #include <cstddef>
 
+#include "ops/attention/cuda_rotate.h"
 #include "ops/attention/cuda_sm90_backward.cuh"
 #include "ops/attention/cuda_sm90_backward_launch.cuh"
+#include "ops/attention/cuda_sm90_tensors.h"
 
 namespace fk::cuda_sm90 {
 
@@ -59,16 +62,16 @@ Status launch_type(const AttentionBwd& a, const Exec& exec) {
   if (d > 128) return launch_wide(a, exec);
   if (d == 64) {
     if (features) return launch<T, 64, 64, Kind::kFeatures>(a, exec);
-    if (problem.packed) return launch<T, 64, 128, Kind::kPacked>(a, exec);
-    return launch<T, 64, 128, Kind::kDense>(a, exec);
+    return problem.packed ? launch<T, 64, 128, Kind::kPacked>(a, exec)
+                          : launch<T, 64, 128, Kind::kBatch>(a, exec);
   }
   if (features) return launch<T, 128, 64, Kind::kFeatures>(a, exec);
   if (queries(a, problem, a.deterministic || exec.deterministic()) == 80) {
     return problem.packed ? launch<T, 128, 80, Kind::kPacked>(a, exec)
-                          : launch<T, 128, 80, Kind::kDense>(a, exec);
+                          : launch<T, 128, 80, Kind::kBatch>(a, exec);
   }
   return problem.packed ? launch<T, 128, 64, Kind::kPacked>(a, exec)
-                        : launch<T, 128, 64, Kind::kDense>(a, exec);
+                        : launch<T, 128, 64, Kind::kBatch>(a, exec);
 }
 
 // Strides that the copy engine and accesses of 16 bytes take.
@@ -86,6 +89,43 @@ bool all_tensors(const AttentionBwd& a, Condition condition) {
     if (*t && !condition(*t)) return false;
   }
   return true;
+}
+
+Status launch_call(const AttentionBwd& a, const Exec& exec) {
+  return a.q.dtype == DType::kFloat16 ? launch_type<__half>(a, exec)
+                                      : launch_type<__nv_bfloat16>(a, exec);
+}
+
+// The call without its rotation: what is rotated, and its gradients, stand in the workspace behind
+// `bytes`, which grow by theirs.
+AttentionBwd without_rotation(const AttentionBwd& a, char* workspace, int64_t* bytes) {
+  AttentionBwd b = a;
+  b.rotary_cos = b.rotary_sin = {};
+  for (Tensor* t : {&b.q, &b.k, &b.dq, &b.dk}) {
+    if (!*t) continue;
+    *t = without_gaps(*t, workspace == nullptr ? nullptr : workspace + *bytes);
+    *bytes += WorkspaceParts::rounded(t->numel() * size_of(t->dtype));
+  }
+  return b;
+}
+
+Status launch_rotated(const AttentionBwd& a, const Exec& exec) {
+  const cudaStream_t stream = cuda::stream_of(exec);
+  const attention::Problem problem = attention::problem_of(a);
+  const cuda::attention::Rotation rotation = cuda::attention::rotation_of(a);
+  int64_t bytes = Plan(a, a.deterministic || exec.deterministic()).bytes;
+  const AttentionBwd b = without_rotation(a, exec.workspace<char>(), &bytes);
+  const cuda::attention::Preparation tensors[] = {{&a.q, true, rotation, b.q.data},
+                                                  {&a.k, false, rotation, b.k.data}};
+  FK_RETURN_IF_ERROR(
+      cuda::attention::prepare(problem, cuda::attention::Form::kSame, tensors, 2, stream));
+  FK_RETURN_IF_ERROR(launch_call(b, exec));
+  if (a.dq) {
+    FK_RETURN_IF_ERROR(
+        cuda::attention::rotate_back(problem, b.dq.data, true, rotation, a.dq, stream));
+  }
+  return a.dk ? cuda::attention::rotate_back(problem, b.dk.data, false, rotation, a.dk, stream)
+              : Status{};
 }
 
 }  // namespace
@@ -110,7 +150,7 @@ bool accepts(const AttentionBwd& a) {
   if (cuda::device_properties(a.q.device_id).code < 90) return false;
   // The sum of dQ is turned into rows 16 columns at a time.
   if (a.q.size(-1) % 16 != 0 || a.v.size(-1) % 8 != 0) return false;
-  if (a.bias || a.rotary_cos) return false;
+  if (a.bias) return false;
   if (a.q.numel() == 0 || a.k.numel() == 0 || a.v.numel() == 0) return false;
   if (a.alibi_slopes && a.alibi_slopes.dtype != DType::kFloat32) return false;
   if (a.sinks && a.sinks.dtype == DType::kFloat64) return false;
@@ -123,18 +163,17 @@ bool accepts(const AttentionBwd& a) {
 
 size_t workspace(const AttentionBwd& a) {
   // Also what the portable kernel needs, which takes some calls that `accepts` cannot tell.
-  const int64_t own = std::max(backward::Plan(a, false).bytes, backward::Plan(a, true).bytes);
+  int64_t own = std::max(backward::Plan(a, false).bytes, backward::Plan(a, true).bytes);
+  if (cuda::attention::rotation_of(a).pairs > 0) backward::without_rotation(a, nullptr, &own);
   return std::max(static_cast<size_t>(own), cuda::workspace(a));
 }
 
 Status run(const AttentionBwd& a, const Exec& exec) {
   const bool aligned = backward::all_tensors(
       a, [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; });
-  // In a fixed order warps wait for the key blocks before theirs, for ever if offsets fall.
-  const bool waits = a.cu_seqlens_q && (a.deterministic || exec.deterministic());
-  if (!aligned || waits) return cuda::run(a, exec);
-  return a.q.dtype == DType::kFloat16 ? backward::launch_type<__half>(a, exec)
-                                      : backward::launch_type<__nv_bfloat16>(a, exec);
+  if (!aligned) return cuda::run(a, exec);
+  return cuda::attention::rotation_of(a).pairs > 0 ? backward::launch_rotated(a, exec)
+                                                   : backward::launch_call(a, exec);
 }
 
 }  // namespace fk::cuda_sm90

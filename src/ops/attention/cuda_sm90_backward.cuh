@@ -33,11 +33,11 @@ namespace fk::cuda_sm90::backward {
 template <class T, int kD, int kM, Kind kKind>
 struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
   using Base = Warpgroup<T, SharedTiles<kD, kM>, kKind>;
-  using Base::clear_keys, Base::clear_queries, Base::release, Base::say_done, Base::store_rows;
   using Base::kFeatures, Base::kTight, Base::kN;
   using Base::next_tile, Base::finish_tile, Base::finish_block;
   using Base::p, Base::shared, Base::group, Base::warp, Base::lane;
-  using Base::stage, Base::kv_turn;
+  using Base::release, Base::say_done, Base::store_rows;
+  using Base::stage;
   using typename Base::Shared;
   using typename Base::Walk;
   // dQ^T is D x kM: its rows are shared out where there are enough of them, else its columns.
@@ -98,7 +98,6 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     float dp[kM / 2];
     const auto multiply_dp = [&] {
       barrier_wait(&shared.dout_full[now], stage.phase());
-      clear_queries(shared.dout[now], tile, walk, walk.m);
       warpgroup_fence();
       multiply_scores(dp, keys.v, shared.dout[now]);
       warpgroup_commit();
@@ -118,7 +117,7 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     if constexpr (kTight && kKind == Kind::kPacked) {
       // Keys behind the end, of which there are no registers to take care any earlier.
       if (tile.plain_end == 0) {
-        const int left = tile.k_len - tile.n * kN - this->thread_now() / 32 * 16 - lane_now() / 4;
+        const int left = tile.k_len - tile.n * kN - (thread_now() / 32 - 4) * 16 - lane_now() / 4;
 #pragma unroll
         for (int i = 0; i < kM / 2; ++i) {
           if (i % 4 / 2 * 8 >= left) s[i] = 0.f;
@@ -201,10 +200,7 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     ++stage.number;
     // S of the step after the last is of whatever stands in the buffer, and not used: the compiler
     // would have multiplications under a condition wait for each other.
-    if (!last) {
-      barrier_wait(&shared.q_full[stage.index()], stage.phase());
-      clear_queries(shared.q[stage.index()], tile, walk, this->next_block(walk, tile));
-    }
+    if (!last) barrier_wait(&shared.q_full[stage.index()], stage.phase());
     warpgroup_fence();
     multiply_scores(s, keys.k, shared.q[stage.index()]);
     warpgroup_commit();
@@ -219,37 +215,30 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     keep_registers(s);
   }
 
-  __device__ __forceinline__ void run_tile(const Tile& tile, int& pending, float (&dk)[kD / 2],
+  __device__ __forceinline__ void run_tile(const Tile& tile, float (&dk)[kD / 2],
                                            float (&dv)[kD / 2]) {
     const int count = uniform(tile.steps);
     Walk walk;
     walk.m = first_block(p, tile);
-    walk.block = tile.sum + walk.m;
-    if constexpr (kKind != Kind::kDense) {
-      walk.m = uniform(walk.m);
-      walk.cut = uniform(p.problem.packed && tile.q_len % kM != 0 ? tile.q_len / kM : -1);
-    }
-    const int kv = kv_turn.number % Shared::kKeyPlaces;
+    walk.block = tile.sum + walk.m * p.group;
+    const uint32_t loads = tile.loads;
+    const int kv = loads % Shared::kKeyPlaces;
     const uint16_t* k_tile = shared.k[kv];
     const Keys keys = {
         uniform(low_word(k_major(k_tile + group * 64 * 64))),
         uniform(low_word(outer_major(k_tile + (kD == 64 ? 0 : group * kN * 64), kN * 128))),
         uniform(low_word(k_major(shared.v + group * 64 * 64)))};
     float s[kM / 2];
-    barrier_wait(&shared.k_full[kv], kv_turn.number / Shared::kKeyPlaces % 2);
-    clear_keys(shared.k[kv], tile);
+    barrier_wait(&shared.k_full[kv], loads / Shared::kKeyPlaces % 2);
     barrier_wait(&shared.q_full[stage.index()], stage.phase());
-    clear_queries(shared.q[stage.index()], tile, walk, walk.m);
     warpgroup_fence();
     multiply_scores(s, keys.k, shared.q[stage.index()]);
     warpgroup_commit();
-    barrier_wait(&shared.v_full, kv_turn.number % 2);
-    clear_keys(shared.v, tile);
-    ++kv_turn.number;
+    barrier_wait(&shared.v_full, loads % 2);
     warpgroup_wait<0>();
     keep_registers(s);
     step<true>(tile, walk, keys, count == 1, s, dk, dv);
-    say_done(pending);
+    say_done();
     __syncwarp();
 #pragma unroll 1
     for (int i = 2; i <= count; ++i) step<false>(tile, walk, keys, i == count, s, dk, dv);
@@ -268,19 +257,18 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
   }
 
   __device__ __forceinline__ void run() {
-    int pending = -1;  // in the first lane
     while (true) {
-      const Tile& tile = next_tile(pending);
+      const Tile& tile = next_tile();
       if (static_cast<int>(uniform(tile.number)) >= p.tiles) break;
       float dk[kD / 2], dv[kD / 2];
 #pragma unroll
       for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0;
-      if (uniform(tile.steps) != 0) run_tile(tile, pending, dk, dv);
+      if (uniform(tile.steps) != 0) run_tile(tile, dk, dv);
       store_rows(dv, 1.f, p.dv, p.value_columns, tile);
       store_rows(dk, p.scale, p.dk, p.columns, tile);
-      finish_tile(tile, pending);
+      finish_tile(tile);
     }
-    finish_block(pending);
+    finish_block();
   }
 };
 
@@ -292,18 +280,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t storage[];
   auto& shared = *reinterpret_cast<SharedTiles<kD, kM>*>(storage);
-  int warp = static_cast<int>(threadIdx.x) / 32;
-  warp = static_cast<int>(uniform(warp));
-  begin_block(p, shared);
-  if (warp < 4) {
-    serve_block<T>(p, shared, warp);
+  if (!begin_block<kKind>(p, shared)) return;
+  if (uniform(thread_now() / 32) < 4) {
+    serve_block<T, kKind>(p, shared);
   } else {
     take_registers<240>();
+    const int warp = static_cast<int>(uniform(thread_now() / 32));
     Consumer<T, kD, kM, kKind> consumer{
         {p, shared, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32}};
     consumer.run();
-    if (p.done != nullptr)
-      convert_blocks<T, kD, kM, kM == 80 ? 5 : 4>(p, shared.dq_block[warp - 1]);
+    if (p.done != nullptr) convert_blocks<T, kD, kM, kKind, kM == 80 ? 5 : 4>(p, shared.dq_block);
   }
 #endif
 }

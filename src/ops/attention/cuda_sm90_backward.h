@@ -9,6 +9,8 @@
 
 namespace fk::cuda_sm90::backward {
 
+namespace attention = fk::attention;  // and not cuda::attention, whose names are in use too
+
 constexpr int kThreads = 384;      // a warpgroup that loads, two that compute
 constexpr int kConsumerWarps = 8;  // of those two
 constexpr int kFar = 1 << 29;      // a mask's distance without limit; lengths are shorter
@@ -22,39 +24,45 @@ FK_HOST_DEVICE constexpr int dq_parts(int64_t head_size) {
   return head_size == 64 ? 8 : static_cast<int>(head_size / 16);
 }
 
-// What a kernel is made for: nothing special (at D 128 with 80 queries a block: no mask either);
-// packed sequences, above D 128 batches too; softcap and slopes, packed or not.
-enum class Kind { kDense, kPacked, kFeatures };
+// What a kernel is made for: batches (at D 128 with 80 queries a block: no masks, and keys that
+// fill their blocks); packed sequences (the same, but for the keys); both; both with softcap and
+// slopes.
+enum class Kind { kBatch, kPacked, kEither, kFeatures };
+
+enum MapOf { kMapQ, kMapDout, kMapK, kMapV };
 
 // All 0 at the start.
 struct Counters {
   int tile;   // the next to take
   int block;  // of dQ: the next to bring into its final form
-  int done;   // warps of key blocks of all heads
 };
 
 // Query blocks have places ("slots") in the workspace: sequence b of a batch from b * m_blocks on,
-// of packed ones from q_begin / kM + b on.
+// of packed ones from q_begin / kM + b on, which is always enough, and found without a sum over the
+// sequences before. In the same way packed key blocks have places from k_begin / kN + b on.
+//
+// Sequences are taken one after another, of each the key heads. The sums of dQ of such a pair stand
+// one after another, [slots of the sequence][group]; counted through all pairs, block i of sums has
+// place i % ring, but a pair goes on behind the ring's end.
 struct Params {
-  CUtensorMap q, dout, k, v;
+  CUtensorMap maps[4];               // of q, dout, k and v
+  const CUtensorMap* sequence_maps;  // the same of each packed sequence; null: not packed
   attention::Problem problem;
   attention::View dq, dk, dv, slopes;
-  // Sums of dQ: blocks of kM * D, in the order of the registers; null if there is no dq. Packed:
-  // [heads][slots]. Otherwise a ring of `ring` places of [group][m_blocks], which the key heads of
-  // the batch take in turn.
-  float* sum;
+  float* sum;    // of dQ: blocks of kM * D, in the order of the registers; null if there is no dq
   float* stats;  // [heads][slots][2][kM]: -lse * log2(e), delta
   Counters* counters;
   // [batch][key heads]: warps of key blocks whose part of dQ is added. Null: nobody waits for it,
   // and the sums stay what they are.
   int* done;
-  int* converted;  // [batch][key heads]: blocks of dQ in their final form, their sum 0 again
+  int* converted;  // by `segment` blocks of sums: those in their final form, their place 0 again
   int* turns;      // [block of sums][part]: key blocks added so far, from 0; null: any order
   int slots, tiles, m_blocks, n_blocks, kv_heads, group;
-  int ring, sum_stride;  // the latter: blocks from one head of a group to the next
-  // Order of the tiles: key block by key block, `heads_together` heads at a time, those from
-  // `last_heads` on all together.
-  int heads_together, last_heads;
+  int ring, segment;
+  // Order of the tiles: key block by key block, so many heads of a sequence at a time as have
+  // `together` blocks of sums; those with the last `last_tiles` tiles all together, but no more
+  // than have `most_together` blocks.
+  int together, last_tiles, most_together;
   bool descending;  // key blocks from the last to the first
   int m_step;       // 1: query blocks from the first to the last; -1: from the last to the first
   int left, right;

@@ -9,7 +9,7 @@ template <class T>
 Status launch_type(const AttentionBwd& a, const Exec& exec) {
   constexpr int kD = 96, kM = 80;
   auto* kernel = a.cu_seqlens_q ? attention_backward_kernel<T, kD, kM, Kind::kPacked>
-                                : attention_backward_kernel<T, kD, kM, Kind::kDense>;
+                                : attention_backward_kernel<T, kD, kM, Kind::kBatch>;
   return launch<T, kD, kM>(a, exec, kernel, kSharedBytes<kD, kM>);
 }
 

@@ -31,6 +31,11 @@ __device__ __forceinline__ int lane_now() {
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
+__device__ __forceinline__ int thread_now() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
 
 // Transposes an 8 x 8 matrix of 2-byte elements, a row in four lanes.
 __device__ __forceinline__ uint32_t transpose_matrix(uint32_t w) {
@@ -41,7 +46,7 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t w) {
 
 // Finds the next block of dQ to bring into its final form and waits until all its key blocks are
 // added. One thread; `block` is in shared memory, since registers are few.
-template <class T, int kD, int kM>
+template <class T, int kD, int kM, Kind kKind>
 __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& block) {
   constexpr int kN = keys_a_block(kD);
   const int heads = p.kv_heads * p.group;
@@ -49,57 +54,52 @@ __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& bl
     const int i = atomicAdd(&p.counters->block, 1);
     block.rows = 0;
     if (i >= heads * p.slots) return;
-    int sum, row0, head, batch;
-    if (p.problem.packed) {
-      head = i / p.slots;
-      const int slot = i - head * p.slots;
-      const int s = sequence_at<kM>(p, slot);
-      const attention::Sequence sequence = p.problem.sequence(s);
-      const int q_begin = static_cast<int>(sequence.q_begin);
-      row0 = (slot - (q_begin / kM + s)) * kM;
-      block.rows = static_cast<int>(sequence.q_len) - row0;
-      if (block.rows <= 0) continue;
-      row0 += q_begin;
-      block.head = s * p.kv_heads + head / p.group;
-      sum = head * p.slots + slot;
-      batch = 0;
-      block.again = false;
-      // Where the sequence's key blocks are (find_tile), if offsets rise. If they do not, there is
-      // at least an end to it.
-      const int begin = static_cast<int>(sequence.k_begin) / kN + s;
-      const int end = s + 1 < p.problem.batch
-                          ? static_cast<int>(p.problem.sequence(s + 1).k_begin) / kN + s + 1
-                          : p.tiles / p.kv_heads;
-      while (load_acquire(p.done + block.head) < (end - begin) * kConsumerWarps &&
-             load_acquire(&p.counters->done) < p.tiles * kConsumerWarps) {
-        __nanosleep(300);
-      }
+    block.segment = i / p.segment;
+    block.again = i + p.ring < heads * p.slots;
+    int b, row = 0, blocks = p.m_blocks, tiles = p.n_blocks, place = i;
+    if (is_packed<kKind>(p)) {
+      b = sequence_at(p, block.sequence, i / heads,
+                      [&](int b) { return query_begin(p, b) / kM + b; });
+      block.sequence = b;
+      row = query_begin(p, b);
+      const int end = query_begin(p, b + 1);
+      place -= (row / kM + b) * heads;
+      blocks = end / kM + 1 - row / kM;
+      block.rows = end - row;
+      tiles = (key_begin(p, b + 1) - key_begin(p, b) + kN - 1) / kN;
     } else {
-      const int blocks = p.group * p.m_blocks;
-      const int kv_head = i / blocks, rest = i - kv_head * blocks;
-      batch = kv_head / p.kv_heads;
-      head = (kv_head - batch * p.kv_heads) * p.group + rest / p.m_blocks;
-      sum = kv_head % p.ring * blocks + rest;
-      row0 = rest % p.m_blocks * kM;
-      block.rows = static_cast<int>(p.problem.q_len) - row0;
-      block.head = kv_head;
-      block.again = kv_head + p.ring < static_cast<int>(p.problem.batch) * p.kv_heads;
-      while (load_acquire(p.done + kv_head) < p.n_blocks * kConsumerWarps) __nanosleep(300);
+      block.rows = static_cast<int>(p.problem.q_len);
+      b = i / (heads * blocks);
+      place -= b * heads * blocks;
     }
-    block.sum = p.sum + static_cast<int64_t>(sum) * (kM * kD);
-    block.to = static_cast<T*>(p.dq.data) + batch * p.dq.batch + row0 * p.dq.row + head * p.dq.head;
+    blocks *= p.group;
+    int head = place / blocks;
+    place -= head * blocks;
+    const int* done = p.done + b * p.kv_heads + head;
+    block.sum = p.sum + static_cast<int64_t>((i - place) % p.ring + place) * (kM * kD);
+    const int m = place / p.group;
+    head = head * p.group + place - m * p.group;
+    block.rows = block.rows - m * kM;
+    if (block.rows <= 0 || head >= heads) {  // nothing is there
+      add_release(p.converted + block.segment);
+      continue;
+    }
+    block.to = static_cast<T*>(p.dq.data) + (is_packed<kKind>(p) ? 0 : b * p.dq.batch) +
+               static_cast<int64_t>(row + m * kM) * p.dq.row + head * p.dq.head;
+    while (load_acquire(done) < tiles * kConsumerWarps) __nanosleep(300);
     return;
   }
 }
 
 // A warp brings blocks of dQ from their sum of floats, in the order of the registers
 // (Consumer::add_dq) to rows of q's type, and zeroes the sum if another head takes its place.
-template <class T, int kD, int kM, int kAtOnce>
-__device__ __forceinline__ void convert_blocks(const Params& p, volatile DqBlock& block) {
+template <class T, int kD, int kM, Kind kKind, int kAtOnce>
+__device__ __forceinline__ void convert_blocks(const Params& p, volatile DqBlock* blocks) {
   constexpr int kGroups = kD == 64 ? kM / 16 : kM / 8;  // of 8 queries, in a warp's part
   static_assert(kGroups % kAtOnce == 0);
+  volatile DqBlock& block = blocks[thread_now() / 32 - 1];
   while (true) {
-    if (lane_now() == 0) find_block<T, kD, kM>(p, block);
+    if (lane_now() == 0) find_block<T, kD, kM, kKind>(p, block);
     __syncwarp();
     if (block.rows <= 0) return;
 #pragma unroll 1
@@ -134,7 +134,7 @@ __device__ __forceinline__ void convert_blocks(const Params& p, volatile DqBlock
     }
     fence_async();
     __syncwarp();
-    if (lane_now() == 0) add_release(p.converted + block.head);
+    if (lane_now() == 0) add_release(p.converted + block.segment);
   }
 }
 

@@ -20,6 +20,12 @@
 namespace fk::cuda_sm90::backward {
 
 struct RowParams {
+  // Of packed sequences: maps of q, dout, k and v, where their rows begin and how far apart these
+  // are (bytes), and where maps of each sequence go.
+  CUtensorMap maps[4];
+  char* data[4];
+  int64_t row_bytes[4];
+  CUtensorMap* sequence_maps;
   attention::Problem problem;
   attention::View dout, out, lse, dlse, dq;
   float4* zero;  // sums and counters
@@ -37,38 +43,61 @@ struct Rows {
   int64_t batch;
   int64_t begin;
   int64_t count;  // may be negative: none
+  int64_t sequence;
+  int64_t first, blocks;  // slots of the sequence: the first of them, how many
 };
 
+constexpr int kRowThreads = 256;
+
+// All threads of a block.
 template <int kM>
 __device__ __forceinline__ Rows rows_of(const RowParams& p, int64_t slot) {
-  int64_t batch, first_slot;
-  if (p.problem.packed) {
-    int low = 0, high = static_cast<int>(p.problem.batch) - 1;
-    while (low < high) {
-      const int middle = (low + high + 1) / 2;
-      if (p.problem.sequence(middle).q_begin / kM + middle <= slot) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    batch = low;
-    first_slot = p.problem.sequence(low).q_begin / kM + low;
-  } else {
-    batch = slot / p.m_blocks;
-    first_slot = batch * p.m_blocks;
+  if (!p.problem.packed) {
+    const int64_t batch = slot / p.m_blocks, row = (slot - batch * p.m_blocks) * kM;
+    const int64_t left = p.problem.q_len - row;
+    return {batch, row, left < kM ? left : kM, batch, batch * p.m_blocks, p.m_blocks};
   }
-  const attention::Sequence s = p.problem.sequence(batch);
-  const int64_t first = (slot - first_slot) * kM, left = s.q_len - first;
-  return {p.problem.packed ? 0 : batch, s.q_begin + first, left < kM ? left : kM};
+  const auto first_slot = [&](int64_t b) { return p.problem.sequence(b).q_begin / kM + b; };
+  int b = 0;  // the last sequence that begins at this slot or before
+  for (int first = 1; first < p.problem.batch; first += kRowThreads) {
+    const int i = first + threadIdx.x;
+    const int begun = __syncthreads_count(i < p.problem.batch && first_slot(i) <= slot);
+    b += begun;
+    if (begun < kRowThreads) break;
+  }
+  const attention::Sequence s = p.problem.sequence(b);
+  const int64_t first = first_slot(b), row = (slot - first) * kM, left = s.q_len - row;
+  const int64_t blocks = (s.q_begin + s.q_len) / kM + 1 - s.q_begin / kM;
+  return {0, s.q_begin + row, left < kM ? left : kM, b, first, blocks};
 }
 
-constexpr int kRowThreads = 256;
+// Map `i` of packed sequence b: what is behind its rows counts as 0.
+__device__ __forceinline__ void make_sequence_map([[maybe_unused]] const RowParams& p,
+                                                  [[maybe_unused]] int i,
+                                                  [[maybe_unused]] int64_t b) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const attention::Sequence s = p.problem.sequence(b);
+  const int64_t begin = i < kMapK ? s.q_begin : s.k_begin;
+  const int rows = max(1, static_cast<int>(i < kMapK ? s.q_len : s.k_len));
+  CUtensorMap* map = p.sequence_maps + b * 4 + i;
+  for (int j = 0; j < 8; ++j) {
+    reinterpret_cast<uint4*>(map)[j] = reinterpret_cast<const uint4*>(&p.maps[i])[j];
+  }
+  const size_t to = __cvta_generic_to_global(map);
+  asm volatile("tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;" ::"l"(to),
+               "l"(p.data[i] + begin * p.row_bytes[i])
+               : "memory");
+  asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], 2, %1;" ::"l"(to),
+               "r"(rows)
+               : "memory");
+  asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory");
+#endif
+}
 
 // A block of threads per block of queries and head. Rows that are not there, and queries that see
 // no key, get lse = inf: their P is 0.
 template <class T, int kD, int kM>
-__global__ void __launch_bounds__(kRowThreads) prepare_kernel(const RowParams p) {
+__global__ void __launch_bounds__(kRowThreads) prepare_kernel(const __grid_constant__ RowParams p) {
   constexpr int kLanes = kD <= 64 ? 8 : kD <= 128 ? 16 : 32;
   constexpr int kRowsAtATime = kRowThreads / kLanes, kRounds = kM / kRowsAtATime;
   static_assert(kM % kRowsAtATime == 0);
@@ -78,6 +107,9 @@ __global__ void __launch_bounds__(kRowThreads) prepare_kernel(const RowParams p)
   const int lane = threadIdx.x % kLanes;
   cuda::wait_for_earlier_kernels();
   const Rows rows = rows_of<kM>(p, slot);
+  if (p.sequence_maps != nullptr && head == 0 && slot == rows.first && threadIdx.x < 4) {
+    make_sequence_map(p, threadIdx.x, rows.sequence);
+  }
   const T* dout = static_cast<const T*>(p.dout.data) + rows.batch * p.dout.batch +
                   rows.begin * p.dout.row + head * p.dout.head + lane * 8;
   const T* out = static_cast<const T*>(p.out.data) + rows.batch * p.out.batch +
@@ -141,10 +173,10 @@ __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p)
   cuda::wait_for_earlier_kernels();
   const Rows rows = rows_of<kM>(p, slot);
   if (rows.count <= 0) return;
-  // The head's place among the sums: Params::sum.
-  const int64_t block = p.problem.packed
-                            ? head * p.slots + slot
-                            : (slot / p.m_blocks * p.heads + head) * p.m_blocks + slot % p.m_blocks;
+  // Place among the sums (Params), of which there is one for each block.
+  const int group = static_cast<int>(p.problem.group()), kv_head = head / group;
+  const int64_t block = rows.first * p.heads + kv_head * rows.blocks * group +
+                        (slot - rows.first) * group + (head - kv_head * group);
   const float4* sum = reinterpret_cast<const float4*>(p.sum + block * (kM * kD));
   constexpr int kValues = kM * kD / 4, kRounds = (kValues + kRowThreads - 1) / kRowThreads;
   float4 x[kRounds];
@@ -199,7 +231,7 @@ inline int queries(const AttentionBwd& a, const attention::Problem& problem, boo
   if (d < 128) return d == 64 ? 128 : 80;
   if (deterministic || !problem.mask.unlimited()) return 64;
   // Of packed sequences only the average length is known here.
-  if (problem.packed) return problem.q_len >= 2048 * problem.batch ? 80 : 64;
+  if (problem.packed) return problem.q_len >= 768 * problem.batch ? 80 : 64;
   return problem.k_len % 128 == 0 && (problem.q_len + 79) / 80 * 80 * 32 <= problem.q_len * 33 ? 80
                                                                                                : 64;
 }
@@ -210,10 +242,10 @@ struct Plan {
   attention::Problem problem;
   int d, m, n;  // head size of the kernel, queries and keys a block
   int64_t m_blocks, n_blocks, slots, blocks, tiles;
-  int64_t heads_together, last_heads, ring;  // Params
-  bool convert_beside;                       // in the main kernel, not after it
+  int64_t together, last_tiles, most_together, ring, segment;  // Params
+  bool convert_beside;                                         // in the main kernel, not after it
   // Where they begin in the workspace, the counters at 0. All before `stats` is 0 at the start.
-  int64_t done, converted, turns, sum, stats, bytes;
+  int64_t done, converted, turns, sum, stats, maps, bytes;
 
   Plan(const AttentionBwd& a, bool deterministic) : problem(attention::problem_of(a)) {
     d = head_size(a);
@@ -225,18 +257,17 @@ struct Plan {
     blocks = slots * problem.heads;
     tiles = (problem.packed ? problem.k_len / n + problem.batch : problem.batch * n_blocks) *
             problem.kv_heads;
+    order_tiles(deterministic, a.q.device_id);
+    // The last pair of sequence and head may go on behind the ring's end.
+    const int64_t sums = ring + (problem.packed && ring < blocks ? slots * problem.group() : 0);
     const int64_t heads = problem.batch * problem.kv_heads;
-    const int64_t head_sums = m_blocks * problem.group();
-    // Of packed sequences, those of a head are in order one after another.
-    order_tiles(problem.packed ? problem.kv_heads : heads, head_sums * m * d * 4, deterministic,
-                a.q.device_id);
-    const int64_t sums = problem.packed ? blocks : ring * head_sums;
     done = 256;
     converted = done + WorkspaceParts::rounded(heads * 4);
-    turns = converted + WorkspaceParts::rounded(heads * 4);
+    turns = converted + WorkspaceParts::rounded((blocks / segment + 1) * 4);
     sum = turns + (deterministic ? WorkspaceParts::rounded(sums * dq_parts(d) * 4) : 0);
     stats = sum + (a.dq ? sums * m * d * 4 : 0);
-    bytes = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
+    maps = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
+    bytes = maps + (problem.packed ? 4 * problem.batch * int64_t{sizeof(CUtensorMap)} : 0);
   }
 
  private:
@@ -244,28 +275,36 @@ struct Plan {
   // cache. Under a causal mask the first take the longest, and beginning a long one last would
   // leave most of the chip idle: some heads together, and at the end as many as make two tiles a
   // multiprocessor.
-  void order_tiles(int64_t heads, int64_t head_bytes, bool deterministic, int device) {
-    constexpr int64_t kTogether = 4 << 20, kRing = 24 << 20;  // bytes of sums
+  void order_tiles(bool deterministic, int device) {
+    const int64_t block_bytes = int64_t{m} * d * 4;
+    // Bytes of sums.
+    constexpr int64_t kTogether = 4 << 20, kRing = 24 << 20, kPackedRing = 36 << 20;
     const int64_t processors = cuda::device_properties(device).multiprocessors;
-    const int64_t row = std::max<int64_t>(n_blocks, 1);
-    heads_together = 1;
-    last_heads = heads;
-    if (problem.mask.right < kFar && problem.mask.left >= kFar && !deterministic) {
-      heads_together = std::max<int64_t>(1, kTogether / std::max<int64_t>(head_bytes, 1));
-      const int64_t sequence_row = std::max<int64_t>(1, problem.packed ? row / problem.batch : row);
-      last_heads = std::max<int64_t>(0, heads - divide_up(2 * processors, sequence_row));
+    const bool causal = problem.mask.right < kFar && problem.mask.left >= kFar && !deterministic;
+    together = causal ? kTogether / block_bytes : 0;
+    last_tiles = causal ? 2 * processors : 0;
+    if (problem.packed) {
+      // Any sequence may be as long as all are together.
+      ring = std::max(kPackedRing / block_bytes, 3 * slots * problem.group());
+      segment = std::max<int64_t>(1, ring / 16);
+      most_together = ring * 10 / 16;
+    } else {
+      // Never less than what is taken together, or heads would wait for each other; and long enough
+      // that tiles hardly ever wait for the conversion of the head that had their place before.
+      const int64_t row = std::max<int64_t>(n_blocks, 1), heads = tiles / row;
+      segment = std::max<int64_t>(1, m_blocks * problem.group());
+      const int64_t heads_together = std::max<int64_t>(1, together / segment);
+      const int64_t last_heads = std::min(heads, divide_up(last_tiles, row));
+      ring = std::max(heads_together, last_heads) + heads_together + 2 * divide_up(processors, row);
+      ring = std::max(ring, kRing / (segment * block_bytes)) * segment;
+      most_together = blocks;
     }
-    // Never less than what is taken together, or heads would wait for each other; and long enough
-    // that tiles hardly ever wait for the conversion of the head that had their place before.
-    ring = std::max(heads_together, heads - last_heads) + heads_together +
-           2 * divide_up(processors, row);
-    ring = std::max(ring, kRing / std::max<int64_t>(head_bytes, 1));
-    ring = std::min(ring, heads);
+    ring = std::min(std::max<int64_t>(ring, 1), blocks);
     // There has to be enough to multiply beside it: key blocks that a query sees. For wide heads
     // there is no other way.
     const int64_t seen = problem.mask.unlimited() ? n_blocks : n_blocks / 2;
     convert_beside = d > 128 || seen > 4 * (problem.packed ? problem.batch : 1);
-    if (deterministic || !convert_beside) ring = heads;
+    if (deterministic || !convert_beside) ring = blocks;
   }
 };
 
@@ -319,10 +358,17 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   rows.value_columns = static_cast<int>(problem.value_dim);
 
   Params p = {};
-  FK_RETURN_IF_ERROR(map_rows(&p.q, a.q, kM));
-  FK_RETURN_IF_ERROR(map_rows(&p.dout, a.dout, kM));
-  FK_RETURN_IF_ERROR(map_rows(&p.k, a.k, plan.n));
-  FK_RETURN_IF_ERROR(map_rows(&p.v, a.v, plan.n));
+  const Tensor* mapped[4] = {&a.q, &a.dout, &a.k, &a.v};
+  for (int i = 0; i < 4; ++i) {
+    FK_RETURN_IF_ERROR(map_rows(&p.maps[i], *mapped[i], i < kMapK ? kM : plan.n));
+    rows.maps[i] = p.maps[i];
+    rows.data[i] = static_cast<char*>(mapped[i]->data);
+    rows.row_bytes[i] = attention::view(*mapped[i]).row * 2;
+  }
+  if (problem.packed) {
+    rows.sequence_maps = reinterpret_cast<CUtensorMap*>(workspace + plan.maps);
+    p.sequence_maps = rows.sequence_maps;
+  }
   p.problem = problem;
   p.dk = attention::view(a.dk);
   p.dv = attention::view(a.dv);
@@ -336,9 +382,10 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   p.converted = reinterpret_cast<int*>(workspace + plan.converted);
   p.turns = deterministic ? reinterpret_cast<int*>(workspace + plan.turns) : nullptr;
   p.ring = static_cast<int>(plan.ring);
-  p.sum_stride = static_cast<int>(problem.packed ? plan.slots : plan.m_blocks);
-  p.heads_together = static_cast<int>(plan.heads_together);
-  p.last_heads = static_cast<int>(plan.last_heads);
+  p.segment = static_cast<int>(plan.segment);
+  p.together = static_cast<int>(plan.together);
+  p.last_tiles = static_cast<int>(plan.last_tiles);
+  p.most_together = static_cast<int>(plan.most_together);
   p.slots = static_cast<int>(plan.slots);
   p.tiles = static_cast<int>(plan.tiles);
   p.m_blocks = rows.m_blocks;

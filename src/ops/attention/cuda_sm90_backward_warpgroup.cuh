@@ -40,20 +40,12 @@ struct Warpgroup {
   // Where the warpgroup is among the query blocks of its tile.
   struct Walk {
     int m, block, last_block;  // blocks: places in the workspace
-    int cut;                   // the query block that a packed sequence ends in, or -1
   };
 
   const Params& p;
   Shared& shared;
   const int group, warp, lane;  // warpgroup, warp in it
-  Turn stage, tile_turn, kv_turn;
-
-  // Its number among those that compute, not kept in a register.
-  __device__ __forceinline__ int thread_now() {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread - (kThreads - kConsumerWarps * 32);
-  }
+  Turn stage, tile_turn;
 
   // This warp's first row in a block of keys: wide heads leave both warpgroups the same keys.
   __device__ __forceinline__ int first_row() const {
@@ -65,41 +57,10 @@ struct Warpgroup {
     if (lane == 0) barrier_arrive(barrier);
   }
 
-  // The rows behind a packed sequence are another one's, and 0 times what is there may be NaN. Both
-  // warpgroups clear what both read, so they need not wait for each other.
-  template <int kRows, int kPanels>
-  __device__ __forceinline__ void clear_behind([[maybe_unused]] uint16_t* tile,
-                                               [[maybe_unused]] int rows) {
-    if constexpr (kKind != Kind::kDense) {
-      for (int i = 8 * rows + thread_now() % 128; i < 8 * kRows; i += 128) {
-#pragma unroll
-        for (int c = 0; c < kPanels; ++c) {
-          *reinterpret_cast<uint4*>(tile + c * kRows * 64 + i * 8) = uint4{};
-        }
-      }
-      fence_async_shared();
-      named_barrier_sync(1 + group, 128);
-    }
-  }
-  // The same for query block m, if it is the one that holds a packed sequence's end.
-  template <int kPanels = Shared::kPanels>
-  __device__ __forceinline__ void clear_queries(uint16_t* block, const Tile& tile, const Walk& walk,
-                                                int m) {
-    if (kKind != Kind::kDense && m == walk.cut)
-      clear_behind<kM, kPanels>(block, tile.q_len - m * kM);
-  }
-  // ... and for this tile's keys.
-  template <int kPanels = Shared::kPanels>
-  __device__ __forceinline__ void clear_keys(uint16_t* block, const Tile& tile) {
-    const int rows = tile.k_len - tile.n * kN;
-    if (kKind != Kind::kDense && p.problem.packed && rows < kN)
-      clear_behind<kN, kPanels>(block, rows);
-  }
-
   // log2(e) times the slope of the head whose blocks in the workspace `block` is one of.
   __device__ __forceinline__ float slope_at(const Tile& tile, int block) {
     if (p.slopes.data == nullptr) return 0.f;
-    const int head = tile.kv_head * p.group + (block - tile.sum) / p.sum_stride;
+    const int head = tile.kv_head * p.group + (block - tile.sum) % p.group;
     const int64_t i = tile.batch * p.slopes.batch + head * p.slopes.head;
     return static_cast<const float*>(p.slopes.data)[i] * kLog2E;
   }
@@ -168,19 +129,12 @@ struct Warpgroup {
 
   // To the next pair of blocks.
   __device__ __forceinline__ void advance(Walk& walk, const Tile& tile) {
-    walk.last_block = walk.block;
-    walk.block += p.sum_stride;
-    if (walk.block >= tile.sum + p.group * p.sum_stride) {
-      walk.block += p.m_step - p.group * p.sum_stride;
+    walk.last_block = walk.block++;
+    if (walk.block == tile.sum + (walk.m + 1) * p.group) {
+      walk.block += (p.m_step - 1) * p.group;
       walk.m += p.m_step;
     }
   }
-  // The query block of the next pair.
-  __device__ __forceinline__ int next_block(const Walk& walk, const Tile& tile) {
-    const bool last_head = walk.block + p.sum_stride >= tile.sum + p.group * p.sum_stride;
-    return walk.m + (last_head ? p.m_step : 0);
-  }
-
   // Adds a part of dQ^T to the sum through a place in shared memory of this warp's own, so warps
   // need not wait for each other; kInUse: how many of the last additions may still read other
   // places.
@@ -202,7 +156,7 @@ struct Warpgroup {
       int* turn = p.turns + (static_cast<int64_t>(block) * dq_parts(kD) + part);
       if (!kTight && p.turns != nullptr) {
         // The sum over key blocks in their order: this part of the one before has to be done.
-        const int m = block % p.m_blocks;
+        const int m = (block - tile.sum) / p.group;
         const int offset = tile.k_len - tile.q_len;
         const int first = max(0, m * kM + offset - p.left) / kN;
         const int last_query = min(m * kM + kM, tile.q_len) - 1;
@@ -222,34 +176,35 @@ struct Warpgroup {
     }
   }
 
-  // Says that this warp's part of dQ of a whole tile is added up. That of the tile before
-  // (`pending`; -1: none) is by then, so that it costs no time.
-  __device__ __forceinline__ void say_done(int& pending) {
-    if (lane != 0 || pending < 0) return;
+  // Says that this warp's part of dQ of a whole tile is added up. That of the tile before is by
+  // then, so that it costs no time.
+  __device__ __forceinline__ void say_done() {
+    if (lane != 0) return;
+    volatile int& pending = shared.pending[group * 4 + warp];
+    if (pending < 0) return;
     bulk_wait<0>();
     fence_async();
     add_release(p.done + pending);
-    if (p.problem.packed) add_release(&p.counters->done);
     pending = -1;
   }
 
-  __device__ __forceinline__ const Tile& next_tile(int& pending) {
+  __device__ __forceinline__ const Tile& next_tile() {
     // The next tile may wait for what is pending.
     uint64_t* full = &shared.tile_full[tile_turn.index()];
-    if (!barrier_try_wait(full, tile_turn.phase())) say_done(pending);
+    if (!barrier_try_wait(full, tile_turn.phase())) say_done();
     __syncwarp();
     barrier_wait(full, tile_turn.phase());
     return shared.tile[tile_turn.index()];
   }
-  __device__ __forceinline__ void finish_tile(const Tile& tile, int& pending) {
-    say_done(pending);
+  __device__ __forceinline__ void finish_tile(const Tile& tile) {
+    say_done();
     __syncwarp();
-    if (p.done != nullptr) pending = tile.head;
+    if (lane == 0 && p.done != nullptr) shared.pending[group * 4 + warp] = tile.head;
     release(&shared.tile_empty[tile_turn.index()]);
     ++tile_turn.number;
   }
-  __device__ __forceinline__ void finish_block(int& pending) {
-    say_done(pending);
+  __device__ __forceinline__ void finish_block() {
+    say_done();
     if (lane == 0) bulk_wait<0>();
     __syncwarp();
   }
@@ -278,7 +233,7 @@ struct Warpgroup {
                                              const Tile& tile) {
     if (to.data == nullptr) return;
     const int lane = lane_now();
-    const int batch = p.problem.packed ? 0 : tile.batch;
+    const int batch = is_packed<kKind>(p) ? 0 : tile.batch;
     T* base = static_cast<T*>(to.data) + batch * to.batch + tile.kv_head * to.head;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -300,30 +255,41 @@ struct Warpgroup {
   }
 };
 
-// What a block begins with; all its threads.
-template <class Shared>
-__device__ __forceinline__ void begin_block(const Params& p, Shared& shared) {
+// What a block begins with; all its threads. False: offsets of packed sequences do not rise to the
+// end, and warps that wait for a sequence's key blocks might wait for ever.
+template <Kind kKind, class Shared>
+__device__ __forceinline__ bool begin_block(const Params& p, Shared& shared) {
   static_assert(sizeof(shared) <= 227 * 1024);
   if (threadIdx.x == 0) {
     init_barriers(shared);
-    prefetch_tensor_map(&p.q);
-    prefetch_tensor_map(&p.k);
-    prefetch_tensor_map(&p.dout);
-    prefetch_tensor_map(&p.v);
+    for (const CUtensorMap& map : p.maps) prefetch_tensor_map(&map);
+    shared.tile[1].loads = shared.tile[1].steps = 0;
+    shared.order.batch = shared.order.end = 0;
   }
+  if (threadIdx.x < kThreads / 32 - 1) shared.dq_block[threadIdx.x].sequence = 0;
+  if (threadIdx.x < kConsumerWarps) shared.pending[threadIdx.x] = -1;
   __syncthreads();
   let_next_kernel_start();
   wait_for_earlier_kernels();
+  if (!is_packed<kKind>(p)) return true;
+  const int batch = static_cast<int>(p.problem.batch);
+  bool rise = query_begin(p, 0) == 0 && query_begin(p, batch) <= p.problem.q_len &&
+              key_begin(p, 0) == 0 && key_begin(p, batch) <= p.problem.k_len;
+  for (int b = threadIdx.x; b < batch; b += kThreads) {
+    rise = rise && query_begin(p, b) <= query_begin(p, b + 1) &&
+           key_begin(p, b) <= key_begin(p, b + 1);
+  }
+  return __syncthreads_and(rise);
 }
 
 // What the first warpgroup does: one thread brings tiles, other warps make dq of finished sums.
-template <class T, class Shared>
-__device__ __forceinline__ void serve_block(const Params& p, Shared& shared, int warp) {
+template <class T, Kind kKind, class Shared>
+__device__ __forceinline__ void serve_block(const Params& p, Shared& shared) {
   give_registers<24>();
   if (threadIdx.x == 0) {
-    produce(p, shared);
-  } else if (warp > 0 && p.done != nullptr) {
-    convert_blocks<T, Shared::kD, Shared::kM, 2>(p, shared.dq_block[warp - 1]);
+    produce<kKind>(p, shared);
+  } else if (threadIdx.x >= 32 && p.done != nullptr) {
+    convert_blocks<T, Shared::kD, Shared::kM, kKind, 2>(p, shared.dq_block);
   }
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 template <class T, int kD, int kE>
 Status launch_type(const AttentionBwd& a, const Exec& exec) {
-  auto* kernel = attention_backward_wide_kernel<T, kD, kE, Kind::kPacked>;
+  auto* kernel = attention_backward_wide_kernel<T, kD, kE, Kind::kEither>;
   if constexpr (kD == kE) {
     if (has_features(a)) kernel = attention_backward_wide_kernel<T, kD, kE, Kind::kFeatures>;
   }

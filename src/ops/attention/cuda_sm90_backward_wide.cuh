@@ -28,11 +28,11 @@ namespace fk::cuda_sm90::backward {
 template <class T, int kD, int kE, Kind kKind, bool kSecond>
 struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
   using Base = Warpgroup<T, WideTiles<kD, kE>, kKind>;
-  using Base::clear_queries, Base::release, Base::say_done, Base::store_rows;
   using Base::kM, Base::kN, Base::kFeatures;
   using Base::next_tile, Base::finish_tile, Base::finish_block;
   using Base::p, Base::shared, Base::group, Base::warp, Base::lane;
-  using Base::stage, Base::kv_turn;
+  using Base::release, Base::say_done, Base::store_rows;
+  using Base::stage;
   using typename Base::Shared;
   using typename Base::Walk;
   // Panels of dQ, of 64 columns: of three the second warpgroup, which has no exponentials, has two.
@@ -110,23 +110,15 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
   }
 
   // S or dP of the stage that is next.
-  __device__ __forceinline__ void multiply_next(float (&s)[kM / 2], const Keys& keys,
-                                                const Tile& tile, const Walk& walk, int m,
-                                                bool there) {
+  __device__ __forceinline__ void multiply_next(float (&s)[kM / 2], const Keys& keys, bool there) {
     if constexpr (kSecond) {
       const DoutRing ring{stage.number};
       uint16_t* dout = shared.dout[ring.index()];
-      if (there) {
-        barrier_wait(&shared.dout_full[ring.index()], ring.phase());
-        this->template clear_queries<kE / 64>(dout, tile, walk, m);
-      }
+      if (there) barrier_wait(&shared.dout_full[ring.index()], ring.phase());
       multiply_scores(s, keys, dout);
     } else {
       uint16_t* q = shared.q[stage.index()];
-      if (there) {
-        barrier_wait(&shared.q_full[stage.index()], stage.phase());
-        clear_queries(q, tile, walk, m);
-      }
+      if (there) barrier_wait(&shared.q_full[stage.index()], stage.phase());
       multiply_scores(s, keys, q);
     }
   }
@@ -164,7 +156,6 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
     const DoutRing ring{stage.number};
     uint16_t* dout = shared.dout[ring.index()];
     barrier_wait(&shared.dout_full[ring.index()], ring.phase());
-    this->template clear_queries<kE / 64>(dout, tile, walk, walk.m);
     warpgroup_fence();
 #pragma unroll
     for (int k = 0; k < kM / 16; ++k) multiply_sum(dv, pt[k], dout, k);
@@ -238,7 +229,7 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
     }
     // What is multiplied after the last step is of whatever stands there, and not used: the
     // compiler would have multiplications under a condition wait for each other.
-    multiply_next(s, keys, tile, walk, this->next_block(walk, tile), !last);
+    multiply_next(s, keys, !last);
     if constexpr (!kFirst) {
       warpgroup_wait<1>();
       keep_registers(dq[kDqPanels - 1]);
@@ -251,39 +242,32 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
     if (kSecond && !last) release(&shared.dout_empty[DoutRing{stage.number}.index()]);
   }
 
-  __device__ __forceinline__ void run_tile(const Tile& tile, int& pending,
-                                           float (&sum)[kWidth / 2]) {
+  __device__ __forceinline__ void run_tile(const Tile& tile, float (&sum)[kWidth / 2]) {
     const int count = uniform(tile.steps);
     Walk walk;
     walk.m = first_block(p, tile);
-    walk.block = tile.sum + walk.m;
-    walk.m = uniform(walk.m);
-    walk.cut = uniform(p.problem.packed && tile.q_len % kM != 0 ? tile.q_len / kM : -1);
-    const Ring<Shared::kKeyPlaces> place{kv_turn.number};
+    walk.block = tile.sum + walk.m * p.group;
+    const Ring<Shared::kKeyPlaces> place{static_cast<uint32_t>(tile.loads)};
     uint16_t* k = shared.k[place.index()];
     uint64_t* k_full = &shared.k_full[place.index()];
     const uint32_t k_transposed = uniform(low_word(outer_major(k, kN * 128)));
     float s[kM / 2];
     Keys keys;
     if constexpr (kSecond) {
-      barrier_wait(&shared.v_full, kv_turn.number % 2);
-      this->template clear_keys<kE / 64>(shared.v, tile);
+      barrier_wait(&shared.v_full, place.number % 2);
       load_keys(keys, shared.v);
       if (kHeld == kDepth / 16) release(&shared.v_empty);
       barrier_wait(k_full, place.phase());
     } else {
       barrier_wait(k_full, place.phase());
-      // Before there is any P, so before the second warpgroup reads K.
-      this->template clear_keys<kD / 64>(k, tile);
       load_keys(keys, k);
     }
-    ++kv_turn.number;
-    multiply_next(s, keys, tile, walk, walk.m, true);
+    multiply_next(s, keys, true);
     warpgroup_wait<0>();
     keep_registers(s);
     if constexpr (kSecond) release(&shared.dout_empty[DoutRing{stage.number}.index()]);
     step<true>(tile, walk, keys, k_transposed, count == 1, s, sum);
-    say_done(pending);
+    say_done();
     __syncwarp();
 #pragma unroll 1
     for (int i = 2; i <= count; ++i) {
@@ -307,22 +291,21 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
   }
 
   __device__ __forceinline__ void run() {
-    int pending = -1;  // in the first lane
     while (true) {
-      const Tile& tile = next_tile(pending);
+      const Tile& tile = next_tile();
       if (static_cast<int>(uniform(tile.number)) >= p.tiles) break;
       float sum[kWidth / 2];
 #pragma unroll
       for (int i = 0; i < kWidth / 2; ++i) sum[i] = 0;
-      if (uniform(tile.steps) != 0) run_tile(tile, pending, sum);
+      if (uniform(tile.steps) != 0) run_tile(tile, sum);
       if constexpr (kSecond) {
         store_rows(sum, p.scale, p.dk, p.columns, tile);
       } else {
         store_rows(sum, 1.f, p.dv, p.value_columns, tile);
       }
-      finish_tile(tile, pending);
+      finish_tile(tile);
     }
-    finish_block(pending);
+    finish_block();
   }
 };
 
@@ -335,11 +318,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t storage[];
   auto& shared = *reinterpret_cast<WideTiles<kD, kE>*>(storage);
   constexpr int kM = WideTiles<kD, kE>::kM;
+  if (!begin_block<kKind>(p, shared)) return;
   const int warp = static_cast<int>(uniform(threadIdx.x / 32));
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  begin_block(p, shared);
   if (warp < 4) {
-    serve_block<T>(p, shared, warp);
+    serve_block<T, kKind>(p, shared);
   } else {
     take_registers<240>();
     if (warp < 8) {
@@ -347,7 +330,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else {
       WideConsumer<T, kD, kE, kKind, true>{{p, shared, 1, warp % 4, lane}}.run();
     }
-    if (p.done != nullptr) convert_blocks<T, kD, kM, 4>(p, shared.dq_block[warp - 1]);
+    if (p.done != nullptr) convert_blocks<T, kD, kM, kKind, 4>(p, shared.dq_block);
   }
 #endif
 }

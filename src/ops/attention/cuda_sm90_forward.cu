@@ -27,17 +27,6 @@ struct Scratch {
   }
 };
 
-Tensor without_gaps(const Tensor& like, void* data) {
-  Tensor t = like;
-  t.data = data;
-  int64_t stride = 1;
-  for (int i = t.ndim - 1; i >= 0; --i) {
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
-  return t;
-}
-
 // Whether some queries see fewer keys than others.
 bool unequal_tiles(const Problem& p) { return p.packed || !p.mask.unlimited(); }
 

@@ -1,4 +1,4 @@
-// What both forwards on Hopper ask of a call's tensors, and how the copy engine sees them.
+// What attention on Hopper asks of a call's tensors, and how the copy engine sees them.
 #pragma once
 
 #include <algorithm>
@@ -44,6 +44,17 @@ inline Status make_map(CUtensorMap* map, const Tensor& t, int rows) {
   std::copy(strides, strides + 4, shape.strides);
   std::copy(box, box + 4, shape.box);
   return cuda::make_tensor_map(map, t.data, t.dtype, shape);
+}
+
+inline Tensor without_gaps(const Tensor& like, void* data) {
+  Tensor t = like;
+  t.data = data;
+  int64_t stride = 1;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    t.strides[i] = stride;
+    stride *= t.shape[i];
+  }
+  return t;
 }
 
 inline int limit(int64_t window) { return static_cast<int>(std::min(window, 2 * kMaxLength)); }
