@@ -549,23 +549,20 @@ Prepare prepare_of(const Problem& problem, const Preparation& tensor) {
 
 Status prepare(const Problem& problem, Form form, const Preparation* tensors, int count,
                cudaStream_t stream) {
+  if (problem.batch * problem.kv_heads == 0) return {};
   Preparations all;
-  int used = 0;
-  for (int i = 0; i < count; ++i) {
-    // Empty ones too: their maxima are read.
-    if (tensors[i].x->size(-2) > 0) all.tensors[used++] = prepare_of(problem, tensors[i]);
-  }
-  if (used == 0 || problem.batch * problem.kv_heads == 0) return {};
+  // Empty ones too: their maxima are read.
+  for (int i = 0; i < count; ++i) all.tensors[i] = prepare_of(problem, tensors[i]);
   switch (tensors[0].x->dtype) {
     case DType::kFloat16:
-      return launch_prepare<__half, Form::kSame>(all, used, stream);
+      return launch_prepare<__half, Form::kSame>(all, count, stream);
     case DType::kBFloat16:
-      return form == Form::kSame ? launch_prepare<__nv_bfloat16, Form::kSame>(all, used, stream)
-                                 : launch_prepare<__nv_bfloat16, Form::kScaled>(all, used, stream);
+      return form == Form::kSame ? launch_prepare<__nv_bfloat16, Form::kSame>(all, count, stream)
+                                 : launch_prepare<__nv_bfloat16, Form::kScaled>(all, count, stream);
     case DType::kFloat8E4M3:
-      return launch_prepare<__nv_fp8_e4m3, Form::kScaled>(all, used, stream);
+      return launch_prepare<__nv_fp8_e4m3, Form::kScaled>(all, count, stream);
     default:
-      return launch_prepare<float, Form::kTwoTerms>(all, used, stream);
+      return launch_prepare<float, Form::kTwoTerms>(all, count, stream);
   }
 }
 

@@ -65,7 +65,9 @@ struct Preparation {
 };
 
 // Of a batch entry: enough for a whole GPU, but few to read again.
-inline int64_t most_slices(int64_t batch) { return std::clamp<int64_t>(1024 / batch, 8, 512); }
+inline int64_t most_slices(int64_t batch) {
+  return std::clamp<int64_t>(1024 / std::max<int64_t>(1, batch), 8, 512);
+}
 
 // All of one dtype, at most kMostPreparations.
 constexpr int kMostPreparations = 4;
