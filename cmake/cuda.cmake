@@ -92,7 +92,7 @@ set(FK_CUDA_TOGETHER "attention/cuda_forward_" "attention/cuda_backward_"
     "attention/cuda_sm90_backward_(96|wide)" "attention/cuda_sm90_f(orward|p8)\\.cu$"
     "selective_scan/cuda(_backward.*|_named)?\\.cu$" "selective_scan/cuda_forward_"
     "(causal_conv1d|norm)/cuda" "(cross_entropy|reduce|softmax)/cuda" "/cuda/launch\\.cu$|\
-(attention|gated_ssm|merge_attention_states|rope|state_update)/cuda(_backward|_rotate)?\\.cu$")
+(attention|gated_ssm|merge_attention_states|rope|state_update)/cuda(_backward|_finish|_prepare)?\\.cu$")
 # These take longest, and come first, so that no core waits for one of them at the end.
 set(FK_CUDA_FIRST "attention/cuda_.*backward|selective_scan|conv1d/|cross_entropy/|norm/")
 

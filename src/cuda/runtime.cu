@@ -1,7 +1,5 @@
 #include <cuda_runtime_api.h>
 
-#include <cstdio>
-
 #include "cuda/launch.h"
 #include "cuda/runtime.h"
 
@@ -53,16 +51,6 @@ std::vector<Gpu> gpus() {
   return result;
 }
 
-std::string architectures() {
-  static constexpr int kList[] = {__CUDA_ARCH_LIST__};
-  std::string result;
-  for (int architecture : kList) {
-    if (!result.empty()) result += ",";
-    result += std::to_string(architecture / 10);
-  }
-  return result;
-}
-
 std::string runtime_version() {
   int version = 0;
   static_cast<void>(cudaRuntimeGetVersion(&version));
@@ -73,23 +61,6 @@ std::string driver_version() {
   int version = 0;
   static_cast<void>(cudaDriverGetVersion(&version));
   return version_string(version);
-}
-
-std::string runtime_info() {
-  std::string result = "CUDA " + runtime_version() + ", compiled for " + architectures() +
-                       ", driver " + driver_version() + "\n";
-  const std::vector<Gpu> all = gpus();
-  for (size_t i = 0; i < all.size(); ++i) {
-    char line[512];
-    std::snprintf(
-        line, sizeof(line),
-        "GPU %zu: %s, compute capability %d.%d, %d multiprocessors, %.1f GB, L2 %.0f MB\n", i,
-        all[i].name.c_str(), all[i].major, all[i].minor, all[i].multiprocessors,
-        static_cast<double>(all[i].memory_bytes) * 1e-9,
-        static_cast<double>(all[i].l2_bytes) / (1 << 20));
-    result += line;
-  }
-  return result;
 }
 
 Status device_malloc(int device, size_t bytes, void** pointer) {

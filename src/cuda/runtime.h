@@ -22,13 +22,10 @@ struct Gpu {
 int device_count();
 std::vector<Gpu> gpus();
 
-// The architectures compiled into this library, such as "75,80,90", and the versions of the runtime
-// it is linked with and of the driver found ("none" if there is none), such as "13.0".
-std::string architectures();
+// The versions of the runtime this library is linked with and of the driver found ("none" if there
+// is none), such as "13.0".
 std::string runtime_version();
 std::string driver_version();
-// All of the above for people, one line per GPU.
-std::string runtime_info();
 
 // Makes `device` current and puts back the caller's on destruction.
 class DeviceGuard {
