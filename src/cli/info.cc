@@ -65,7 +65,7 @@ int info(bool json) {
     std::printf("%s\n", fk_build_info());
     return 0;
   }
-  std::printf("FlashKernel   %s, compiled by " __VERSION__ "\n", fk_version());
+  std::printf("FlashKernel   %s, compiled by %s\n", fk_version(), compiler());
   const std::string model = cpuinfo("model name");
   std::printf("CPU           %s\n", model.empty() ? "unknown" : model.c_str());
   std::printf("features      %s\n", cpu_features().c_str());

@@ -54,7 +54,11 @@ int main(int argc, char** argv) {
                      "`fk bench decode MODEL` a model");
   app.add_subcommand("pull", "Fetches a known model into the cache: smollm2 (needs Python)");
 
-  if (argc > 1 && argv[1][0] != '-') {
+  if (argc < 2) {
+    std::fputs(app.help().c_str(), stderr);
+    return 2;
+  }
+  if (argv[1][0] != '-') {
     const auto named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
     if (app.get_subcommands(named).empty()) {
       std::fprintf(stderr,

@@ -10,8 +10,17 @@ namespace fk {
 
 const char* cuda_architectures() { return FK_CUDA_ARCHITECTURES; }
 
+const char* compiler() {
+#ifdef __clang__
+  return __VERSION__;  // begins with its name
+#else
+  return "GCC " __VERSION__;
+#endif
+}
+
 std::string build_info_json() {
-  std::string json = "{\"version\": \"" FK_VERSION "\", \"compiler\": \"" __VERSION__ "\"";
+  std::string json =
+      "{\"version\": \"" FK_VERSION "\", \"compiler\": \"" + std::string(compiler()) + "\"";
   json += ", \"threads\": " + std::to_string(num_threads());
   json += ", \"cpu_target\": \"" + std::string(cpu::active_target()) + "\"";
   json += ", \"cpu_targets\": \"" + cpu::target_list() + "\"";

@@ -7,6 +7,9 @@ namespace fk {
 // What CUDA code is compiled for, such as "75-real 80 90a-real".
 const char* cuda_architectures();
 
+// The compiler of this build, by name and version.
+const char* compiler();
+
 // What this build is and what it found on this machine, as JSON.
 std::string build_info_json();
 

@@ -181,8 +181,8 @@ Status write_chat(const Tokenizer& tokenizer, const std::vector<ChatMessage>& me
   switch (tokenizer.chat_format) {
     case ChatFormat::kNone:
       return unsupported(tokenizer.chat_template.empty()
-                             ? "chat: the model has no chat template"
-                             : "chat: the model's chat template is of no supported family");
+                             ? "the model has no chat template"
+                             : "the model's chat template is of no supported family");
     case ChatFormat::kChatMl:
       write_chatml(tokenizer, messages, prompt, writer);
       return {};

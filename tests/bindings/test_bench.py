@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from flashkernel.bench import report
+
 STATISTICS = {"mean", "std", "min", "max", "p50", "p95", "p99"}
 
 
@@ -34,6 +36,23 @@ def test_file_page_and_table(tmp_path):
         assert row["ms"].keys() == row["peers"]["numpy"]["ms"].keys() == STATISTICS
         assert row["ratio_to_best_peer"] > 0
         assert "softmax_fwd 4096 x 768 float32" in page.read_text()
+
+
+def test_roofline(tmp_path):
+    file, page = tmp_path / "result.json", tmp_path / "page.html"
+    call = ["--quick", "--framework", "numpy", "--op", "logsumexp", "--op", "rope"]
+    done = bench(*call, "--json", str(file), "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    assert page.read_text().count("<svg") == 1
+    assert page.read_text().count("<circle") == 2
+    result = json.loads(file.read_text())
+    first, second = result["rows"]
+    del first["flops"]  # a row needs both to have a place
+    report.write_html(str(page), result)
+    assert page.read_text().count("<circle") == 1
+    del second["bytes"]
+    report.write_html(str(page), result)
+    assert "<svg" not in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,27 @@ SIGNATURES = {
     "flash_attn_varlen_func": (["q", "k", "v", *BOTH], {**COMMON, "block_table": None}),
     "flash_attn_varlen_kvpacked_func": (["q", "kv", *BOTH], COMMON),
     "flash_attn_varlen_qkvpacked_func": (["qkv", "cu_seqlens", "max_seqlen"], COMMON),
+    "flash_attn_with_kvcache": (
+        ["q", "k_cache", "v_cache"],
+        {
+            "k": None,
+            "v": None,
+            "rotary_cos": None,
+            "rotary_sin": None,
+            "cache_seqlens": None,
+            "cache_batch_idx": None,
+            "cache_leftpad": None,
+            "block_table": None,
+            "softmax_scale": None,
+            "causal": False,
+            "window_size": (-1, -1),
+            "softcap": 0.0,
+            "rotary_interleaved": True,
+            "alibi_slopes": None,
+            "num_splits": 0,
+            "return_softmax_lse": False,
+        },
+    ),
 }
 
 
@@ -171,6 +192,60 @@ def test_packed(device, options):
     )
 
 
+def rotated(x, angles, places, interleaved):
+    """x (L, H, D) by the angles (Lmax, R) at its tokens' places, in complex numbers."""
+    r = angles.shape[1]
+    pairs = x[..., : 2 * r].unflatten(-1, (r, 2) if interleaved else (2, r))
+    pairs = pairs if interleaved else pairs.transpose(-1, -2)
+    turn = torch.polar(torch.ones(len(places), 1, r), angles[places][:, None])
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+    turned = turned if interleaved else turned.transpose(-1, -2)
+    return torch.cat([turned.flatten(-2), x[..., 2 * r :]], -1)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("lengths, rows", [([5, 5], None), ([0, 7], None), ([3, 7], [2, 0])])
+def test_cache(lengths, rows, options):
+    """Two tokens a sequence, behind caches that hold NaN from there on."""
+    torch.manual_seed(0)
+    options = drawn(options, 2, 4, "cpu")[1]
+    caches = torch.randn(2, 2 if rows is None else 3, 9, 2, 16)
+    own_rows = rows or [0, 1]
+    for row, n in zip(own_rows, lengths, strict=True):
+        caches[:, row, n:] = math.nan
+    expected = caches.clone()
+    q, k, v = torch.randn(2, 2, 4, 16), torch.randn(2, 2, 2, 16), torch.randn(2, 2, 2, 16)
+    angles, interleaved = torch.randn(9, 4), rows is None
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, *caches, k, v, angles.cos(), angles.sin(), torch.tensor(lengths, dtype=torch.int32),
+        rows and torch.tensor(rows, dtype=torch.int32), rotary_interleaved=interleaved,
+        return_softmax_lse=True, **options,
+    )  # fmt: skip
+    masked = "causal" in options or "window_size" in options
+    for b, (row, n) in enumerate(zip(own_rows, lengths, strict=True)):
+        expected[0, row, n : n + 2] = rotated(k[b], angles, [n, n + 1], interleaved)
+        expected[1, row, n : n + 2] = v[b]
+        turned = rotated(q[b], angles, [n, n + 1] if masked else [n, n], interleaved)
+        own = dict(options)
+        if options.get("alibi_slopes", q).ndim == 2:
+            own["alibi_slopes"] = options["alibi_slopes"][b]
+        y, logsumexp = formula(turned[None], *expected[:, row, None, : n + 2], **own)
+        torch.testing.assert_close(out[b].double(), y[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse[b].double(), logsumexp[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(caches, expected, equal_nan=True)
+
+
+def test_cache_as_it_is():
+    q, caches = torch.randn(2, 3, 4, 16), torch.randn(2, 2, 9, 2, 16)
+    call = flash_attn.flash_attn_with_kvcache
+    expected = flash_attn.flash_attn_func(q, *caches, causal=True)
+    torch.testing.assert_close(call(q, *caches, causal=True), expected)
+    expected = flash_attn.flash_attn_func(q, *caches[:, :, :4])
+    torch.testing.assert_close(call(q, *caches, cache_seqlens=4), expected)
+    none = torch.zeros(0, dtype=torch.int32)
+    assert call(q[:0], *caches[:, :0], cache_seqlens=none).shape == (0, 3, 4, 16)
+
+
 def test_arguments_by_position():
     """Every argument where flash-attn has it."""
     q, k, v = (torch.randn(1, 6, 2, 8) for _ in range(3))
@@ -217,6 +292,18 @@ def test_errors():
         flash_attn.flash_attn_varlen_func(
             q[0], q[0], q[0], offsets, offsets, 4, 4, block_table=torch.zeros(1, 1)
         )
+    cache = flash_attn.flash_attn_with_kvcache
+    for name in ("block_table", "cache_leftpad"):
+        with pytest.raises(NotImplementedError, match=f"with_kvcache: {name}: expected None"):
+            cache(q, q, q, **{name: torch.zeros(1, 1)})
+    with pytest.raises(fk.Error, match="cache_seqlens: expected a value where there is k"):
+        cache(q, q, q, q, q)
+    with pytest.raises(fk.Error, match=r"cache_seqlens: expected 1 lengths from 0 to 0, got \[1\]"):
+        cache(q, q, q, q, q, cache_seqlens=1)
+    with pytest.raises(fk.Error, match=r"k: expected \(\(1, 4, 2, 8\).* got \(\(1, 4, 1, 8\)"):
+        cache(q, q, q, q[:, :, :1], q, cache_seqlens=0)
+    with pytest.raises(fk.Error, match="rotary_cos: expected None where there is no k"):
+        cache(q, q, q, rotary_cos=q, rotary_sin=q)
     with pytest.raises(fk.Error, match=r"flash_attn_qkvpacked_func: qkv: expected 5.*\(1, 4, 2, 8"):
         flash_attn.flash_attn_qkvpacked_func(q)
     with pytest.raises(fk.Error, match="attention: k: expected"):

@@ -1,5 +1,6 @@
 """mamba-ssm's and causal-conv1d's names, Transformers on them, and the Mamba modules."""
 
+import inspect
 import subprocess
 import sys
 
@@ -9,19 +10,6 @@ import torch
 import flashkernel as fk
 from flashkernel.compat import causal_conv1d as theirs_conv
 from flashkernel.compat import mamba_ssm as theirs
-
-softplus, silu = torch.nn.functional.softplus, torch.nn.functional.silu
-
-
-def plain_scan(u, delta, A, B, C, D, z, bias):
-    """mamba-ssm's layouts, by the recurrence: u (B, D, L), B and C (B, N, L)."""
-    dt = softplus(delta + bias[:, None])
-    state, outputs = torch.zeros(u.shape[0], *A.shape), []
-    for t in range(u.shape[2]):
-        state = torch.exp(dt[:, :, t, None] * A) * state
-        state = state + dt[:, :, t, None] * u[:, :, t, None] * B[:, None, :, t]
-        outputs.append((state * C[:, None, :, t]).sum(-1))
-    return (torch.stack(outputs, 2) + D[:, None] * u) * silu(z), state
 
 
 def draw(b=2, d=6, length=11, n=4):
@@ -39,13 +27,20 @@ def draw(b=2, d=6, length=11, n=4):
 
 
 def test_selective_scan_fn():
+    """Beside the recurrence in plain torch: every layout of B and C, and the least arguments."""
     t = draw()
-    expected, state = plain_scan(*t.values())
-    out, last = theirs.selective_scan_fn(**t, delta_softplus=True, return_last_state=True)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-5)
-    grouped = {**t, "B": t["B"][:, None], "C": t["C"][:, None]}
-    torch.testing.assert_close(theirs.selective_scan_fn(**grouped, delta_softplus=True), out)
+    least = {k: t[k] for k in ("u", "delta", "A", "B", "C")}
+    for case in (
+        {**t, "delta_softplus": True},
+        {**t, "B": torch.randn(2, 3, 4, 11), "C": torch.randn(2, 3, 4, 11), "delta_softplus": True},
+        {**least, "delta": t["delta"].abs(), "B": torch.randn(6, 4)},
+        {k: v[..., :0] if v.ndim == 3 else v for k, v in least.items()},
+    ):
+        expected, state = theirs.selective_scan_ref(**case, return_last_state=True)
+        out, last = theirs.selective_scan_fn(**case, return_last_state=True)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(theirs.selective_scan_ref(**case), expected)
     half = {k: v if k in ("A", "D", "delta_bias") else v.bfloat16() for k, v in t.items()}
     assert theirs.selective_scan_fn(**half, delta_softplus=True).dtype == torch.bfloat16
 
@@ -196,7 +191,7 @@ def test_states_by_index():
     assert torch.equal(cache[unused], before[unused])
 
 
-# Logits, loss and gradients of a tiny random model, by the path that `install` makes Transformers
+# Logits, loss and gradients of tiny random models, by the path that `install` makes Transformers
 # take or by its own.
 TRANSFORMERS = """
 import sys, torch
@@ -214,25 +209,30 @@ if sys.argv[1] == "fast":
         for module in list(sys.modules.values()):
             if getattr(module, "__name__", "").startswith("mamba_ssm") and hasattr(module, name):
                 setattr(module, name, wrapped)
-from transformers import MambaConfig, MambaForCausalLM
-torch.manual_seed(0)
-config = MambaConfig(vocab_size=50, hidden_size=32, state_size=8, num_hidden_layers=2)
-model = MambaForCausalLM(config).float()
-torch.manual_seed(1)
-for p in model.parameters():
-    p.data.add_(torch.randn_like(p) * 0.05)
-ids = torch.randint(0, 50, (2, 13))
-model.train()
-out = model(ids, labels=ids, use_cache=False)
-out.loss.backward()
-gradients = {n: p.grad for n, p in model.named_parameters()}
-model.eval()
-with torch.no_grad():
-    logits = model(ids).logits
-    tokens = model.generate(ids, max_new_tokens=6, do_sample=False)
-if sys.argv[1] == "fast":
-    assert {"mamba_inner_fn", "selective_scan_fn", "selective_state_update"} <= set(calls), calls
-torch.save((out.loss.detach(), gradients, logits, tokens), sys.argv[2])
+import transformers
+results = []
+for name in ("Mamba", "FalconMamba"):
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=50, hidden_size=32, state_size=8, num_hidden_layers=2)
+    config = getattr(transformers, name + "Config")(**sizes)
+    model = getattr(transformers, name + "ForCausalLM")(config).float()
+    torch.manual_seed(1)
+    for p in model.parameters():
+        p.data.add_(torch.randn_like(p) * 0.05)
+    ids = torch.randint(0, 50, (2, 13))
+    model.train()
+    out = model(ids, labels=ids, use_cache=False)
+    out.loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters()}
+    model.eval()
+    with torch.no_grad():
+        logits = model(ids).logits
+        tokens = model.generate(ids, max_new_tokens=6, do_sample=False)
+    results.append((out.loss.detach(), gradients, logits, tokens))
+    if sys.argv[1] == "fast":
+        assert {"mamba_inner_fn", "selective_scan_fn", "selective_state_update"} <= set(calls), name
+        calls.clear()
+torch.save(results, sys.argv[2])
 """
 
 
@@ -246,12 +246,13 @@ def test_transformers_fast_path(tmp_path):
         )
         assert done.returncode == 0, done.stderr[-3000:]
         results.append(torch.load(file))
-    (loss, gradients, logits, tokens), (loss2, gradients2, logits2, tokens2) = results
-    torch.testing.assert_close(loss, loss2, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logits, logits2, rtol=1e-4, atol=1e-4)
-    assert torch.equal(tokens, tokens2)
-    for name, g in gradients.items():
-        torch.testing.assert_close(g, gradients2[name], rtol=1e-3, atol=1e-4)
+    for slow, fast in zip(*results, strict=True):
+        (loss, gradients, logits, tokens), (loss2, gradients2, logits2, tokens2) = slow, fast
+        torch.testing.assert_close(loss, loss2, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logits, logits2, rtol=1e-4, atol=1e-4)
+        assert torch.equal(tokens, tokens2)
+        for name, g in gradients.items():
+            torch.testing.assert_close(g, gradients2[name], rtol=1e-3, atol=1e-4)
 
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
@@ -268,6 +269,54 @@ def test_mamba_step_by_step(device):
         state = module.allocate_state(3)
         steps = [module.step(x[:, i], state) for i in range(7)]
         torch.testing.assert_close(torch.stack(steps, 1), whole.detach(), rtol=1e-4, atol=1e-5)
+        state = module.allocate_state(3)  # a prompt first, then one more and two more tokens
+        parts = [module.step(part, state) for part in x.split([4, 1, 2], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), whole.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mamba_with_inference_params(dtype):
+    torch.manual_seed(0)
+    layers = [theirs.Mamba(16, layer_idx=i, dtype=dtype) for i in range(2)]
+    x = torch.randn(3, 7, 16, dtype=dtype)
+    carried = theirs.InferenceParams(max_seqlen=7, max_batch_size=3)
+
+    def run(x, *given):
+        for layer in layers:
+            x = layer(x, *given)
+        return x.detach()
+
+    whole, close = run(x), {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {}
+    for _ in range(2):  # the second begins anew
+        carried.seqlen_offset, parts = 0, []
+        for part in x.split([4, 1, 1, 1], 1):
+            parts.append(run(part, carried))
+            carried.seqlen_offset += part.shape[1]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, **close)
+    for layer in layers:
+        for kept, made in zip(
+            carried.key_value_memory_dict[layer.layer_idx],
+            layer.allocate_inference_cache(3, 7),
+            strict=True,
+        ):
+            assert kept.shape == made.shape and kept.dtype == made.dtype == dtype
+    out, *states = layers[0].step(x[:, :1], *layers[0].allocate_inference_cache(3, 7))
+    torch.testing.assert_close(out, layers[0](x[:, :1]).detach(), **close)
+    assert [tuple(s.shape) for s in states] == [(3, 32, 4), (3, 32, 16)]
+    with pytest.raises(fk.Error, match="Mamba: layer_idx: expected a number"):
+        theirs.Mamba(16)(torch.randn(1, 1, 16), carried)
+    with pytest.raises(fk.Error, match="Mamba: dt_init: expected 'random' or 'constant'"):
+        theirs.Mamba(16, dt_init="zero")
+
+
+def test_mamba_takes_mamba_ssms_arguments():
+    expected = (
+        "d_model d_state d_conv expand dt_rank dt_min dt_max dt_init dt_scale dt_init_floor "
+        "conv_bias bias use_fast_path layer_idx device dtype"
+    )
+    assert list(inspect.signature(theirs.Mamba).parameters) == expected.split()
+    layer = theirs.Mamba(16, dt_init="constant", use_fast_path=False)
+    assert (layer.dt_proj.weight == 1).all()  # the rank is 1
 
 
 def test_mamba_state_dict_is_mamba_ssms():

@@ -64,6 +64,11 @@ def test_errors(fk_program, arguments, message):
     assert not result.stdout
 
 
+def test_alone_it_helps(fk_program):
+    result = run(fk_program)
+    assert result.returncode == 2 and "Usage: fk" in result.stderr and not result.stdout
+
+
 def test_pull_names_what_there_is(fk_program, tmp_path):
     result = run(fk_program, "generate", "smollm2", env=os.environ | {"FK_CACHE": str(tmp_path)})
     assert result.returncode == 1 and "fk pull smollm2" in result.stderr

@@ -245,6 +245,24 @@ def run_gradients(
         assert_close(o, e, s, o_dtype, 3.0, what, least)
 
 
+def forward_and_gradients(cases: list[Case]):
+    """The two tests that every op has, its forward and its gradients, on each backend and dtype."""
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize("case", cases, ids=str)
+    def test_forward(case, backend, dtype):
+        run_forward(case, backend, dtype)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("backend", WITH_GRADIENTS)
+    @pytest.mark.parametrize("case", cases, ids=str)
+    def test_gradients(case, backend, dtype):
+        run_gradients(case, backend, dtype)
+
+    return test_forward, test_gradients
+
+
 def _exact(t):
     return t.double() if t.is_floating_point() else t
 

@@ -10,11 +10,11 @@ from harness import (
     DTYPES,
     LAYOUTS,
     TORCH_BACKENDS,
-    WITH_GRADIENTS,
     Case,
     assert_close,
     check_finite_differences,
     convert,
+    forward_and_gradients,
     normal,
     raises,
     run_forward,
@@ -95,20 +95,7 @@ CASES = [
     conv_case(lengths=(2, 0, 65, 1, 7), initial=True, return_final_state=True, activation="silu"),
     conv_case(lengths=(64, 64), d=3, w=3),
 ]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_forward(case, backend, dtype):
-    run_forward(case, backend, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", WITH_GRADIENTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients(case, backend, dtype):
-    run_gradients(case, backend, dtype)
+test_forward, test_gradients = forward_and_gradients(CASES)
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)

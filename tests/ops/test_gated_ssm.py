@@ -5,13 +5,11 @@ import torch
 
 import flashkernel as fk
 from harness import (
-    BACKENDS,
-    DTYPES,
     LAYOUTS,
     TORCH_BACKENDS,
-    WITH_GRADIENTS,
     Case,
     check_finite_differences,
+    forward_and_gradients,
     normal,
     raises,
     run_forward,
@@ -48,20 +46,7 @@ def gated_case(b, length, d, n):
 
 
 CASES = [gated_case(2, 33, 17, 8), gated_case(1, 1, 5, 1), gated_case(3, 70, 64, 16)]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_forward(case, backend, dtype):
-    run_forward(case, backend, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", WITH_GRADIENTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients(case, backend, dtype):
-    run_gradients(case, backend, dtype)
+test_forward, test_gradients = forward_and_gradients(CASES)
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)

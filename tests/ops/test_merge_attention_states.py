@@ -13,11 +13,11 @@ from harness import (
     HAVE_JAX,
     LAYOUTS,
     TORCH_BACKENDS,
-    WITH_GRADIENTS,
     Case,
     assert_close,
     check_finite_differences,
     convert,
+    forward_and_gradients,
     normal,
     raises,
     run_forward,
@@ -80,20 +80,7 @@ CASES = [
     merge_case(e=0),
     merge_case(parts=0),
 ]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_forward(case, backend, dtype):
-    run_forward(case, backend, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", WITH_GRADIENTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients(case, backend, dtype):
-    run_gradients(case, backend, dtype)
+test_forward, test_gradients = forward_and_gradients(CASES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

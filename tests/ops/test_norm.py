@@ -13,10 +13,10 @@ from harness import (
     DTYPES,
     LAYOUTS,
     TORCH_BACKENDS,
-    WITH_GRADIENTS,
     Case,
     check_finite_differences,
     convert,
+    forward_and_gradients,
     normal,
     raises,
     run_forward,
@@ -94,20 +94,7 @@ CASES = [
     norm_case("layer_norm", (5, 48), weight=False),
     norm_case("layer_norm", (5, 48), bias=False),
 ]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_forward(case, backend, dtype):
-    run_forward(case, backend, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", WITH_GRADIENTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients(case, backend, dtype):
-    run_gradients(case, backend, dtype)
+test_forward, test_gradients = forward_and_gradients(CASES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,12 +11,12 @@ from harness import (
     HAVE_CUDA,
     LAYOUTS,
     TORCH_BACKENDS,
-    WITH_GRADIENTS,
     Case,
     as_tuple,
     assert_close,
     check_finite_differences,
     convert,
+    forward_and_gradients,
     normal,
     raises,
     run_forward,
@@ -133,20 +133,7 @@ CASES = [
     scan_case(lengths=(9, 64), d=6, groups=2, delta_softplus=True),
 ]
 CHECKPOINTS = (0, 1, 5, 64, 100, 1000, -1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_forward(case, backend, dtype):
-    run_forward(case, backend, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", WITH_GRADIENTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients(case, backend, dtype):
-    run_gradients(case, backend, dtype)
+test_forward, test_gradients = forward_and_gradients(CASES)
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)

@@ -13,10 +13,10 @@ from harness import (
     EPSILON,
     LAYOUTS,
     TORCH_BACKENDS,
-    WITH_GRADIENTS,
     Case,
     check_finite_differences,
     convert,
+    forward_and_gradients,
     normal,
     raises,
     run_forward,
@@ -62,20 +62,7 @@ SHAPES = [
 ]
 CASES = [softmax_case(op, *s) for op in FORMULAS for s in SHAPES]
 CASES += [softmax_case(op, (4, 100), scale=100.0) for op in FORMULAS]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_forward(case, backend, dtype):
-    run_forward(case, backend, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", WITH_GRADIENTS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients(case, backend, dtype):
-    run_gradients(case, backend, dtype)
+test_forward, test_gradients = forward_and_gradients(CASES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,4 +1,4 @@
-"""`fk bench`: measures ops beside the peers that are installed."""
+"""Measures ops beside the peers that are installed."""
 
 import argparse
 import ctypes
@@ -22,16 +22,25 @@ WORKLOADS = GENERAL | {w.op: w for w in [*MAMBA, *AGENT]}
 
 def parse(arguments):
     frameworks = installed()
-    parser = argparse.ArgumentParser("fk bench", description=__doc__)
-    parser.add_argument("suite", nargs="?", default="demo", choices=sorted(SUITES))
-    parser.add_argument("--framework", choices=frameworks, help="whose tensors; default: torch")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--peer", action="append", help="only these peers; repeat for several")
-    parser.add_argument("--op", action="append", help="only these ops; repeat for several")
-    parser.add_argument("--direction", choices=("fwd", "bwd"))
-    parser.add_argument("--quick", action="store_true", help="fewer warm-up and timed runs")
-    parser.add_argument("--json", metavar="F", help="write (or update) a result file")
-    parser.add_argument("--html", metavar="F", help="write a page")
+    about = [(name, " ".join(suite.__doc__.split())) for name, suite in SUITES.items()]
+    about.append(("decode MODEL", "Tokens a second of a model: fk bench decode --help."))
+    parser = argparse.ArgumentParser(
+        "fk bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="suites:\n" + "\n".join(f"  {name:17} {text}" for name, text in about),
+    )
+    add = parser.add_argument
+    add("suite", nargs="?", default="demo", choices=SUITES, metavar="SUITE", help="what to measure")
+    add("--framework", choices=frameworks, help="whose tensors; default: torch, else numpy")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    add("--peer", action="append", help="only these peers; repeat for several")
+    add("--op", action="append", help="only these ops; repeat for several")
+    add("--direction", choices=("fwd", "bwd"), help="only forward or backward; default: both")
+    add("--dtype", choices=ITEMSIZE, help="only cases of this type")
+    add("--quick", action="store_true", help="fewer warm-up and timed runs")
+    add("--json", metavar="F", help="write (or update) a result file")
+    add("--html", metavar="F", help="write a page, with a roofline")
     options = parser.parse_args(arguments)
     if options.framework is None:
         options.framework = "torch" if "torch" in frameworks else "numpy"
@@ -127,9 +136,8 @@ class Bench:
         ours = times.pop("ours")
         tbps = moved / ours["p50"] / 1e9
         percent, rate = tbps / ceilings["copy_tbps"], {}
-        if workload.flops:
-            factor = 1.0 if case.direction == "fwd" else workload.backward_flops
-            flops = factor * workload.flops(params)
+        flops = workload.count(case.direction, params)
+        if workload.products:
             rate = {"tflops": round(flops / ours["p50"] / 1e9, 5)}
             percent = rate["tflops"] / ceilings.get("gemm_tflops", float("inf"))
             for t in times.values():
@@ -141,6 +149,8 @@ class Bench:
             "impl": implementation_of(f"{case.op}_{case.direction}", self.options.device),
             "ms": ours,
             "iterations": iterations,
+            "flops": flops,
+            "bytes": moved,
             **rate,
             "tbps": round(tbps, 5),
             "percent_of_ceiling": round(100 * percent, 2),
@@ -161,6 +171,7 @@ def main(arguments=None) -> int:
         c
         for c in SUITES[options.suite]()
         if c.op in (options.op or WORKLOADS)
+        and options.dtype in (None, c.dtype)
         and c.direction
         in ((options.direction,) if options.direction else bench.framework.directions)
     ]

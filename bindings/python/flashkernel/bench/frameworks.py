@@ -102,6 +102,8 @@ class Torch(Numpy):
         out = {"torch": self.module.__version__}
         if self.device == "cuda":
             out["cudnn"] = str(self.module.backends.cudnn.version())
+        else:
+            out["torch_cpu_target"] = self.module.backends.cpu.get_cpu_capability()
         return out
 
     def tensors(self, arrays: dict, dtype: str) -> dict:
@@ -129,7 +131,7 @@ class Torch(Numpy):
             if name.endswith("_compile"):
                 torch._dynamo.reset()
                 # Matrix products have tiles to choose from.
-                mode = "max-autotune-no-cudagraphs" if workload.flops else None
+                mode = "max-autotune-no-cudagraphs" if workload.products else None
                 functions[name] = torch.compile(functions[name], dynamic=False, mode=mode)
         return functions
 
@@ -286,8 +288,22 @@ class Jax(Numpy):
 
     def copy_call(self, megabytes: int):
         a = self.jax.device_put(np.ones(megabytes << 18, np.float32), self.device)
-        copy = self.jax.jit(lambda x: x + 1)
-        return (lambda: copy(a).block_until_ready()), 2 * a.size * 4
+        # Into the last call's output: on a CPU fresh pages take ten times as long as the copy.
+        copy = self.jax.jit(lambda a, b: a + 1, donate_argnums=1, keep_unused=True)
+        held = [a + 1]
+
+        def call():
+            held[0] = copy(a, held[0])
+            return held[0].block_until_ready()
+
+        return call, 2 * a.nbytes
+
+    def gemm_call(self, n: int):
+        dtype = "float32" if self.device.platform == "cpu" else "bfloat16"
+        a = np.random.default_rng(0).standard_normal((n, n), np.float32)
+        a = self.jax.device_put(a.astype(self.dtype(dtype)), self.device)
+        product = self.jax.jit(lambda x: x @ x)
+        return lambda: product(a).block_until_ready()
 
 
 def jax_waits(device: str) -> dict:

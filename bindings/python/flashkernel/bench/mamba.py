@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .workloads import Workload, normal
+from .workloads import Workload, normal, per_element
 
 
 def _inputs(params, rng):
@@ -168,6 +168,9 @@ WORKLOADS = [
         },
         {"fwd": 4, "bwd": 7},
         ("u", "delta", "A", "B", "C", "D", "z", "delta_bias"),
+        # A state and step: an exponential, three multiply-adds; backward that again, and ten more.
+        per_element(7),
+        27 / 7,
         options=True,
         errors=False,
     ),
@@ -178,6 +181,9 @@ WORKLOADS = [
         {"torch": _conv_torch},
         {"fwd": 2, "bwd": 3},
         ("x", "weight", "bias"),
+        # A multiply-add a tap; backward the same again for the SiLU, and for x and weight.
+        per_element(2),
+        3.0,
     ),
     Workload(
         "selective_state_update",
@@ -185,6 +191,7 @@ WORKLOADS = [
         _step_ours,
         {"torch": _step_torch},
         {"fwd": 2},
+        flops=per_element(7),
         errors=False,  # the state moves on with each call
     ),
     Workload(
@@ -195,6 +202,7 @@ WORKLOADS = [
         ),
         {"torch": _conv_step_torch},
         {"fwd": 2},
+        flops=per_element(2),
         errors=False,
     ),
 ]

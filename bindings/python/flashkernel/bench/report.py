@@ -9,6 +9,8 @@ import platform
 import subprocess
 import sys
 
+from . import roofline
+
 
 def commit() -> str:
     """The commit of the checkout we run in, with "+" if it has changes; or what FK_COMMIT says,
@@ -37,6 +39,10 @@ def machine(fk, framework, device: str) -> dict:
         "python": platform.python_version(),
         **framework.versions(),
     }
+    # What holds ours and torch's kernels to older instruction sets than the CPU has.
+    names = ("FK_CPU_TARGET", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+    if held := {name: os.environ[name] for name in names if os.environ.get(name)}:
+        out["environment"] = held
     if device == "cuda":
         out["gpu"] = info["gpus"][0]["name"] if info["gpus"] else "none"
         out["driver"] = _driver()
@@ -136,34 +142,44 @@ def title(result: dict) -> str:
     return f"FlashKernel {m['flashkernel']} on {where}, {result['date']}"
 
 
+ROOFLINE = (
+    "Each point is the row of its number (orange: a backward); the line is what a plain copy and a "
+    "plain matrix product of the same run would let it reach."
+)
+
+
 def write_html(path: str, result: dict) -> None:
-    head = "".join(f"<th>{html.escape(c)}</th>" for c in COLUMNS)
-    lines = []
-    for row in result["rows"]:
+    head = "".join(f"<th>{html.escape(c)}</th>" for c in ("", *COLUMNS))
+    lines, labelled = [], []
+    for number, row in enumerate(result["rows"], 1):
         c = [html.escape(x) for x in cells(row)]
+        labelled.append((f"{number} {cells(row)[0]}", row))
         width = min(100.0, row["percent_of_ceiling"])
         bar = f'<div class="bar"><i style="width:{width:.0f}%"></i></div>'
         slow = " class=slow" if row["peers"] and row["ratio_to_best_peer"] < 1 else ""
         lines.append(
-            f"<tr{slow}><td>{c[0]}</td>"
+            f"<tr{slow}><td class=n>{number}</td><td>{c[0]}</td>"
             + "".join(f"<td class=n>{x}{bar if i == 2 else ''}</td>" for i, x in enumerate(c[1:]))
             + "</tr>"
         )
     details = html.escape(json.dumps({k: result[k] for k in ("machine", "method", "ceilings")}))
+    if plot := roofline.svg(labelled, result["ceilings"]):
+        plot = f"<h2>Roofline</h2>\n<p>{ROOFLINE}</p>\n{plot}\n"
     page = f"""<!doctype html><meta charset="utf-8"><title>{html.escape(title(result))}</title>
 <style>
+:root {{ color-scheme: light dark }}
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem }}
 table {{ border-collapse: collapse; width: 100% }}
-th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left }}
+th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #8884; text-align: left }}
 .n {{ text-align: right; font-variant-numeric: tabular-nums }}
-.bar {{ background: #eee; height: 4px }} .bar i {{ background: #2a7; display: block; height: 4px }}
-.slow td:last-child {{ color: #b30 }} code {{ font-size: 12px; color: #555 }}
-</style>
+.bar {{ background: #8883; height: 4px }} .bar i {{ background: #2a7; display: block; height: 4px }}
+.slow td:last-child {{ color: #d50 }} code {{ font-size: 12px; color: #888 }}
+{roofline.STYLE}</style>
 <h1>{html.escape(title(result))}</h1>
 <p>Ratio: the best peer's median over ours, measured in turns in one run; above 1 we are faster.
 "of peak" is the share of what a plain copy (or, where FLOP/s are counted, a plain matrix product)
 reaches in the same run.</p>
 <table><tr>{head}</tr>{"".join(lines)}</table>
-<p><code>{details}</code></p>
+{plot}<p><code>{details}</code></p>
 """
     pathlib.Path(path).write_text(page)

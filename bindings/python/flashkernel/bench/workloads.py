@@ -1,6 +1,7 @@
 """What is measured: for each op its inputs, our call, the peers' calls, and the least bytes it must
 move. A workload is written once, against an array namespace, for every framework and device."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -22,9 +23,11 @@ class Workload:
     # what does not scale with x left out: weights, row statistics).
     traffic: dict[str, float] = field(default_factory=dict)
     differentiable: tuple = ()
-    # Multiplications and additions of the forward, of params; the backward's as a multiple of it.
+    # Operations of the forward, of params: additions, multiplications, comparisons, exponentials;
+    # the backward's as a multiple of them.
     flops: Callable | None = None
     backward_flops: float = 0.0
+    products: bool = False  # matrix products: arithmetic is the limit
     options: bool = False
     errors: bool = True  # torch's formula is quick enough to compare with
 
@@ -34,6 +37,11 @@ class Workload:
             return self
         peers = {name: make(params) for name, make in self.peers.items()}
         return replace(self, ours=self.ours(params), peers=peers)
+
+    def count(self, direction: str, params: dict) -> int:
+        """Floating point operations of one call; 0 where nobody has counted them."""
+        factor = 1.0 if direction == "fwd" else self.backward_flops
+        return round(factor * self.flops(params)) if self.flops else 0
 
 
 def normal(rng, *shape):
@@ -129,7 +137,12 @@ def _cross_entropy_inputs(params, rng):
     return logits | {"targets": rng.integers(0, params["cols"], params["rows"])}
 
 
-def _unary(name, ours, torch, plain, traffic):
+def per_element(count):
+    """So many operations for each element of x, whose sizes the case gives."""
+    return lambda p: count * math.prod(v for v in p.values() if type(v) is int)
+
+
+def _unary(name, ours, torch, plain, traffic, flops, backward_flops):
     return Workload(
         name,
         lambda p, rng: _rows(p, rng, "x", scale=3.0),
@@ -137,6 +150,8 @@ def _unary(name, ours, torch, plain, traffic):
         {"torch": torch, **_plain(plain)},
         traffic,
         ("x",),
+        per_element(flops),
+        backward_flops / flops,
     )
 
 
@@ -235,6 +250,8 @@ WORKLOADS = {
             {"torch": _sum_and(_torch_rms), **_plain(_sum_and(_plain_rms))},
             _NORM_TRAFFIC,
             ("x", "residual", "weight"),
+            per_element(5),
+            2.0,
         ),
         Workload(
             "layer_norm",
@@ -243,6 +260,8 @@ WORKLOADS = {
             {"torch": _sum_and(_torch_layer), **_plain(_sum_and(_plain_layer))},
             _NORM_TRAFFIC,
             ("x", "residual", "weight", "bias"),
+            per_element(8),
+            1.75,
         ),
         _unary(
             "softmax",
@@ -250,6 +269,8 @@ WORKLOADS = {
             lambda m, t: m.softmax(t["x"], -1),
             lambda m, t: m.exp(t["x"] - _plain_logsumexp(m, t["x"])),
             {"fwd": 2, "bwd": 3},
+            5,
+            4,
         ),
         _unary(
             "log_softmax",
@@ -257,6 +278,8 @@ WORKLOADS = {
             lambda m, t: m.log_softmax(t["x"], -1),
             lambda m, t: t["x"] - _plain_logsumexp(m, t["x"]),
             {"fwd": 2, "bwd": 3},
+            5,
+            4,
         ),
         _unary(
             "logsumexp",
@@ -264,6 +287,8 @@ WORKLOADS = {
             lambda m, t: m.logsumexp(t["x"], -1),
             lambda m, t: _plain_logsumexp(m, t["x"])[..., 0],
             {"fwd": 1, "bwd": 2},
+            4,
+            3,
         ),
         _unary(
             "sum",
@@ -271,6 +296,8 @@ WORKLOADS = {
             lambda m, t: m.sum(t["x"], -1),
             lambda m, t: m.sum(t["x"], -1),
             {"fwd": 1, "bwd": 1},
+            1,
+            0,
         ),
         _unary(
             "max",
@@ -278,6 +305,8 @@ WORKLOADS = {
             lambda m, t: m.amax(t["x"], -1),
             lambda m, t: m.max(t["x"], -1),
             {"fwd": 1, "bwd": 2},
+            1,
+            2,
         ),
         Workload(
             "cross_entropy",
@@ -289,6 +318,8 @@ WORKLOADS = {
             },
             {"fwd": 1, "bwd": 2},
             ("logits",),
+            per_element(4),
+            0.75,
         ),
         Workload(
             "rope",
@@ -297,6 +328,8 @@ WORKLOADS = {
             {"torch": _rope, **_plain(_rope)},
             {"fwd": 2, "bwd": 2},
             ("x",),
+            per_element(3),
+            1.0,
         ),
         Workload(
             "attention",
@@ -313,6 +346,7 @@ WORKLOADS = {
             ("q", "k", "v"),
             _attention_flops,
             2.5,
+            products=True,
             options=True,
         ),
     ]

@@ -7,7 +7,9 @@ There is no dropout and no page table (`block_table`): asking for them is an err
 `return_attn_probs=True` the result is (out, softmax_lse, None), as theirs is without dropout;
 softmax_lse is differentiable, and -inf for a query that sees no key."""
 
-from .. import Error, attention
+import torch
+
+from .. import Error, attention, rope
 
 __all__ = [
     "flash_attn_func",
@@ -16,6 +18,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
 ]
 
 
@@ -119,11 +122,7 @@ def flash_attn_varlen_func(
 ):
     """Sequences one after another: q (Tq, H, D), k and v (Tk, Hkv, D), cu_seqlens int32 (S + 1) ->
     out (Tq, H, D); lse (H, Tq). The longest lengths are taken as said and not needed."""
-    if block_table is not None:
-        raise Error(
-            "flash_attn_varlen_func: block_table: expected None, got a page table, which is not "
-            "supported here"
-        )
+    _refuse("flash_attn_varlen_func", block_table=block_table)
     return _attend(
         "flash_attn_varlen_func",
         (q, k, v),
@@ -204,6 +203,96 @@ def flash_attn_varlen_qkvpacked_func(
         deterministic,
         return_attn_probs,
     )
+
+
+@torch.no_grad()
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    block_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
+):
+    """q (B, Lq, H, D), caches (rows, Lmax, Hkv, D) -> out (B, Lq, H, D); lse (B, H, Lq). The caches
+    hold cache_seqlens tokens, one number or int32 (B); k and v (B, Lnew, Hkv, D) are written behind
+    them first. With rotary tables k is rotated by its places in the cache and q from the same place
+    on, or, where nothing is masked, all of q by that place. cache_batch_idx (B): the caches' row of
+    each sequence. Tensors of lengths and rows are read on the host, and sequences of different
+    lengths are attended one after another; num_splits is taken as said and not needed."""
+    name = "flash_attn_with_kvcache"
+    _refuse(name, cache_leftpad=cache_leftpad, block_table=block_table)
+    batch, room, new = q.shape[0], k_cache.shape[1], 0 if k is None else k.shape[1]
+    if k is None and rotary_cos is not None:
+        raise Error(f"{name}: rotary_cos: expected None where there is no k, got a tensor")
+    if k is not None and (v is None or cache_seqlens is None):
+        missing = "v" if v is None else "cache_seqlens"
+        raise Error(f"{name}: {missing}: expected a value where there is k, got None")
+    for argument, x, cache in (("k", k, k_cache), ("v", v, v_cache)) if k is not None else ():
+        wanted, got = ((batch, new, *cache.shape[2:]), cache.dtype), (tuple(x.shape), x.dtype)
+        if got != wanted:
+            raise Error(f"{name}: {argument}: expected {wanted} to fit its cache, got {got}")
+    lengths = room if cache_seqlens is None else cache_seqlens
+    lengths = lengths.tolist() if isinstance(lengths, torch.Tensor) else [lengths] * batch
+    if len(lengths) != batch or any(not 0 <= n <= room - new for n in lengths):
+        wanted = f"{batch} lengths from 0 to {room - new}"
+        raise Error(f"{name}: cache_seqlens: expected {wanted}, got {lengths}")
+    if rotary_cos is not None:
+        first = torch.tensor(lengths, dtype=torch.int32, device=q.device)[:, None]
+        after = torch.arange(max(q.shape[1], new), dtype=torch.int32, device=q.device)
+        masked = causal or tuple(window_size) != (-1, -1)
+        tables = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
+        q = rope(q, positions=first + after[: q.shape[1]] * masked, **tables)
+        k = rope(k, positions=first + after[:new], **tables)
+    if cache_batch_idx is None and len(set(lengths)) <= 1:  # all at once
+        parts = [(slice(None), slice(None), max(lengths, default=0))]
+    else:
+        rows = range(batch) if cache_batch_idx is None else cache_batch_idx.tolist()
+        both = enumerate(zip(rows, lengths, strict=True))
+        parts = [(slice(b, b + 1), slice(row, row + 1), n) for b, (row, n) in both]
+    results = []
+    for own, row, length in parts:
+        if k is not None:
+            k_cache[row, length : length + new] = k[own]
+            v_cache[row, length : length + new] = v[own]
+        by_sequence = alibi_slopes is not None and alibi_slopes.ndim == 2
+        result = attention(
+            q[own],
+            k_cache[row, : length + new],
+            v_cache[row, : length + new],
+            causal=causal,
+            window=window_size,
+            scale=softmax_scale,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes[own] if by_sequence else alibi_slopes,
+            return_lse=True,
+        )
+        results.append(result)
+    out, lse = (torch.cat(t) for t in zip(*results, strict=True))
+    return (out, lse) if return_softmax_lse else out
+
+
+class Unsupported(Error, NotImplementedError):
+    """An argument that flash-attn knows and this module does not."""
+
+
+def _refuse(function: str, **arguments):
+    for name, value in arguments.items():
+        if value is not None:
+            raise Unsupported(f"{function}: {name}: expected None (not supported here)")
 
 
 def _attend(function: str, tensors: tuple, dropout_p, return_attn_probs, **options):

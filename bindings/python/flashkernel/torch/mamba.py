@@ -60,12 +60,7 @@ class Mamba(nn.Module):
     def forward(self, x):
         x, z = self.in_proj(x).chunk(2, -1)
         x = fk.causal_conv1d(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu")
-        dt, B, C = self._selected(x)
-        y = fk.selective_scan(
-            x, dt, self._decay(), B, C, self.D, z=z, delta_bias=self.dt_proj.bias,
-            delta_softplus=True,
-        )  # fmt: skip
-        return self.out_proj(y)
+        return self.out_proj(self._scan(x, z))
 
     def allocate_state(self, batch_size, device=None, dtype=None) -> tuple:
         """(convolution's, scan's), both zero: before a sequence's first token."""
@@ -78,18 +73,30 @@ class Mamba(nn.Module):
 
     @torch.no_grad()
     def step(self, x, state):
-        """x (B, d_model) -> (B, d_model); the state moves on in place."""
+        """x (B, d_model), or of several tokens (B, L, d_model), -> the same; the state moves on in
+        place."""
         conv, scan = state
         x, z = self.in_proj(x).chunk(2, -1)
         x = fk.causal_conv1d_update(
             x, conv, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
         )
+        if x.ndim == 3:
+            y, last = self._scan(x, z, initial_state=scan, return_last_state=True)
+            scan.copy_(last)
+            return self.out_proj(y)
         dt, B, C = self._selected(x)
         y = fk.selective_state_update(
             scan, x, dt, self._decay(), B, C, self.D, z=z, dt_bias=self.dt_proj.bias,
             dt_softplus=True,
         )  # fmt: skip
         return self.out_proj(y)
+
+    def _scan(self, x, z, **states):
+        dt, B, C = self._selected(x)
+        return fk.selective_scan(
+            x, dt, self._decay(), B, C, self.D, z=z, delta_bias=self.dt_proj.bias,
+            delta_softplus=True, **states,
+        )  # fmt: skip
 
     def _decay(self):
         return -torch.exp(self.A_log.float())
@@ -144,7 +151,7 @@ class MambaStack(nn.Module):
 
     @torch.no_grad()
     def step(self, x, state):
-        """x (B, d_model) -> (B, d_model); the state moves on in place."""
+        """As `Mamba.step`."""
         residual = None
         for layer, own in zip(self.layers, state, strict=True):
             x, residual = layer.step(x, residual, own)
