@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "cli/result_file.h"
 #include "cli/text_options.h"
@@ -15,6 +14,7 @@
 #include "cpu/targets.h"
 #include "engine/bandwidth.h"
 #include "engine/sampler.h"
+#include "model/json.h"
 
 namespace fk::cli {
 namespace {
@@ -248,7 +248,7 @@ void print_json(engine::TextModel& model, const BenchOptions& bench, const Measu
     j["ratio_to_best_peer"] = {{"prompt", prompt / their_prompt},
                                {"decode", decode / their_decode}};
   }
-  std::printf("%s\n", j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  std::printf("%s\n", model::dump(j, 2).c_str());
 }
 
 void print_text(engine::TextModel& model, const BenchOptions& bench, const Measured& m) {

@@ -4,12 +4,12 @@
 
 #include <cstdio>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "cli/line_editor.h"
 #include "cli/text_options.h"
 #include "engine/bandwidth.h"
 #include "engine/known_models.h"
+#include "model/json.h"
 
 namespace fk::cli {
 namespace {
@@ -57,7 +57,7 @@ class Conversation {
                                 {"prompt_seconds", result.prompt_seconds},
                                 {"tokens", result.tokens.size()},
                                 {"seconds", result.seconds}};
-      std::printf("%s\n", j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+      std::printf("%s\n", model::dump(j).c_str());
       std::fflush(stdout);
       return true;
     }

@@ -20,7 +20,4 @@ int check(const CheckOptions& options);
 // `arguments` are those after "bench", ended by NULL.
 int bench(char** arguments);
 
-// The implementation that takes the sample's call on a device, or "" if there is none.
-std::string implementation_of(const Sample& sample, DLDeviceType device);
-
 }  // namespace fk::cli

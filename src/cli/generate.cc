@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <iostream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 
 #include "cli/text_options.h"
 #include "engine/bandwidth.h"
+#include "model/json.h"
 
 namespace fk::cli {
 namespace {
@@ -37,7 +37,7 @@ void print_json(const TextOptions& options, engine::TextModel& model,
     j["read_bandwidth"] = bandwidth;
     if (timed) j["share_of_bandwidth"] = result.bytes_read / result.seconds / bandwidth;
   }
-  std::printf("%s\n", j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  std::printf("%s\n", model::dump(j, 2).c_str());
 }
 
 }  // namespace

@@ -53,6 +53,9 @@ Status draw_sample(const fk_op& op, const SampleOptions& options, Sample* sample
 // Whether the op takes the sample's shapes, dtypes and attributes.
 Status check_sample(const Sample& sample);
 
+// The implementation that takes the sample's call on a device, or "" if there is none.
+std::string implementation_of(const Sample& sample, DLDeviceType device);
+
 // Where a sample's tensors live during a run; `fk check` brings one for CUDA.
 class SampleMemory {
  public:

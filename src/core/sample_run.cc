@@ -54,17 +54,28 @@ DLDataType dlpack_dtype(DType dtype) {
   }
 }
 
-// Without data.
-DLTensor dlpack(const SampleTensor& t) {
-  DLTensor tensor{};
-  tensor.device = {kDLCPU, 0};
-  tensor.ndim = static_cast<int32_t>(t.shape.size());
-  tensor.dtype = dlpack_dtype(t.dtype);
-  tensor.shape = const_cast<int64_t*>(t.shape.data());
-  tensor.strides = const_cast<int64_t*>(t.strides.data());
-  tensor.byte_offset = static_cast<uint64_t>(t.first * size_of(t.dtype));
-  return tensor;
-}
+// The arguments of a sample's call on a device, without data.
+struct SampleArguments {
+  SampleArguments(const Sample& sample, DLDevice device)
+      : tensors(sample.tensors.size()), slots(sample.attributes) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const Kind kind = sample.op->declaration.fields[i].kind;
+      if (kind != Kind::kInput && kind != Kind::kOutput) continue;
+      const SampleTensor& t = sample.tensors[i];
+      tensors[i].device = device;
+      tensors[i].ndim = static_cast<int32_t>(t.shape.size());
+      tensors[i].dtype = dlpack_dtype(t.dtype);
+      tensors[i].shape = const_cast<int64_t*>(t.shape.data());
+      tensors[i].strides = const_cast<int64_t*>(t.strides.data());
+      tensors[i].byte_offset = static_cast<uint64_t>(t.first * size_of(t.dtype));
+      slots[i].tensor = t.present ? &tensors[i] : nullptr;
+    }
+  }
+  SampleArguments(const SampleArguments&) = delete;
+
+  std::vector<DLTensor> tensors;
+  std::vector<fk_slot> slots;
+};
 
 // Calls visit(k, offset) with each element's place among the values and in memory.
 template <class Visit>
@@ -170,33 +181,22 @@ class Run {
   Run(const Sample& sample, SampleMemory& memory)
       : sample_(sample),
         memory_(memory),
-        dlpack_(sample.tensors.size()),
-        slots_(sample.attributes),
+        arguments_(sample, memory.device()),
         images_(sample.tensors.size()),
-        allocations_(sample.tensors.size()) {
-    for (size_t i = 0; i < dlpack_.size(); ++i) {
-      const SampleTensor& t = sample.tensors[i];
-      if (!is_tensor(i)) continue;
-      dlpack_[i] = dlpack(t);
-      dlpack_[i].device = memory.device();
-      slots_[i].tensor = t.present ? &dlpack_[i] : nullptr;
-    }
-  }
+        allocations_(sample.tensors.size()) {}
 
-  Status query(size_t* workspace_bytes) {
-    return query_workspace(*sample_.op, slots_.data(), workspace_bytes);
-  }
-
-  Status call(size_t workspace_bytes) {
-    for (size_t i = 0; i < dlpack_.size(); ++i) {
+  Status call() {
+    size_t workspace_bytes = 0;
+    FK_RETURN_IF_ERROR(query_workspace(*sample_.op, arguments_.slots.data(), &workspace_bytes));
+    for (size_t i = 0; i < images_.size(); ++i) {
       const SampleTensor& t = sample_.tensors[i];
       if (!t.present || t.alias >= 0) continue;
       images_[i] = std::make_unique<Image>(t);
       allocations_[i] = std::make_unique<Allocation>(memory_);
       FK_RETURN_IF_ERROR(allocations_[i]->allocate(images_[i]->data(), images_[i]->size()));
     }
-    for (size_t i = 0; i < dlpack_.size(); ++i) {
-      if (sample_.tensors[i].present) dlpack_[i].data = allocations_[home(i)]->data();
+    for (size_t i = 0; i < images_.size(); ++i) {
+      if (sample_.tensors[i].present) arguments_.tensors[i].data = allocations_[home(i)]->data();
     }
     std::vector<char> poison(workspace_bytes + kWorkspaceGuard, char(kPoison));
     Allocation workspace(memory_);
@@ -204,7 +204,7 @@ class Run {
     fk_exec exec = FK_EXEC_DEFAULTS;
     exec.workspace = workspace.data();
     exec.workspace_bytes = workspace_bytes;
-    FK_RETURN_IF_ERROR(fk::call(*sample_.op, slots_.data(), exec));
+    FK_RETURN_IF_ERROR(fk::call(*sample_.op, arguments_.slots.data(), exec));
     FK_RETURN_IF_ERROR(memory_.copy_out(poison.data(), workspace.data(), poison.size()));
     for (size_t k = workspace_bytes; k < poison.size(); ++k) {
       if (poison[k] != char(kPoison)) return {FK_INTERNAL, "wrote past the end of the workspace"};
@@ -243,9 +243,6 @@ class Run {
 
  private:
   const Field& field(size_t i) const { return sample_.op->declaration.fields[i]; }
-  bool is_tensor(size_t i) const {
-    return field(i).kind == Kind::kInput || field(i).kind == Kind::kOutput;
-  }
   // The tensor whose memory holds this one.
   size_t home(size_t i) const {
     return sample_.tensors[i].alias >= 0 ? sample_.tensors[i].alias : i;
@@ -253,8 +250,7 @@ class Run {
 
   const Sample& sample_;
   SampleMemory& memory_;
-  std::vector<DLTensor> dlpack_;
-  std::vector<fk_slot> slots_;
+  SampleArguments arguments_;
   std::vector<std::unique_ptr<Image>> images_;
   std::vector<std::unique_ptr<Allocation>> allocations_;
 };
@@ -282,7 +278,13 @@ SampleMemory& host_memory() {
 
 Status check_sample(const Sample& sample) {
   size_t bytes = 0;
-  return Run(sample, host_memory()).query(&bytes);
+  return query_workspace(*sample.op, SampleArguments(sample, {kDLCPU, 0}).slots.data(), &bytes);
+}
+
+std::string implementation_of(const Sample& sample, DLDeviceType device) {
+  const SampleArguments arguments(sample, {device, 0});
+  const char* name = "";
+  return query_implementation(*sample.op, arguments.slots.data(), &name).ok() ? name : "";
 }
 
 Status run_sample(const Sample& sample, const char* implementation, SampleMemory& memory,
@@ -290,9 +292,7 @@ Status run_sample(const Sample& sample, const char* implementation, SampleMemory
   Forced forced(*sample.op);
   FK_RETURN_IF_ERROR(forced.force(implementation));
   Run run(sample, memory);
-  size_t workspace_bytes = 0;
-  FK_RETURN_IF_ERROR(run.query(&workspace_bytes));
-  FK_RETURN_IF_ERROR(run.call(workspace_bytes));
+  FK_RETURN_IF_ERROR(run.call());
   return run.read(outputs);
 }
 

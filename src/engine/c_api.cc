@@ -1,13 +1,12 @@
 #include "model/c_api.h"
 
 #include <algorithm>
-#include <exception>
-#include <nlohmann/json.hpp>
 
 #include "core/last_error.h"
 #include "engine/known_models.h"
 #include "engine/session.h"
 #include "flashkernel/engine.h"
+#include "model/json.h"
 
 struct fk_engine {
   std::unique_ptr<fk::engine::Engine> engine;
@@ -17,27 +16,13 @@ struct fk_engine {
 
 namespace {
 
+using fk::guarded;
 using fk::invalid;
+using fk::null;
 using fk::Status;
 using fk::engine::Engine;
 using fk::engine::EngineOptions;
-
-template <class Function>
-fk_status guarded(const char* what, const Function& function) {
-  try {
-    const Status status = function();
-    if (status.ok()) return FK_OK;
-    return fk::set_last_error(status.code(), std::string(what) + ": " + status.message());
-  } catch (const std::exception& e) {
-    return fk::set_last_error(FK_INTERNAL, std::string(what) + ": " + e.what());
-  }
-}
-
-Status null(const char* name) { return invalid(std::string(name) + ": expected one, got NULL"); }
-
-std::string dump(const nlohmann::json& json) {
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
+using fk::model::dump;
 
 Status check_sampling(const fk_sampling& s) {
   const auto fail = [](const char* name, const char* expected, double got) {

@@ -34,35 +34,30 @@ void add_high_bits(const uint8_t* high, uint8_t* q) {
 void read_codes(Packing packing, const uint8_t* block, Codes* c) {
   switch (packing) {
     case Packing::kQ8_0: {
-      model::BlockQ8_0 b;
-      std::memcpy(&b, block, sizeof b);
+      const auto b = model::read_block<model::BlockQ8_0>(block);
       c->d = b.d;
       for (int i = 0; i < 32; ++i) c->q[i] = static_cast<uint8_t>(b.q[i] + 128);
       return;
     }
     case Packing::kQ4_0: {
-      model::BlockQ4_0 b;
-      std::memcpy(&b, block, sizeof b);
+      const auto b = model::read_block<model::BlockQ4_0>(block);
       c->d = b.d;
       return split_nibbles(b.q, c->q);
     }
     case Packing::kQ4_1: {
-      model::BlockQ4_1 b;
-      std::memcpy(&b, block, sizeof b);
+      const auto b = model::read_block<model::BlockQ4_1>(block);
       c->d = b.d;
       c->m = b.m;
       return split_nibbles(b.q, c->q);
     }
     case Packing::kQ5_0: {
-      model::BlockQ5_0 b;
-      std::memcpy(&b, block, sizeof b);
+      const auto b = model::read_block<model::BlockQ5_0>(block);
       c->d = b.d;
       split_nibbles(b.q, c->q);
       return add_high_bits(b.high, c->q);
     }
     case Packing::kQ5_1: {
-      model::BlockQ5_1 b;
-      std::memcpy(&b, block, sizeof b);
+      const auto b = model::read_block<model::BlockQ5_1>(block);
       c->d = b.d;
       c->m = b.m;
       split_nibbles(b.q, c->q);
@@ -88,8 +83,7 @@ void read_codes(Packing packing, const uint8_t* block, Codes* c) {
       return;
     }
     case Packing::kQ6_K: {
-      model::BlockQ6_K b;
-      std::memcpy(&b, block, sizeof b);
+      const auto b = model::read_block<model::BlockQ6_K>(block);
       c->d = b.d;
       std::memcpy(c->scale, b.scales, 16);
       // Each half of the block: 32 columns from low nibbles, 32 more, then both high nibbles.

@@ -1,7 +1,5 @@
 #include "engine/text_model.h"
 
-#include <nlohmann/json.hpp>
-
 #include "engine/known_models.h"
 
 namespace fk::engine {
@@ -44,33 +42,6 @@ Status TextModel::generate(const std::vector<int32_t>& prompt, const GenerateOpt
                            const Session::Piece& piece, Generated* result) {
   if (session_ == nullptr) return invalid("the model has no tokenizer: " + tokenizer_error());
   return session_->generate(prompt, options, piece, result);
-}
-
-std::string TextModel::config_json() const {
-  const model::Config& c = config();
-  nlohmann::json j = {{"family", model::family_name(c.family)},
-                      {"architecture", c.architecture},
-                      {"name", c.name},
-                      {"path", path()},
-                      {"dim", c.dim},
-                      {"hidden", c.hidden},
-                      {"layers", c.layers},
-                      {"heads", c.heads},
-                      {"kv_heads", c.kv_heads},
-                      {"head_dim", c.head_dim},
-                      {"vocab", c.vocab},
-                      {"context", engine_->context()},
-                      {"model_context", c.context},
-                      {"norm_eps", c.norm_eps},
-                      {"rope_theta", c.rope_theta},
-                      {"rope_scaling", c.rope_scaling},
-                      {"window", c.window},
-                      {"tied", c.tied},
-                      {"bos", c.bos},
-                      {"eos", c.eos},
-                      {"weights", engine_->description()},
-                      {"weight_bytes", engine_->weight_bytes()}};
-  return j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace fk::engine

@@ -26,7 +26,6 @@ class TextModel {
  public:
   static Status open(const OpenOptions& options, std::unique_ptr<TextModel>* out);
 
-  const model::Config& config() const { return model_.decoder.config; }
   // Null where the files have none: then only ids go in.
   const model::Tokenizer* tokenizer() const { return model_.tokenizer.get(); }
   const std::string& tokenizer_error() const { return model_.tokenizer_error; }
@@ -37,9 +36,6 @@ class TextModel {
   Status encode_prompt(std::string_view text, std::vector<int32_t>* ids) const;
   Status generate(const std::vector<int32_t>& prompt, const GenerateOptions& options,
                   const Session::Piece& piece, Generated* result);
-
-  // Everything there is to say about the model, as JSON.
-  std::string config_json() const;
 
  private:
   TextModel() = default;

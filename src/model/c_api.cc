@@ -1,29 +1,17 @@
 #include "model/c_api.h"
 
 #include <algorithm>
-#include <exception>
 
 #include "core/last_error.h"
 #include "model/json.h"
 
 namespace {
 
+using fk::guarded;
 using fk::invalid;
+using fk::null;
 using fk::Status;
 using namespace fk::model;
-
-template <class Function>
-fk_status guarded(const char* what, const Function& function) {
-  try {
-    const Status status = function();
-    if (status.ok()) return FK_OK;
-    return fk::set_last_error(status.code(), std::string(what) + ": " + status.message());
-  } catch (const std::exception& e) {
-    return fk::set_last_error(FK_INTERNAL, std::string(what) + ": " + e.what());
-  }
-}
-
-Status null(const char* name) { return invalid(std::string(name) + ": expected one, got NULL"); }
 
 template <class T>
 void give(const T* values, size_t size, T* out, size_t capacity, size_t* count) {
@@ -34,11 +22,6 @@ void give(const T* values, size_t size, T* out, size_t capacity, size_t* count) 
 const char* format_name(FileFormat format) {
   static constexpr const char* kNames[] = {"safetensors", "gguf", "llama2.c"};
   return kNames[static_cast<int>(format)];
-}
-
-// Bytes of a file that are not UTF-8 are shown as U+FFFD.
-std::string dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string tokenizer_info(const Tokenizer& tokenizer) {

@@ -43,4 +43,9 @@ class JsonFields {
 std::string shown(const Json& json);
 std::string shown_text(std::string_view text);
 
+// On one line, or with an indent. Bytes that are not UTF-8, as files may have, become U+FFFD.
+inline std::string dump(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
 }  // namespace fk::model

@@ -11,13 +11,6 @@ constexpr WeightTypeInfo kInfo[kWeightTypes] = {
     {"Q4_K", 256, 144}, {"Q5_K", 256, 176}, {"Q6_K", 256, 210}, {"I8_GROUPED", 1, 1},
 };
 
-template <class Block>
-Block load(const void* data, int64_t index) {
-  Block block;
-  std::memcpy(&block, static_cast<const char*>(data) + index * sizeof(Block), sizeof(Block));
-  return block;
-}
-
 void expand(const BlockQ8_0& b, float* out) {
   const float d = half_to_float(b.d);
   for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(b.q[i]);
@@ -96,7 +89,7 @@ void expand(const BlockQ6_K& b, float* out) {
 
 template <class Block>
 void expand_all(const void* data, int64_t count, int block, float* out) {
-  for (int64_t i = 0; i < count / block; ++i) expand(load<Block>(data, i), out + i * block);
+  for (int64_t i = 0; i < count / block; ++i) expand(read_block<Block>(data, i), out + i * block);
 }
 
 }  // namespace
@@ -119,10 +112,10 @@ void dequantize(WeightType type, const void* data, int64_t count, float* out) {
       std::memcpy(out, data, static_cast<size_t>(count) * 4);
       return;
     case WeightType::kF16:
-      for (int64_t i = 0; i < count; ++i) out[i] = half_to_float(load<uint16_t>(data, i));
+      for (int64_t i = 0; i < count; ++i) out[i] = half_to_float(read_block<uint16_t>(data, i));
       return;
     case WeightType::kBF16:
-      for (int64_t i = 0; i < count; ++i) out[i] = bfloat16_to_float(load<uint16_t>(data, i));
+      for (int64_t i = 0; i < count; ++i) out[i] = bfloat16_to_float(read_block<uint16_t>(data, i));
       return;
     case WeightType::kQ8_0:
       return expand_all<BlockQ8_0>(data, count, 32, out);

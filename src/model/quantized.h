@@ -88,6 +88,13 @@ static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(Block
 static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24 && sizeof(BlockQ4_K) == 144);
 static_assert(sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210);
 
+template <class Block>
+Block read_block(const void* data, int64_t index = 0) {
+  Block block;
+  std::memcpy(&block, static_cast<const char*>(data) + index * sizeof(Block), sizeof(Block));
+  return block;
+}
+
 // The 8 scales and 8 minima of a Q4_K or Q5_K block.
 inline void unpack_scales_k(const uint8_t packed[12], uint8_t scale[8], uint8_t minimum[8]) {
   for (int i = 0; i < 4; ++i) {

@@ -88,18 +88,11 @@ std::vector<Range> arrange(const std::vector<std::pair<size_t, size_t>>& matches
                    [](const Range& r) { return !r.match; });
       return out;
     case SplitStep::kContiguous:
-      for (const Range& range : all) {
-        if (!out.empty() && range.match == previous) {
-          out.back().end = range.end;
-        } else {
-          out.push_back(range);
-        }
-        previous = range.match;
-      }
-      return out;
     case SplitStep::kWithPrevious:
       for (const Range& range : all) {
-        if (range.match && !previous && !out.empty()) {
+        const bool joins = step.behavior == SplitStep::kContiguous ? range.match == previous
+                                                                   : range.match && !previous;
+        if (joins && !out.empty()) {
           out.back().end = range.end;
         } else {
           out.push_back(range);

@@ -1,7 +1,7 @@
 // Fuzz targets for every reader of files, one entry point for libFuzzer, and a driver of our own
 // for compilers that have none:
-//   fk_fuzz TARGET|all [SECONDS [SEED]]   mutates good files, under whatever sanitizers are built
-//   in fk_fuzz TARGET FILE...                runs a target on files
+//   fk_fuzz TARGET|all [SECONDS [SEED]]: mutates good files, with what sanitizers the build has;
+//   fk_fuzz TARGET FILE...: runs a target on files.
 // For libFuzzer compile with -DFK_LIBFUZZER -fsanitize=fuzzer and set FK_FUZZ_TARGET.
 #include <chrono>
 #include <cstdio>
