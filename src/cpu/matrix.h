@@ -57,10 +57,8 @@ constexpr int kWideVectors = kManyRegisters ? 4 : 2;  // of a tile where there a
 
 // Rows of a tile: it has 24 sums, 16, or 12.
 constexpr int tile_rows(int vectors) { return vectors == 4 || !kManyRegisters ? 6 : 8; }
-// Whether such a tile looks ahead: of a large product, most do.
-constexpr bool looks_ahead(int rows, int vectors) {
-  return rows == tile_rows(vectors) && vectors > 1;
-}
+// Whether such a tile looks ahead: most of a large product do.
+constexpr bool looks_ahead(int rows, int vectors) { return rows >= 4 && vectors > 1; }
 
 #define FK_MATRIX_BODY HWY_ATTR __attribute__((always_inline))
 
@@ -73,9 +71,11 @@ HWY_INLINE void repeat(const Body& body) {
   }
 }
 
-// A tile of C: kRows rows, kVectors vectors. `scale`: see multiply. `ahead`: of kAhead.
+// A tile of C: kRows rows, kVectors vectors. `scale`: see multiply. `ahead`: of kAhead. A copy of
+// `a` would be written to the stack in pieces and read whole: that waits for the tile before to
+// reach the cache.
 template <int kRows, int kVectors, bool kAhead>
-HWY_NOINLINE void multiply_tile(MatrixA a, MatrixB b, int64_t k_count, MatrixC c, Keep keep,
+HWY_NOINLINE void multiply_tile(const MatrixA& a, MatrixB b, int64_t k_count, MatrixC c, Keep keep,
                                 const float* scale, Lines ahead) {
   const F32 d;
   using V = hn::Vec<F32>;
@@ -157,6 +157,9 @@ void multiply_panel(int64_t m_count, int64_t k_count, MatrixA a, MatrixB b, Matr
 }
 
 }  // namespace detail
+
+// Rows of the tiles that most of a large product is made of.
+constexpr int64_t kTileRows = detail::tile_rows(detail::kWideVectors);
 
 // How many columns of C one pass over A makes: callers that choose a width choose multiples.
 HWY_INLINE int64_t panel_width() {

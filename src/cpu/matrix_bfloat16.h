@@ -60,7 +60,7 @@ FK_PAIRS_BODY inline void repeat_pairs(const Body& body) {
 }
 
 template <int kRows, int kVectors, bool kAhead>
-FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(PairsA a, PairsB b, int64_t k_count,
+FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(const PairsA& a, PairsB b, int64_t k_count,
                                                        MatrixC c, bool add, Lines ahead) {
   constexpr int kLanes = 16;
   __m512 sum[kRows][kVectors];
@@ -75,6 +75,7 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(PairsA a, PairsB b, int64
   } else {
     for_each_sum([](__m512& x, float*) FK_PAIRS_BODY { x = _mm512_setzero_ps(); });
   }
+  const uint32_t* a_column = a.data;
   for (int64_t k = 0; k < k_count; ++k) {
     __m512bh right[kVectors];
     repeat_pairs<kVectors>([&](auto v) FK_PAIRS_BODY {
@@ -82,11 +83,11 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(PairsA a, PairsB b, int64
     });
     repeat_pairs<kRows>([&](auto r) FK_PAIRS_BODY {
       const auto left =
-          reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(a.data[r * a.row])));
+          reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(a_column[r * a.row])));
       repeat_pairs<kVectors>(
           [&](auto v) FK_PAIRS_BODY { sum[r][v] = _mm512_dpbf16_ps(sum[r][v], left, right[v]); });
     });
-    a.data += a.column;
+    a_column += a.column;
     b.data += b.stride;
     if constexpr (kAhead) {
       __builtin_prefetch(ahead.data, 0, 2);

@@ -66,6 +66,19 @@ HWY_INLINE hn::Vec<F32> Load(const T* p, K k, float fill = 0.0f) {
   }
 }
 
+// The same in two halves: from the third-level cache that is quicker, above all where a row does
+// not start with a cache line, so that every vector crosses one, but only every second half.
+template <class T, class K>
+HWY_INLINE hn::Vec<F32> LoadHalves(const T* p, K k) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (std::is_same_v<T, float> && !std::is_same_v<K, int64_t>) {
+    const hn::Half<F32> dh;
+    return hn::Combine(F32(), hn::LoadU(dh, p + hn::Lanes(dh)), hn::LoadU(dh, p));
+  }
+#endif
+  return Load(p, k);
+}
+
 template <class V, class T, class K>
 HWY_INLINE void Store(V v, T* p, K k) {
   if constexpr (std::is_same_v<K, int64_t>) {
@@ -164,7 +177,7 @@ HWY_INLINE float BlockMax(const T* p, int64_t n) {
 
 template <class T>
 HWY_INLINE float BlockSum(const T* p, int64_t n) {
-  return FoldSum(n, [p](int64_t i, auto k) HWY_ATTR { return Load(p + i, k); });
+  return FoldSum(n, [p](int64_t i, auto k) HWY_ATTR { return LoadHalves(p + i, k); });
 }
 
 // The sum of a row; short blocks, 16 additions a chain with AVX-512, are added in double precision,
@@ -181,8 +194,8 @@ HWY_INLINE double RowSum(const T* x, int64_t stride, int64_t n) {
   for (int64_t i = 0; i < n; i += kShort) {
     const int64_t count = std::min(kShort, n - i);
     const T* p = Gather(x + i * stride, stride, count, buffer);
-    const auto sum =
-        Fold(hn::Zero(d), count, add, [p](int64_t c, auto k) HWY_ATTR { return Load(p + c, k); });
+    const auto sum = Fold(hn::Zero(d), count, add,
+                          [p](int64_t c, auto k) HWY_ATTR { return LoadHalves(p + c, k); });
     low = hn::Add(low, hn::PromoteTo(dd, hn::LowerHalf(dh, sum)));
     high = hn::Add(high, hn::PromoteTo(dd, hn::UpperHalf(dh, sum)));
   }
@@ -197,10 +210,19 @@ HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
   const int64_t lanes = hn::Lanes(d);
   const auto lowest = hn::Set(d, -kInfinity);
   auto max0 = lowest, max1 = lowest, sum0 = hn::Zero(d), sum1 = hn::Zero(d);
-  int64_t i = 0;
+  constexpr std::integral_constant<int64_t, 0> kFull;
+  const auto take_first = [&](const T* from, int64_t count) HWY_ATTR {
+    const auto a = LoadNF32(d, from, count, -kInfinity);
+    max1 = hn::Max(max1, a);
+    sum1 = hn::Add(sum1, hn::IfThenElseZero(hn::FirstN(d, count), a));
+  };
+  // Vectors that cross cache lines take up to half as long again: the first ends with a line.
+  const auto past = reinterpret_cast<uintptr_t>(p) / sizeof(T) % lanes;
+  int64_t i = past == 0 ? 0 : std::min<int64_t>(n, lanes - past);
+  if (i > 0) take_first(p, i);
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    const auto a = LoadF32(d, p + i), b = LoadF32(d, p + i + lanes);
-    const auto c = LoadF32(d, p + i + 2 * lanes), e = LoadF32(d, p + i + 3 * lanes);
+    const auto a = LoadHalves(p + i, kFull), b = LoadHalves(p + i + lanes, kFull);
+    const auto c = LoadHalves(p + i + 2 * lanes, kFull), e = LoadHalves(p + i + 3 * lanes, kFull);
     max0 = hn::Max(max0, hn::Max(a, b));
     max1 = hn::Max(max1, hn::Max(c, e));
     sum0 = hn::Add(sum0, hn::Add(a, b));
@@ -211,11 +233,7 @@ HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
     max0 = hn::Max(max0, a);
     sum0 = hn::Add(sum0, a);
   }
-  if (i < n) {
-    const auto a = LoadNF32(d, p + i, n - i, -kInfinity);
-    max1 = hn::Max(max1, a);
-    sum1 = hn::Add(sum1, hn::IfThenElseZero(hn::FirstN(d, n - i), a));
-  }
+  if (i < n) take_first(p + i, n - i);
   if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(sum0, sum1))))) {
     return ReduceMax(d, hn::Max(max0, max1));
   }

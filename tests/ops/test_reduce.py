@@ -129,6 +129,21 @@ def test_sums_of_many_float32_are_accurate():
     assert abs(float(fk.sum(x)) / (x.size * float(np.float32(0.1))) - 1) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("columns", (3, 17, 768, 1025, 5000))
+def test_where_a_row_lies_does_not_show(columns, dtype):
+    """Kernels load whole cache lines where they can: from any place, the same bits."""
+    values = torch.randn(5, columns).to(dtype)
+    values[1, columns // 2] = torch.nan
+    for offset in range(20):
+        x = torch.empty(values.numel() + offset, dtype=dtype)[offset:].view_as(values)
+        x.copy_(values)
+        torch.testing.assert_close(fk.max(x, -1), values.amax(-1), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(
+            fk.sum(x, -1), fk.sum(values, -1), rtol=0, atol=0, equal_nan=True
+        )
+
+
 @pytest.mark.parametrize("make", [lambda a: a, torch.from_numpy], ids=["numpy", "torch"])
 def test_errors(make):
     x = make(np.ones((2, 8), np.float32))

@@ -155,6 +155,17 @@ def test_algorithms(algorithm, backend):
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_blocks_with_fewer_channels(backend):
+    """Few channels, spread over a GPU: the last block gets a part of what it could take."""
+    for length in (70, 300):
+        case = scan_case(
+            1, length, d=1100, n=16, groups=1, initial=True, return_last_state=True,
+            delta_softplus=True,
+        )  # fmt: skip
+        run_forward(case, backend, "bfloat16")
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_decays_of_any_size(algorithm, backend):
     """From states that never fade to states that are gone after a step: sums in log space must

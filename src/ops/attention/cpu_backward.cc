@@ -34,19 +34,23 @@ struct GradientJob {
 
   const Problem& problem() const { return job.call.p; }
 
+  // Rows from one worker's keys to the next one's: with a gap, see kWorkerGap.
+  static int64_t worker_rows(const Problem& p) {
+    return p.k_len + attention::kWorkerGap / (16 * static_cast<int64_t>(sizeof(float)));
+  }
   int64_t summed_row(int64_t worker, int64_t b, int64_t g, int64_t split, int64_t begin) const {
     const Problem& p = problem();
     if (p.packed) return (split * p.kv_heads + g) * p.k_len + begin;
-    if (splits == 1) return worker * p.k_len;
+    if (splits == 1) return worker * worker_rows(p);
     return ((b * p.kv_heads + g) * splits + split) * p.k_len;
   }
   int64_t copied_row(int64_t worker, int64_t g, int64_t split, int64_t begin) const {
     const Problem& p = problem();
-    return p.packed ? (split * p.kv_heads + g) * p.k_len + begin : worker * p.k_len;
+    return p.packed ? (split * p.kv_heads + g) * p.k_len + begin : worker * worker_rows(p);
   }
   // Rows of pairs of keys: sequences of a pack begin with a row of their own.
   static int64_t pair_rows(const Problem& p) {
-    return (p.k_len + (p.packed ? p.batch : 0) + 1) / 2;
+    return ((p.packed ? p.k_len + p.batch : worker_rows(p)) + 1) / 2;
   }
   int64_t pair_row(int64_t worker, int64_t b, int64_t g, int64_t split, int64_t begin) const {
     const Problem& p = problem();
@@ -76,17 +80,14 @@ using attention::KeyMemory;
 using attention::KeyRows;
 using attention::SumRows;
 
-// Adds x[key, query] y[query, column] to the rows [from, to) of sums, where x has the rows of a
-// tile from `from` on. Runs of keys that the same panels see leave out the queries of the others.
-void add_keys(RowsAhead* ahead, const PanelTile* panels, int64_t n, int64_t from, int64_t to,
-              const float* x, const float* y, int64_t width, const SumRows& sums, Keep keep) {
-  for_each_run(panels, n, from, to,
-               [&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
-                 multiply(end - key, width, last - first,
-                          {x + (key - from) * kQueryBlock + first, kQueryBlock, 1},
-                          {y + first * width, width}, {sums.data + key * sums.stride, sums.stride},
-                          keep, nullptr, ahead);
-               });
+// Adds x[key, query] y[query, column] to the rows of a tile's keys, which begin with `from`.
+void add_keys(RowsAhead* ahead, const BlockTile& tile, int64_t from, const float* x, const float* y,
+              int64_t width, const SumRows& sums, Keep keep) {
+  tile.for_each_keys([&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
+    multiply(end - key, width, last - first,
+             {x + (key - from) * kQueryBlock + first, kQueryBlock, 1}, {y + first * width, width},
+             {sums.data + key * sums.stride, sums.stride}, keep, nullptr, ahead);
+  });
 }
 
 // A block of queries: dq, and its share of dk and dv.
@@ -102,33 +103,30 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
                         call.is_plain(job.dq, call.p.head_dim);
   const SumRows dq = in_place ? SumRows{static_cast<float*>(dq_rows.data), dq_rows.row}
                               : SumRows{scratch.dqueries, q_width};
-  const bool dq_is_empty = call.p.mask.unlimited() && seen.begin < seen.end;
+  // Without a limit to the left all queries that see anything see the first key.
+  const bool dq_is_empty = call.p.mask.left >= Mask::kUnlimited && seen.begin < seen.end;
   if (job.has_dq && !dq_is_empty) dq.clear(q.n, q_width);
   const ScoreRules rules(call, q, scratch.bias);
-  PanelTile panels[kQueryBlock];
   const Keep keep = memory.are_empty ? Keep::kNothing : Keep::kSum;
   for (int64_t from = seen.begin; from < seen.end; from += kBackwardKeys) {
-    const int64_t to = std::min(from + kBackwardKeys, seen.end);
+    const BlockTile tile(q, call.p.mask, from, std::min(from + kBackwardKeys, seen.end), 1);
     const MatrixB k{memory.keys + from * memory.key_stride, memory.key_stride};
     const MatrixB v{memory.values + from * memory.value_stride, memory.value_stride};
-    block_gradient(job, scratch, q, rules, from, to, k, v, wants_ds, false, panels);
+    tile_gradient(job, scratch, rules, tile, from, k, v, wants_ds, false);
     if (job.has_dv) {
-      add_keys(scratch.ahead, panels, q.n, from, to, scratch.p, scratch.douts, v_width,
-               memory.dvalues, keep);
+      add_keys(scratch.ahead, tile, from, scratch.p, scratch.douts, v_width, memory.dvalues, keep);
     }
     if (job.has_dk) {
-      add_keys(scratch.ahead, panels, q.n, from, to, scratch.ds, scratch.queries, q_width,
-               memory.dkeys, keep);
+      add_keys(scratch.ahead, tile, from, scratch.ds, scratch.queries, q_width, memory.dkeys, keep);
     }
     if (!job.has_dq) continue;
-    for (const PanelTile* t = panels;; ++t) {
-      multiply(std::min(t->end, q.n) - t->begin, q_width, t->to - t->from,
-               {scratch.ds + t->row * kQueryBlock + t->begin, 1, kQueryBlock}, k.from(t->row),
-               {dq.data + t->begin * dq.stride, dq.stride},
-               dq_is_empty && from == seen.begin ? Keep::kNothing : Keep::kSum, nullptr,
-               scratch.ahead);
-      if (t->end >= q.n) break;
-    }
+    const Keep keep_dq = dq_is_empty && from == seen.begin ? Keep::kNothing : Keep::kSum;
+    tile.for_each_lanes([&](int64_t first, int64_t last, int64_t key, int64_t end) HWY_ATTR {
+      const MatrixC to{dq.data + first * dq.stride, dq.stride};
+      multiply(last - first, q_width, end - key,
+               {scratch.ds + (key - from) * kQueryBlock + first, 1, kQueryBlock},
+               k.from(key - from), to, keep_dq, nullptr, scratch.ahead);
+    });
   }
   if (!job.has_dq || in_place) return;
   if (call.rotary_cos) {
@@ -189,6 +187,13 @@ RowsAhead rows_of_item(const GradientJob& gradient, int64_t item) {
   return rows;
 }
 
+// Whether some query of a sequence sees it, for each key.
+bool every_key_is_seen(const CpuCall& call, const Sequence& s) {
+  const Mask& mask = call.p.mask;
+  return s.k_len > 0 && mask.left + mask.right >= 0 && mask.end_query(0, s.q_len, s.k_len) > 0 &&
+         mask.first_query(s.k_len - 1, s.q_len, s.k_len) < s.q_len;
+}
+
 void backward_item(const GradientJob& gradient, void* memory, int64_t worker, int64_t item,
                    int64_t next) {
   const BackwardJob& job = gradient.job;
@@ -231,7 +236,7 @@ void backward_item(const GradientJob& gradient, void* memory, int64_t worker, in
                mine.key_pairs,
                sums_of(job.dk, mine.dkeys, q_width),
                sums_of(job.dv, mine.dvalues, v_width),
-               call.p.mask.unlimited()};
+               call.p.mask.unlimited() || (group * blocks == 1 && every_key_is_seen(call, s))};
   load(call, s, b, g, mine, rows);
   if (!rows.are_empty || split >= group * blocks) {
     if (job.has_dk) rows.dkeys.clear(s.k_len, q_width);
@@ -346,7 +351,7 @@ struct BackwardMemory {
         attention::workers_for(p, std::max({items, job.has_dbias ? bias_items(job) : 0, p.heads}));
     if (items > 0) {
       const int64_t packed = splits * p.kv_heads * p.k_len;
-      const int64_t copied = p.packed ? packed : workers * p.k_len;
+      const int64_t copied = p.packed ? packed : workers * GradientJob::worker_rows(p);
       const int64_t summed = p.packed ? packed : splits == 1 ? copied : items * p.k_len;
       keys.keys = parts.take(copied * call.q_width());
       keys.values = parts.take(copied * call.v_width());
@@ -358,7 +363,7 @@ struct BackwardMemory {
     }
     WorkspaceParts one(nullptr);
     BackwardScratch(job, one);
-    scratch.bytes = static_cast<int64_t>(one.bytes());
+    scratch.bytes = static_cast<int64_t>(one.bytes()) + attention::kWorkerGap;
     scratch.data = parts.take<char>(workers * scratch.bytes);
   }
 };

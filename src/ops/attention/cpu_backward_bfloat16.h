@@ -150,41 +150,44 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void gradient_pairs(const float* s, const float* d
   }
 }
 
-void panel_gradient(const BackwardJob& job, const BackwardScratch& scratch,
-                    const PairScratch& pairs, const ScoreRules& rules, const PanelTile& t,
-                    int64_t queries, const KeyRows& memory) {
+void tile_gradient(const BackwardJob& job, const BackwardScratch& scratch, const PairScratch& pairs,
+                   const ScoreRules& rules, const BlockTile& tile, int64_t from, int64_t queries,
+                   const KeyRows& memory) {
   const CpuCall& call = job.call;
-  const int64_t keys = t.to - t.from, lanes = t.end - t.begin;
-  const int64_t offset = t.row * kQueryBlock + t.begin;
   const int64_t q_width = call.q_width() / 2, v_width = call.v_width() / 2;
-  float *s = scratch.p + offset, *dp = scratch.ds + offset;
-  multiply_pairs(keys, lanes, (call.p.head_dim + 1) / 2,
-                 {as_pairs(memory.keys) + t.from * q_width, q_width, 1},
-                 {pairs.queries_t + t.begin, kQueryBlock}, {s, kQueryBlock}, false, scratch.ahead);
-  multiply_pairs(keys, lanes, (call.p.value_dim + 1) / 2,
-                 {as_pairs(memory.values) + t.from * v_width, v_width, 1},
-                 {pairs.douts_t + t.begin, kQueryBlock}, {dp, kQueryBlock}, false, scratch.ahead);
-  const Factors factors = scale_scores(call, s, keys, lanes);
-  float* slope = call.p.softcap > 0 ? scratch.slope + offset : nullptr;
-  rules.apply({t.begin, lanes, t.from, keys, s, kQueryBlock}, slope);
-  for (int64_t i = 0; i < lanes; i += hn::Lanes(F32())) {
-    const int64_t lane = t.begin + i, at = t.row * kBlockPairs + lane / 2;
-    gradient_pairs(s + i, dp + i, slope == nullptr ? nullptr : slope + i, keys, scratch.lse + lane,
-                   scratch.delta + lane, factors, queries - lane, pairs.p + at, pairs.ds + at,
-                   pairs.ds_pairs + t.row / 2 * kQueryBlock + lane);
+  for (const KeyRun& run : tile) {
+    const int64_t keys = run.to - run.from, lanes = run.end - run.begin, row = run.from - from;
+    const int64_t offset = row * kQueryBlock + run.begin;
+    float *s = scratch.p + offset, *dp = scratch.ds + offset;
+    multiply_pairs(keys, lanes, (call.p.head_dim + 1) / 2,
+                   {as_pairs(memory.keys) + run.from * q_width, q_width, 1},
+                   {pairs.queries_t + run.begin, kQueryBlock}, {s, kQueryBlock}, false,
+                   scratch.ahead);
+    multiply_pairs(keys, lanes, (call.p.value_dim + 1) / 2,
+                   {as_pairs(memory.values) + run.from * v_width, v_width, 1},
+                   {pairs.douts_t + run.begin, kQueryBlock}, {dp, kQueryBlock}, false,
+                   scratch.ahead);
+    const Factors factors = scale_scores(call, s, keys, lanes);
+    float* slope = call.p.softcap > 0 ? scratch.slope + offset : nullptr;
+    rules.apply({run.begin, lanes, run.from, keys, s, kQueryBlock}, slope);
+    for (int64_t i = 0; i < lanes; i += hn::Lanes(F32())) {
+      const int64_t lane = run.begin + i, at = row * kBlockPairs + lane / 2;
+      gradient_pairs(s + i, dp + i, slope == nullptr ? nullptr : slope + i, keys,
+                     scratch.lse + lane, scratch.delta + lane, factors, queries - lane,
+                     pairs.p + at, pairs.ds + at, pairs.ds_pairs + row / 2 * kQueryBlock + lane);
+    }
   }
 }
 
 // add_keys of cpu_backward.cc.
-void add_keys(RowsAhead* ahead, const PanelTile* panels, int64_t n, int64_t from, int64_t to,
-              const uint32_t* x, const uint32_t* y, int64_t width, const SumRows& sums, bool add) {
-  for_each_run(panels, n, from, to,
-               [&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
-                 multiply_pairs(end - key, width, (last - first + 1) / 2,
-                                {x + (key - from) * kBlockPairs + first / 2, kBlockPairs, 1},
-                                {y + first / 2 * width, width},
-                                {sums.data + key * sums.stride, sums.stride}, add, ahead);
-               });
+void add_keys(RowsAhead* ahead, const BlockTile& tile, int64_t from, const uint32_t* x,
+              const uint32_t* y, int64_t width, const SumRows& sums, bool add) {
+  tile.for_each_keys([&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
+    multiply_pairs(end - key, width, (last + 1) / 2 - first / 2,
+                   {x + (key - from) * kBlockPairs + first / 2, kBlockPairs, 1},
+                   {y + first / 2 * width, width}, {sums.data + key * sums.stride, sums.stride},
+                   add, ahead);
+  });
 }
 
 // A block of queries: dq, and its share of dk and dv.
@@ -195,45 +198,27 @@ void backward_pairs(const BackwardJob& job, const BackwardScratch& scratch, cons
   const PairScratch pairs(scratch);
   load_queries(job, scratch, pairs, q);
   if (job.has_dq) std::fill_n(scratch.dqueries, q_width * kQueryBlock, 0.0f);
-  const auto even = [](int64_t key) { return key / 2 * 2; };
   const KeyRange seen = q.keys_seen(call.p.mask, 0, q.n);
-  const int64_t last = std::min(even(seen.end + 1), q.s.k_len);
+  const int64_t last = std::min((seen.end + 1) / 2 * 2, q.s.k_len);
   const ScoreRules rules(call, q, scratch.bias);
-  PanelTile panels[kQueryBlock];
-  for (int64_t from = even(seen.begin); from < last; from += kBackwardKeys) {
-    const int64_t to = std::min(from + kBackwardKeys, last);
-    PanelTile* t = panels;
-    for (int64_t i = 0; i < q.n; i = t++->end) {
-      const int64_t end = panel_end(q, call.p.mask, i, from, to);
-      const KeyRange mine = q.keys_seen(call.p.mask, i, std::min(end, q.n));
-      const int64_t begin = std::clamp(even(mine.begin), from, to);
-      *t = {i, end, begin, std::clamp(even(mine.end + 1), begin, to), begin - from};
-      const auto clear = [&](int64_t first, int64_t n) {
-        for (int64_t row = first - from; row < n - from; ++row) {
-          std::fill_n(pairs.p + row * kBlockPairs + i / 2, (end - i) / 2, 0u);
-          std::fill_n(pairs.ds + row * kBlockPairs + i / 2, (end - i) / 2, 0u);
-        }
-      };
-      clear(from, t->from);
-      if (t->from < t->to) panel_gradient(job, scratch, pairs, rules, *t, q.n, memory);
-      clear(t->to, to);
-    }
+  for (int64_t from = seen.begin / 2 * 2; from < last; from += kBackwardKeys) {
+    const BlockTile tile(q, call.p.mask, from, std::min(from + kBackwardKeys, last), 2);
+    tile_gradient(job, scratch, pairs, rules, tile, from, q.n, memory);
     if (job.has_dv) {
-      add_keys(scratch.ahead, panels, q.n, from, to, pairs.p, pairs.dout_pairs, v_width,
-               memory.dvalues, !memory.are_empty);
+      add_keys(scratch.ahead, tile, from, pairs.p, pairs.dout_pairs, v_width, memory.dvalues,
+               !memory.are_empty);
     }
     if (job.has_dk) {
-      add_keys(scratch.ahead, panels, q.n, from, to, pairs.ds, pairs.query_pairs, q_width,
-               memory.dkeys, !memory.are_empty);
+      add_keys(scratch.ahead, tile, from, pairs.ds, pairs.query_pairs, q_width, memory.dkeys,
+               !memory.are_empty);
     }
     if (!job.has_dq) continue;
-    for (t = panels;; ++t) {
-      multiply_pairs(std::min(t->end, q.n) - t->begin, q_width, (t->to - t->from + 1) / 2,
-                     {pairs.ds_pairs + t->row / 2 * kQueryBlock + t->begin, 1, kQueryBlock},
-                     {memory.key_pairs + t->from / 2 * q_width, q_width},
-                     {scratch.dqueries + t->begin * q_width, q_width}, true, scratch.ahead);
-      if (t->end >= q.n) break;
-    }
+    tile.for_each_lanes([&](int64_t first, int64_t end, int64_t key, int64_t end_key) HWY_ATTR {
+      multiply_pairs(end - first, q_width, (end_key + 1) / 2 - key / 2,
+                     {pairs.ds_pairs + (key - from) / 2 * kQueryBlock + first, 1, kQueryBlock},
+                     {memory.key_pairs + key / 2 * q_width, q_width},
+                     {scratch.dqueries + first * q_width, q_width}, true, scratch.ahead);
+    });
   }
   if (!job.has_dq) return;
   unpack_rows(scratch.dqueries, q_width, q.n, call.p.head_dim, nullptr,

@@ -38,14 +38,14 @@ void add_tile(const BackwardJob& job, const BackwardScratch& scratch, const Quer
   const int64_t g = q.h / call.p.group();
   const MatrixB k = keys_of(call, q.s, q.b, g, from, to - from, scratch.keys);
   const MatrixB v = values_of(call, q.s, q.b, g, from, to - from, scratch.values);
-  PanelTile panels[kQueryBlock];
-  block_gradient(job, scratch, q, ScoreRules(call, q, scratch.bias), from, to, k, v, true, true,
-                 panels);
-  const int64_t lanes = whole_vectors(q.n);
-  for (int64_t j = 0; j < to - from; ++j) {
-    for (int64_t i = j * kQueryBlock; i < j * kQueryBlock + lanes; i += hn::Lanes(d)) {
-      float* p = scratch.sum + i;
-      hn::StoreU(hn::Add(hn::LoadU(d, p), hn::LoadU(d, scratch.ds + i)), d, p);
+  const BlockTile tile(q, call.p.mask, from, to, 1);
+  tile_gradient(job, scratch, ScoreRules(call, q, scratch.bias), tile, from, k, v, true, true);
+  for (const KeyRun& run : tile) {
+    for (int64_t j = run.from - from; j < run.to - from; ++j) {
+      for (int64_t i = run.begin; i < run.end; i += hn::Lanes(d)) {
+        float* p = scratch.sum + j * kQueryBlock + i;
+        hn::StoreU(hn::Add(hn::LoadU(d, p), hn::LoadU(d, scratch.ds + j * kQueryBlock + i)), d, p);
+      }
     }
   }
 }

@@ -122,92 +122,110 @@ HWY_INLINE void gradient_column(float* s, float* dp, const float* slope, int64_t
   }
 }
 
-// The end of the panel from lane `begin` on: all that are left where they see the same keys.
-int64_t panel_end(const QueryGroup& q, const Mask& mask, int64_t begin, int64_t from, int64_t to) {
-  return q.sees_all(mask, begin, q.n, from, to) ? whole_vectors(q.n)
-                                                : q.panel_end(mask, begin, from, to);
-}
-
-// A panel of a block of queries and the keys [from, to) it sees, rows `row` on of p and ds.
-struct PanelTile {
-  int64_t begin, end;  // lanes
+// Keys of a tile that the same vectors of lanes see.
+struct KeyRun {
   int64_t from, to;
-  int64_t row;
+  int64_t begin, end;  // lanes
 };
 
-// body(key, end, first, last) for the runs of the keys [from, to) that the same panels see, and the
-// lanes from the first of these panels to the last.
-template <class Body>
-HWY_INLINE void for_each_run(const PanelTile* panels, int64_t n, int64_t from, int64_t to,
-                             const Body& body) {
-  for (int64_t key = from, end; key < to; key = end) {
-    end = to;
-    int64_t first = n, last = 0;
-    for (const PanelTile* t = panels;; ++t) {
-      if (t->from <= key && key < t->to) {
-        first = std::min(first, t->begin);
-        last = std::min(n, t->end);
-        end = std::min(end, t->to);
-      } else if (key < t->from) {
-        end = std::min(end, t->from);
+// A block of queries and the keys [from, to), `step` of which are worked on together. Of p and ds
+// of a tile only what belongs to a run is ever made or used. Products that sum over keys or over
+// lanes take few rows at a time where a mask cuts the tile, and leave out what none of these rows
+// sees.
+class BlockTile {
+ public:
+  BlockTile(const QueryGroup& q, const Mask& mask, int64_t from, int64_t to, int64_t step)
+      : q_(q), mask_(mask), from_(from), to_(to) {
+    whole_ = q.sees_all(mask, 0, q.n, from, to);
+    if (whole_) {
+      runs_[count_++] = {from, to, 0, whole_vectors(q.n)};
+      return;
+    }
+    for (int64_t key = from, end; key < to; key = end) {
+      end = std::min(key + step, to);
+      KeyRange lanes = lanes_seeing(key, end);
+      if (lanes.begin >= lanes.end) continue;
+      lanes.begin = lanes.begin / kRunLanes * kRunLanes;
+      lanes.end = std::min(padded_columns(lanes.end), whole_vectors(q.n));
+      KeyRun* last = runs_ + count_ - 1;
+      if (count_ > 0 && last->to == key && last->begin == lanes.begin && last->end == lanes.end) {
+        last->to = end;
+      } else {
+        runs_[count_++] = {key, end, lanes.begin, lanes.end};
       }
-      if (t->end >= n) break;
     }
-    if (first < last) body(key, end, first, last);
   }
-}
 
-// p and, if `wants_ds`, ds of a tile. k and v are the rows of its first key. `before_cap`: ds with
-// respect to the scores that softcap gives, not to q.k.
-void panel_gradient(const BackwardJob& job, const BackwardScratch& scratch, const ScoreRules& rules,
-                    const PanelTile& t, MatrixB k, MatrixB v, bool wants_ds, bool before_cap) {
-  const CpuCall& call = job.call;
-  const int64_t keys = t.to - t.from, lanes = t.end - t.begin;
-  const int64_t offset = t.row * kQueryBlock + t.begin;
-  float *p = scratch.p + offset, *ds = scratch.ds + offset;
-  multiply(keys, lanes, call.p.head_dim, {k.data, k.stride, 1},
-           {scratch.queries_t + t.begin, kQueryBlock}, {p, kQueryBlock}, Keep::kNothing, nullptr,
-           scratch.ahead);
-  if (wants_ds) {
-    multiply(keys, lanes, call.p.value_dim, {v.data, v.stride, 1},
-             {scratch.douts_t + t.begin, kQueryBlock}, {ds, kQueryBlock}, Keep::kNothing, nullptr,
-             scratch.ahead);
-  }
-  const auto scale = static_cast<float>(call.p.scale);
-  float* slope = call.p.softcap > 0 ? scratch.slope + offset : nullptr;
-  rules.apply({t.begin, lanes, t.from, keys, p, kQueryBlock}, slope);
-  for (int64_t i = 0; i < lanes; i += hn::Lanes(F32())) {
-    gradient_column(p + i, ds + i, slope == nullptr || before_cap ? nullptr : slope + i, keys,
-                    scratch.lse + t.begin + i, scratch.delta + t.begin + i,
-                    before_cap ? 1.0f : scale);
-  }
-}
+  const KeyRun* begin() const { return runs_; }
+  const KeyRun* end() const { return runs_ + count_; }
 
-// The same for all panels of a block and the keys [from, to), some of which each sees, from row 0
-// on; zeros where a panel does not look.
-void block_gradient(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q,
-                    const ScoreRules& rules, int64_t from, int64_t to, MatrixB k, MatrixB v,
-                    bool wants_ds, bool before_cap, PanelTile* panels) {
+  // body(key, end, first, last): some keys, and the lanes that see one of them.
+  template <class Body>
+  HWY_INLINE void for_each_keys(const Body& body) const {
+    for (const KeyRun& run : *this) {
+      for (int64_t key = run.from, end; key < run.to; key = end) {
+        end = whole_ ? run.to : std::min(key + kTileRows, run.to);
+        const KeyRange lanes = lanes_seeing(key, end);
+        body(key, end, lanes.begin, lanes.end);
+      }
+    }
+  }
+
+  // body(first, last, key, end): some lanes, and the keys that one of them sees; there may be none.
+  template <class Body>
+  HWY_INLINE void for_each_lanes(const Body& body) const {
+    for (int64_t lane = 0, end; lane < q_.n; lane = end) {
+      end = std::min(q_.n, std::min(lane + kTileRows, (lane / kRunLanes + 1) * kRunLanes));
+      if (whole_) end = q_.n;
+      const KeyRange seen = q_.keys_seen(mask_, lane, end);
+      const int64_t key = std::clamp(seen.begin, from_, to_);
+      body(lane, end, key, std::clamp(seen.end, key, to_));
+    }
+  }
+
+ private:
+  static constexpr int64_t kRunLanes = 16;  // whole vectors
+
+  KeyRange lanes_seeing(int64_t from, int64_t to) const {
+    const int64_t first = mask_.first_query(from, q_.s.q_len, q_.s.k_len) - q_.first;
+    const int64_t end = mask_.end_query(to - 1, q_.s.q_len, q_.s.k_len) - q_.first;
+    return {std::max<int64_t>(first, 0), std::min(end, q_.n)};
+  }
+
+  const QueryGroup& q_;
+  const Mask& mask_;
+  int64_t from_, to_;
+  bool whole_;  // every lane sees every key
+  KeyRun runs_[kBackwardKeys];
+  int count_ = 0;
+};
+
+// p and, if `wants_ds`, ds of a tile, from row 0 on. k and v are the rows of its first key, `from`.
+// `before_cap`: ds with respect to the scores that softcap gives, not to q.k.
+void tile_gradient(const BackwardJob& job, const BackwardScratch& scratch, const ScoreRules& rules,
+                   const BlockTile& tile, int64_t from, MatrixB k, MatrixB v, bool wants_ds,
+                   bool before_cap) {
   const CpuCall& call = job.call;
-  const auto clear = [&](const PanelTile& t, int64_t begin, int64_t end) HWY_ATTR {
-    for (int64_t j = begin; j < end; ++j) {
-      const int64_t row = (j - from) * kQueryBlock;
-      std::fill(scratch.p + row + t.begin, scratch.p + row + t.end, 0.0f);
-      std::fill(scratch.ds + row + t.begin, scratch.ds + row + t.end, 0.0f);
+  for (const KeyRun& run : tile) {
+    const int64_t keys = run.to - run.from, lanes = run.end - run.begin, row = run.from - from;
+    const int64_t offset = row * kQueryBlock + run.begin;
+    float *p = scratch.p + offset, *ds = scratch.ds + offset;
+    multiply(keys, lanes, call.p.head_dim, {k.from(row).data, k.stride, 1},
+             {scratch.queries_t + run.begin, kQueryBlock}, {p, kQueryBlock}, Keep::kNothing,
+             nullptr, scratch.ahead);
+    if (wants_ds) {
+      multiply(keys, lanes, call.p.value_dim, {v.from(row).data, v.stride, 1},
+               {scratch.douts_t + run.begin, kQueryBlock}, {ds, kQueryBlock}, Keep::kNothing,
+               nullptr, scratch.ahead);
     }
-  };
-  for (int64_t i = 0, end; i < q.n; i = end) {
-    end = panel_end(q, call.p.mask, i, from, to);
-    const KeyRange seen = q.keys_seen(call.p.mask, i, std::min(end, q.n));
-    PanelTile& t = *panels++;
-    t = {i, end, std::clamp(seen.begin, from, to), std::clamp(seen.end, from, to), 0};
-    t.to = std::max(t.from, t.to);
-    t.row = t.from - from;
-    clear(t, from, t.from);
-    if (t.from < t.to) {
-      panel_gradient(job, scratch, rules, t, k.from(t.row), v.from(t.row), wants_ds, before_cap);
+    const auto scale = static_cast<float>(call.p.scale);
+    float* slope = call.p.softcap > 0 ? scratch.slope + offset : nullptr;
+    rules.apply({run.begin, lanes, run.from, keys, p, kQueryBlock}, slope);
+    for (int64_t i = 0; i < lanes; i += hn::Lanes(F32())) {
+      gradient_column(p + i, ds + i, slope == nullptr || before_cap ? nullptr : slope + i, keys,
+                      scratch.lse + run.begin + i, scratch.delta + run.begin + i,
+                      before_cap ? 1.0f : scale);
     }
-    clear(t, t.to, to);
   }
 }
 

@@ -24,6 +24,10 @@ constexpr int64_t kQueryBlock = 64;
 // Calls of fewer multiply-adds are over before a second thread has woken.
 constexpr double kInlineProducts = 1 << 18;
 
+// Bytes between the memory of two workers. Where they share a page, what a processor fetches ahead
+// of one worker's reads is often the other's.
+constexpr int64_t kWorkerGap = 4096;
+
 constexpr int64_t blocks_of(int64_t queries) { return (queries + kQueryBlock - 1) / kQueryBlock; }
 
 // Rows that sums are added to: memory of the kernel's own, or the tensor they are meant for.
@@ -206,14 +210,17 @@ inline int64_t workers_for(const Problem& p, int64_t items) {
 // an item is up to chance; what it does must not depend on it.
 template <class Body>
 void share_out(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
-  std::atomic<int64_t> taken[kMostWorkers];
-  for (int64_t i = 0; i < workers; ++i) taken[i] = items * i / workers;
+  struct alignas(64) Counter {
+    std::atomic<int64_t> value;
+  };
+  Counter taken[kMostWorkers];
+  for (int64_t i = 0; i < workers; ++i) taken[i].value = items * i / workers;
   exec.parallel_for(workers, 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker) {
       int64_t run = worker;
       const auto take = [&]() -> int64_t {
         for (int64_t tried = 0; tried < workers; ++tried, run = (run + 1) % workers) {
-          const int64_t item = taken[run].fetch_add(1, std::memory_order_relaxed);
+          const int64_t item = taken[run].value.fetch_add(1, std::memory_order_relaxed);
           if (item < items * (run + 1) / workers) return item;
         }
         return -1;

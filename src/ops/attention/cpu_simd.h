@@ -289,13 +289,19 @@ class ScoreRules {
     // limits are too large to be exact as floats, they are far from any query.
     const int64_t first = ahead(t);
     const V hidden = hn::Set(d, -kInfinity);
-    for_each(t, [&](int64_t j, int64_t i, V x) HWY_ATTR {
-      const V query = hn::LoadU(d, queries_ + t.begin + i);
-      const auto seen =
-          hn::And(hn::Ge(query, hn::Set(d, static_cast<float>(j - mask.right - first))),
-                  hn::Le(query, hn::Set(d, static_cast<float>(j + mask.left - first))));
-      return hn::IfThenElse(seen, x, hidden);
-    });
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+    for (int64_t i = 0; i < t.lanes; i += lanes) {
+      const int64_t lane = t.begin + i;
+      if (group_.sees_all(mask, lane, lane + lanes, t.key, t.key + t.keys)) continue;
+      const V query = hn::LoadU(d, queries_ + lane);
+      for (int64_t j = 0; j < t.keys; ++j) {
+        const auto seen =
+            hn::And(hn::Ge(query, hn::Set(d, static_cast<float>(j - mask.right - first))),
+                    hn::Le(query, hn::Set(d, static_cast<float>(j + mask.left - first))));
+        float* p = t.s + j * t.stride + i;
+        hn::StoreU(hn::IfThenElse(seen, hn::LoadU(d, p), hidden), d, p);
+      }
+    }
   }
 
   const CpuCall& call_;

@@ -39,9 +39,19 @@ Status run(const AttentionFwd& a, const Exec& exec) {
   const DeviceProperties& properties = device_properties(a.q.device_id);
   const cudaStream_t stream = stream_of(exec);
   WorkspaceParts parts(exec.workspace());
-  const ForwardPlan plan(a, properties.code, &parts);
+  ForwardPlan plan(a, properties.code, &parts);
   const Problem& problem = plan.problem;
   if (problem.batch == 0 || problem.heads == 0 || problem.q_len == 0) return {};
+  const ScoreChange change = score_change_of(a, problem);
+  const int dim = dim_of(problem);
+  const auto aligned = [&](Prepared x) {
+    x.form = Form::kSame;
+    return x.operand(problem).vectors;
+  };
+  const bool warpgroups = properties.code >= 90 && plan.form == Form::kTwoTerms && dim <= 128 &&
+                          plain_scores(change) && aligned(plan.q) && aligned(plan.k) &&
+                          aligned(plan.v);
+  if (warpgroups) plan.q.form = plan.k.form = plan.v.form = Form::kSame;
   FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v}, stream));
 
   Forward p = {};
@@ -53,14 +63,14 @@ Status run(const AttentionFwd& a, const Exec& exec) {
   p.group = static_cast<int>(problem.group());
   p.out = result_of(a.out);
   p.lse = fk::attention::row_view(a.lse);
-  p.change = score_change_of(a, problem);
+  p.change = change;
   if (a.sinks) {
     p.sinks = {a.sinks.data, 0, 0, a.sinks.stride(0), 0};
     p.sinks_dtype = a.sinks.dtype;
   }
+  if (warpgroups) return launch_forward_warpgroups(p, dim, properties, stream);
   const bool features =
       !plain_scores(p.change) || (!p.q.vectors && !plan.q.inside) || !p.k.vectors || !p.v.vectors;
-  const int dim = dim_of(problem);
   switch (plan.form) {
     case Form::kTwoTerms:
       return launch_forward_float(p, dim, features, properties, stream);

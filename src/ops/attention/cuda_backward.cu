@@ -10,17 +10,15 @@ namespace {
 
 struct Statistics {
   Problem problem;
-  View dout, out, lse, dlse;
-  int64_t batch;  // of the tensors
-  bool vectors;   // dout and out: 16 bytes at a time
-  float *exponents, *delta;
-  uint32_t* delta_maxima;  // NULL: not wanted
+  View dout;
+  int64_t batch;         // of the tensors
+  bool vectors;          // dout and out: 16 bytes at a time
+  RowStatistics result;  // `maxima` NULL: not wanted
 };
 
 constexpr int kLanes = 8;  // a row
 constexpr int kRowThreads = 256;
 
-// What the kernels need of each row: lse as a power of 2, and delta.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
     row_statistics(const __grid_constant__ Statistics p) {
@@ -32,6 +30,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t token = divide(index, problem.heads, &head);
   const int64_t b = divide(token, problem.q_len, &row);
   const bool in = b < p.batch;
+  const View& view = p.result.out;
   const int lane = threadIdx.x % kLanes;
   const int columns = static_cast<int>(problem.value_dim);
   float sum = 0.f;
@@ -39,7 +38,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const T* dout = static_cast<const T*>(p.dout.data) + b * p.dout.batch + row * p.dout.row +
                     head * p.dout.head;
     const T* out =
-        static_cast<const T*>(p.out.data) + b * p.out.batch + row * p.out.row + head * p.out.head;
+        static_cast<const T*>(view.data) + b * view.batch + row * view.row + head * view.head;
     if (p.vectors) {
       constexpr int kWidth = kVecWidth<T>;
       for (int c = lane * kWidth; c < columns; c += kLanes * kWidth) {
@@ -51,26 +50,16 @@ __global__ void __launch_bounds__(kRowThreads)
       }
     } else {
       for (int c = lane; c < columns; c += kLanes) {
-        sum = fmaf(to_float(dout[c * p.dout.column]), to_float(out[c * p.out.column]), sum);
+        sum = fmaf(to_float(dout[c * p.dout.column]), to_float(out[c * view.column]), sum);
       }
     }
   }
   sum = warp_sum<kLanes>(sum);
   if (!in || lane != 0) return;
-  const float lse =
-      static_cast<const float*>(p.lse.data)[b * p.lse.batch + row * p.lse.row + head * p.lse.head];
-  if (p.dlse.data != nullptr) {
-    sum -= static_cast<const float*>(
-        p.dlse.data)[b * p.dlse.batch + row * p.dlse.row + head * p.dlse.head];
-  }
-  const int64_t at = (b * problem.heads + head) * problem.q_len + row;
-  const bool none = lse == -INFINITY;
-  const float delta = none ? 0.f : sum;
-  p.exponents[at] = none ? INFINITY : lse * kLog2e;
-  p.delta[at] = delta;
-  if (p.delta_maxima != nullptr && isfinite(delta)) {
+  const float delta = p.result.store(problem, b, row, head, sum);
+  if (p.result.maxima != nullptr && isfinite(delta)) {
     // Of magnitudes, bits are in the same order as values. Most are smaller than what is there.
-    uint32_t* maximum = &p.delta_maxima[b * problem.kv_heads + head / problem.group()];
+    uint32_t* maximum = &p.result.maxima[b * problem.kv_heads + head / problem.group()];
     const uint32_t bits = __float_as_uint(fabsf(delta));
     if (bits > *const_cast<volatile uint32_t*>(maximum)) atomicMax(maximum, bits);
   }
@@ -109,7 +98,7 @@ struct BackwardPlan {
   Maxima maxima;
   Prepared q, k, v, dout;
   int64_t batch;  // of the tensors
-  float *exponents, *delta;
+  RowStatistics statistics;
   float *dq_sums = nullptr, *dk_sums = nullptr;
   int64_t dq_elements = 0;
 
@@ -123,8 +112,12 @@ struct BackwardPlan {
         dout(a.dout, true, Rotation(), form, maxima.of(3), parts),
         batch(problem.packed ? 1 : problem.batch) {
     const int64_t rows = batch * problem.heads * problem.q_len;
-    exponents = parts->take<float>(rows);
-    delta = parts->take<float>(rows);
+    statistics.out = fk::attention::view(a.out);
+    statistics.lse = fk::attention::row_view(a.lse);
+    statistics.dlse = fk::attention::row_view(a.dlse);
+    statistics.exponents = parts->take<float>(rows);
+    statistics.delta = parts->take<float>(rows);
+    statistics.maxima = maxima.of(4);
     const bool rotated = q.rotation.pairs > 0;
     if (a.dq && (rotated || (!a.deterministic && (a.dk || a.dv)))) {
       dq_elements =
@@ -145,17 +138,17 @@ bool vector_rows(const Tensor& t) {
 }
 
 Status find_statistics(const AttentionBwd& a, const BackwardPlan& plan, cudaStream_t stream) {
+  if (plan.maxima.data != nullptr) {
+    FK_RETURN_IF_ERROR(check(
+        cudaMemsetAsync(plan.maxima.of(4), 0, plan.maxima.elements * sizeof(uint32_t), stream),
+        "attention delta maxima"));
+  }
   Statistics p = {};
   p.problem = plan.problem;
   p.dout = fk::attention::view(a.dout);
-  p.out = fk::attention::view(a.out);
-  p.lse = fk::attention::row_view(a.lse);
-  p.dlse = fk::attention::row_view(a.dlse);
   p.batch = plan.batch;
   p.vectors = vector_rows(a.dout) && vector_rows(a.out);
-  p.exponents = plan.exponents;
-  p.delta = plan.delta;
-  p.delta_maxima = plan.maxima.of(4);
+  p.result = plan.statistics;
   const int64_t rows = p.batch * p.problem.q_len * p.problem.heads;
   if (rows == 0) return {};
   const auto kernel = a.q.dtype == DType::kFloat32   ? row_statistics<float>
@@ -173,8 +166,8 @@ Status find_dsinks(const AttentionBwd& a, const BackwardPlan& plan, cudaStream_t
   p.dsinks.data = a.dsinks.data;
   p.dsinks.dtype = a.dsinks.dtype;
   p.dsinks.column = a.dsinks.stride(0);
-  p.exponents = plan.exponents;
-  p.delta = plan.delta;
+  p.exponents = plan.statistics.exponents;
+  p.delta = plan.statistics.delta;
   p.batch = plan.batch;
   p.heads = plan.problem.heads;
   p.queries = plan.problem.q_len;
@@ -226,15 +219,25 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   const DeviceProperties& properties = device_properties(a.q.device_id);
   const cudaStream_t stream = stream_of(exec);
   WorkspaceParts parts(exec.workspace());
-  const BackwardPlan plan(a, properties.code, &parts);
+  BackwardPlan plan(a, properties.code, &parts);
   const Problem& problem = plan.problem;
-  if (plan.maxima.data != nullptr) {
-    FK_RETURN_IF_ERROR(check(
-        cudaMemsetAsync(plan.maxima.of(4), 0, plan.maxima.elements * sizeof(uint32_t), stream),
-        "attention delta maxima"));
+  const bool any_keys = (a.dk || a.dv) && problem.batch * problem.kv_heads * problem.k_len > 0;
+  const bool any_queries = a.dq && problem.batch * problem.heads * problem.q_len > 0;
+  // Together with dk and dv, dq costs one product, but atomics; alone, three.
+  const bool atomics = any_keys && any_queries && !a.deterministic && !exec.deterministic();
+  const bool rotated = plan.q.rotation.pairs > 0;
+  const ScoreChange change = score_change_of(a, problem);
+  const bool bias = a.dbias && a.dbias.numel() > 0;
+  if (plan.form == Form::kTwoTerms) {
+    // What is done on the way where operands are prepared anyway, or by the kernel itself.
+    if (takes_statistics(a.dout, a.out)) plan.dout.statistics = &plan.statistics;
+    plan.k.inside = plan.v.inside = properties.code >= 90 && dim_of(problem) <= 128 && !rotated &&
+                                    plain_scores(change) && !bias && (atomics || !any_queries);
   }
-  FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v, &plan.dout}, stream));
-  FK_RETURN_IF_ERROR(find_statistics(a, plan, stream));
+  const int64_t zeros = atomics ? plan.dq_elements : 0;
+  FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v, &plan.dout}, stream, plan.dq_sums,
+                             plan.form == Form::kTwoTerms ? zeros : 0));
+  if (plan.dout.statistics == nullptr) FK_RETURN_IF_ERROR(find_statistics(a, plan, stream));
   if (a.dsinks && problem.heads > 0) FK_RETURN_IF_ERROR(find_dsinks(a, plan, stream));
 
   Backward p = {};
@@ -244,15 +247,19 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   p.v = plan.v.operand(problem);
   p.dout = plan.dout.operand(problem);
   p.group = static_cast<int>(problem.heads / std::max<int64_t>(problem.kv_heads, 1));
-  p.exponents = plan.exponents;
-  p.delta = plan.delta;
-  p.delta_maxima = plan.maxima.of(4);
-  p.change = score_change_of(a, problem);
+  if (plan.k.inside) {
+    p.k_floats = a.k.ptr<const float>();
+    p.v_floats = a.v.ptr<const float>();
+  }
+  p.exponents = plan.statistics.exponents;
+  p.delta = plan.statistics.delta;
+  p.delta_maxima = plan.statistics.maxima;
+  p.change = change;
   p.plain = plain_scores(p.change);
-  const bool rotated = plan.q.rotation.pairs > 0;
   p.dk = a.dk && rotated ? sums_of(plan, a.k, plan.dk_sums) : result_of(a.dk);
   p.dv = result_of(a.dv);
-  const bool features = !p.plain || !p.q.vectors || !p.k.vectors || !p.v.vectors || !p.dout.vectors;
+  const bool features = !p.plain || !p.q.vectors || !p.dout.vectors ||
+                        (!plan.k.inside && (!p.k.vectors || !p.v.vectors));
   const auto launch = [&](const Backward& parameters, BackwardPass pass) {
     const auto kernels = plan.form == Form::kTwoTerms ? launch_backward_float
                          : plan.form == Form::kScaled || a.q.dtype == DType::kFloat16
@@ -261,17 +268,14 @@ Status run(const AttentionBwd& a, const Exec& exec) {
     return kernels(parameters, pass, dim_of(problem), features, properties, stream);
   };
 
-  const bool any_keys = (a.dk || a.dv) && problem.batch * problem.kv_heads * problem.k_len > 0;
-  const bool any_queries = a.dq && problem.batch * problem.heads * problem.q_len > 0;
-  // Together with dk and dv, dq costs one product, but atomics; alone, three.
-  const bool atomics = any_keys && any_queries && !a.deterministic && !exec.deterministic();
   if (atomics) {
     p.dq_sums = plan.dq_sums;
     p.dq_rows = patch_rows(problem, problem.q_len);
     p.dq_columns = prepared_columns(a.q);
-    FK_RETURN_IF_ERROR(
-        check(cudaMemsetAsync(plan.dq_sums, 0, plan.dq_elements * sizeof(float), stream),
-              "attention dq_sums"));
+    if (plan.form != Form::kTwoTerms) {
+      FK_RETURN_IF_ERROR(check(cudaMemsetAsync(plan.dq_sums, 0, zeros * sizeof(float), stream),
+                               "attention dq_sums"));
+    }
   }
   if (any_keys) FK_RETURN_IF_ERROR(launch(p, BackwardPass::kKeys));
   if (any_keys && a.dk && rotated) {
@@ -286,7 +290,7 @@ Status run(const AttentionBwd& a, const Exec& exec) {
     FK_RETURN_IF_ERROR(finish_gradient(problem, plan.dq_sums, prepared_columns(a.q), true, atomics,
                                        plan.q.rotation, a.dq, stream));
   }
-  if (!a.dbias || a.dbias.numel() == 0) return {};
+  if (!bias) return {};
   set_bias(a, &p);
   return launch(p, BackwardPass::kBias);
 }

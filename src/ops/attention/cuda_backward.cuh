@@ -23,6 +23,9 @@ namespace fk::cuda::attention {
 struct Backward {
   Problem problem;
   Operand q, k, v, dout;
+  // Two-term operands: k and v as they are, if blocks are to split them themselves (kSplitsKeys).
+  // Strides are those of `k` and `v`.
+  const float *k_floats, *v_floats;
   // (batch, heads, queries): lse / ln 2 (inf where it was -inf: such rows have no gradients),
   // delta.
   const float *exponents, *delta;
@@ -60,22 +63,41 @@ constexpr bool kScaledOperands = true;
 template <class Tile>
 constexpr int kProbabilityLift = Tile::kTerms == 2 ? 14 : 0;
 
+// Where float32 k and v need not be prepared: each block has its own, and splits them as they come.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <class Tile>
+constexpr bool kSplitsKeys = Tile::kTerms == 2 && !Tile::kFeatures && Tile::kDim <= 128;
+#else
+template <class Tile>
+constexpr bool kSplitsKeys = false;
+#endif
+
 // dS is stored divided by this, in float16: a bound of it that is not too far away.
-__device__ __forceinline__ float score_gradient_scale(const Backward& p, int64_t batch,
-                                                      int kv_head) {
-  if (p.delta_maxima == nullptr) return 1.f;
-  const float product = p.dout.largest(batch, kv_head) * p.v.largest(batch, kv_head) *
-                        static_cast<float>(p.v.columns);
+__device__ __forceinline__ float score_gradient_scale(const Backward& p, int64_t batch, int kv_head,
+                                                      float largest_value) {
+  const float product =
+      p.dout.largest(batch, kv_head) * largest_value * static_cast<float>(p.v.columns);
   const float delta = __uint_as_float(p.delta_maxima[batch * p.problem.kv_heads + kv_head]);
   return power_of_two(scale_exponent(__float_as_uint(product + delta)));
 }
 
+__device__ __forceinline__ float score_gradient_scale(const Backward& p, int64_t batch,
+                                                      int kv_head) {
+  return p.delta_maxima == nullptr
+             ? 1.f
+             : score_gradient_scale(p, batch, kv_head, p.v.largest(batch, kv_head));
+}
+
+// `scale` is that of dP.
+template <class Tile>
+__device__ __forceinline__ GradientFactors gradient_factors(float scale, float ds_scale) {
+  const float lift = 1.f / static_cast<float>(1 << kProbabilityLift<Tile>);
+  return {scale / ds_scale * lift, lift / ds_scale};
+}
 template <class Tile>
 __device__ __forceinline__ GradientFactors gradient_factors(const Backward& p, int64_t batch,
                                                             int kv_head, float ds_scale) {
-  const float lift = 1.f / static_cast<float>(1 << kProbabilityLift<Tile>);
-  return {p.dout.scale(batch, kv_head) * p.v.scale(batch, kv_head) / ds_scale * lift,
-          lift / ds_scale};
+  return gradient_factors<Tile>(p.dout.scale(batch, kv_head) * p.v.scale(batch, kv_head), ds_scale);
 }
 
 }  // namespace fk::cuda::attention

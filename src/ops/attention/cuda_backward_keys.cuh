@@ -1,9 +1,36 @@
 // The kernel of attention's backward that makes dk, dv and, by atomics, dq: see cuda_backward.cuh.
 #pragma once
 
+#include "cuda/dependent_launch.cuh"
 #include "ops/attention/cuda_backward_tiles.cuh"
 
 namespace fk::cuda::attention {
+
+// Brings the block's k and v into two terms, and what depends on their scales into `block`.
+template <class Tile>
+__device__ __forceinline__ void split_block(const Backward& p, KeysBlock& block, uint32_t k_tile,
+                                            uint32_t v_tile) {
+  const Place place = block.place;
+  const int64_t row = block.sequence.k_begin + place.begin;
+  const int valid = block.window.keys - place.begin;
+  const auto split = [&](uint32_t tile, const Operand& x, const float* floats) {
+    return split_tile<Tile::kDim, Tile::kKeys, Tile::kThreads>(
+        tile, x, floats + x.offset(place.batch, row, place.head), valid);
+  };
+  const int k_exponent = split(k_tile, p.k, p.k_floats).exponent;
+  const TileScale v = split(v_tile, p.v, p.v_floats);
+  atomicMax(&block.largest_value, __reduce_max_sync(0xffffffffu, v.magnitude));
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    block.k_scale = power_of_two(k_exponent);
+    block.operand_scale =
+        product_scale(p.q.scale(place.batch, place.head), power_of_two(k_exponent));
+    block.ds_scale =
+        score_gradient_scale(p, place.batch, place.head, __uint_as_float(block.largest_value));
+    block.factors = gradient_factors<Tile>(
+        p.dout.scale(place.batch, place.head) * power_of_two(v.exponent), block.ds_scale);
+  }
+}
 
 template <class Tile>
 __device__ __forceinline__ void backward_keys_block(const Backward& p) {
@@ -36,12 +63,16 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
             tile + term * Tile::kKeyBytes, x, rows + term * x.low, window.keys - place.begin);
       }
     };
-    load_keys(k_tile, p.k);
-    if constexpr (Tile::kWithKeys) load_keys(v_tile, p.v);
-    copies_commit();
+    if (!kSplitsKeys<Tile> || p.k_floats == nullptr) {
+      load_keys(k_tile, p.k);
+      if constexpr (Tile::kWithKeys) load_keys(v_tile, p.v);
+      copies_commit();
+    }
     if (threadIdx.x == 0) {
       const int i_begin = window.first_query(place.begin) / kQueries * kQueries;
-      const float ds_scale = score_gradient_scale(p, place.batch, place.head);
+      const float ds_scale = kSplitsKeys<Tile> && p.k_floats != nullptr
+                                 ? 1.f
+                                 : score_gradient_scale(p, place.batch, place.head);
       const int64_t head = place.batch * p.problem.heads + place.head * group;
       block = {
           {place, sequence, window},
@@ -56,12 +87,17 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
           last_key + 1 == place.begin + kKeys ? window.end_query(place.begin, queries) : 0,
           product_scale(p.q, p.k, place.batch, place.head),
           ds_scale,
+          p.k.scale(place.batch, place.head),
+          0,
           gradient_factors<Tile>(p, place.batch, place.head, ds_scale)};
     }
   }
   __syncthreads();
   int next_group = block.i_begin < block.i_end ? 0 : group, next_i = block.i_begin;
   if (next_group < group) Step<Tile>(p, block, 0, next_i).load(p, stages, !Tile::kOneTile, true);
+  if constexpr (kSplitsKeys<Tile>) {
+    if (p.k_floats != nullptr) split_block<Tile>(p, block, k_tile, v_tile);
+  }
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int key_at = warp % Tile::kKeyWarps * kKeyTiles * 16;  // this warp's first key
@@ -257,7 +293,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
         const int rows_at = warp % Tile::kRowWarps * Tile::kRowTiles * 16;
         float factor = p.change.scale;
         if constexpr (kScaledOperands<Tile>) {
-          factor *= block.ds_scale * p.k.scale(block.place.batch, block.place.head);
+          factor *= block.ds_scale * block.k_scale;
         }
         float* sums = p.dq_sums + block.dq_at +
                       (step_group * p.dq_rows + step_i + rows_at) * p.dq_columns +
@@ -321,7 +357,10 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     backward_keys(const __grid_constant__ Backward p) {
-  if constexpr (kCompiled<Tile>) backward_keys_block<Tile>(p);
+  if constexpr (kCompiled<Tile>) {
+    wait_for_earlier_kernels();
+    backward_keys_block<Tile>(p);
+  }
 }
 
 }  // namespace fk::cuda::attention

@@ -14,7 +14,8 @@ struct KeysBlock : Block {
   const uint16_t *q_rows, *dout_rows;
   int64_t statistics_at, dq_at;
   int whole_begin, whole_end;  // queries that see all of the block's keys
-  float operand_scale, ds_scale;
+  float operand_scale, ds_scale, k_scale;
+  uint32_t largest_value;  // as bits; while k and v are split
   GradientFactors factors;
 };
 

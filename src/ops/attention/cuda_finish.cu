@@ -1,5 +1,6 @@
 // The pass behind the attention kernels (cuda_rotate.h): sums become gradients, rotated back.
 // Floor: one read and one write of each element.
+#include "cuda/dependent_launch.cuh"
 #include "ops/attention/cuda_rotate.cuh"
 
 namespace fk::cuda::attention {
@@ -34,6 +35,7 @@ __device__ __forceinline__ void finish_piece(const Finish& p, int64_t b, int64_t
 
 template <class T>
 __global__ void __launch_bounds__(kPassThreads) finish_rows(const __grid_constant__ Finish p) {
+  wait_for_earlier_kernels();
   const Rows& rows = p.rows;
   int64_t piece, head, row;
   const int64_t place = divide(
@@ -56,6 +58,7 @@ __global__ void __launch_bounds__(kPassThreads) finish_rows(const __grid_constan
 
 // Sums in patches (cuda_tiles.cuh): one thread takes two rows, 8 apart, of a patch.
 __global__ void __launch_bounds__(kPassThreads) finish_patches(const __grid_constant__ Finish p) {
+  wait_for_earlier_kernels();
   const Rows& rows = p.rows;
   const int64_t index =
       (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * kPassThreads + threadIdx.x;
@@ -124,9 +127,9 @@ Status finish(const Problem& problem, const void* sums, int64_t columns, bool qu
   p.patch_rows = patches ? patch_rows(problem, p.rows.rows) : 0;
   p.gradient = result_of(gradient);
   const int64_t rows = p.rows.batch * p.rows.heads * (patches ? p.patch_rows / 2 : p.rows.rows);
-  kernel<<<grid_of(ceil_div(rows * ceil_div(columns, 8), kPassThreads)), kPassThreads, 0, stream>>>(
-      p);
-  return check_launch("attention finish_gradient");
+  return launch_early(kernel, "attention finish_gradient",
+                      {grid_of(ceil_div(rows * ceil_div(columns, 8), kPassThreads)), kPassThreads},
+                      stream, p);
 }
 
 }  // namespace

@@ -7,11 +7,10 @@
 // A warp owns 16 kRowTiles queries and all keys of a tile, so the softmax needs no shared memory
 // and p goes from the one product to the other in registers. K of the next tile is copied while
 // this one's p v is computed, V while its q k is. Tiles that nobody sees are not visited; those
-// seen in part take the masking branch. Where tiles are few, blocks share them
-// (cuda_forward_parts.cuh).
+// seen in part take the masking branch.
 #pragma once
 
-#include "ops/attention/cuda_forward_parts.cuh"
+#include "ops/attention/cuda_scores.cuh"
 
 namespace fk::cuda::attention {
 
@@ -94,12 +93,11 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
     const Window window(p.problem.mask, sequence);
     const int last_row = min(place.begin + Tile::kRows, queries) - 1;
     if (last_row < place.begin) return;
-    const Keys keys = Keys::of<Tile>(window.first(place.begin), window.end(last_row));
-    keys_begin = keys.begin;
+    keys_begin = window.first(place.begin) / kKeys * kKeys;
     const int kv_head = place.head / p.group;
     if (threadIdx.x == 0) {
       block = {{place, sequence, window},
-               keys.end,
+               window.end(last_row),
                window.first(last_row),
                window.end(place.begin),
                p.k.at(place.batch, sequence.k_begin, kv_head),
@@ -107,10 +105,12 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
                product_scale(p.q, p.k, place.batch, kv_head)};
     }
     if (Tile::kTerms == 2 && p.q_floats != nullptr) {
-      const float q_scale = power_of_two(split_tile<kDim, Tile::kRows, Tile::kThreads>(
-          q_tile, p.q,
-          p.q_floats + p.q.offset(place.batch, sequence.q_begin + place.begin, place.head),
-          queries - place.begin));
+      const float q_scale = power_of_two(
+          split_tile<kDim, Tile::kRows, Tile::kThreads>(
+              q_tile, p.q,
+              p.q_floats + p.q.offset(place.batch, sequence.q_begin + place.begin, place.head),
+              queries - place.begin)
+              .exponent);
       if (threadIdx.x == 0) {
         block.operand_scale = product_scale(q_scale, p.k.scale(place.batch, kv_head));
       }
@@ -277,20 +277,6 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   const float value_scale = p.v.scale(place.batch, kv_head);
   copies_wait<0>();
   __syncthreads();
-  bool parts = false;
-  if constexpr (kHasParts<Tile>) parts = part_count() > 1;
-  if (parts) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float keys_sum = quad_sum(sum[m][r]);
-        const int row = warp * kRowTiles * 16 + m * 16 + r * 8 + lane / 4;
-        if (lane % 4 == 0) store_shared(k_tile + row * 16, maximum[m][r], keys_sum);
-      }
-    }
-    merge_rows<Tile>(k_tile, v_tile, exponent);
-  }
   // out leaves through the place of the warp's own queries, 16 bytes a thread.
   const uint32_t stage = shared_address(shared) + warp * kRowTiles * 16 * kDim * 2 * Tile::kTerms;
 #pragma unroll
@@ -299,15 +285,9 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
     for (int r = 0; r < 2; ++r) {
       const int row = m * 16 + r * 8 + lane / 4;
       const int i = first_row + m * 16 + r * 8;
-      float keys_sum = quad_sum(sum[m][r]);
+      const float keys_sum = quad_sum(sum[m][r]);
       float highest = maximum[m][r] * exponent;
       float factor = value_scale;
-      if (parts) {
-        const uint4 x = load_shared(v_tile + (warp * kRowTiles * 16 + row) * 16);
-        highest = __uint_as_float(x.x) * exponent;
-        keys_sum = __uint_as_float(x.y);
-        factor *= __uint_as_float(x.z);
-      }
       float all = keys_sum;
       if (p.sinks.data != nullptr) {
         const float sink =
@@ -320,7 +300,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
       // A query whose every score is -inf: 0, with or without a sink.
       const bool none = keys_sum == 0.f;
       factor = none ? 0.f : factor / all;
-      if (p.lse.data != nullptr && lane % 4 == 0 && i < sequence.q_len && blockIdx.z == 0) {
+      if (p.lse.data != nullptr && lane % 4 == 0 && i < sequence.q_len) {
         static_cast<float*>(
             p.lse.data)[place.batch * p.lse.batch + (sequence.q_begin + i) * p.lse.row +
                         place.head * p.lse.head] =
@@ -338,11 +318,6 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
         }
       }
     }
-  }
-  if (parts) {
-    write_parts<Tile>(p.out, q_tile, place.batch, sequence.q_begin + place.begin, place.head,
-                      static_cast<int>(sequence.q_len) - place.begin);
-    return;
   }
   if (p.out.data == nullptr) return;
   if constexpr (Tile::kSplit == 1) {

@@ -15,4 +15,9 @@ Status launch_forward_bfloat16(Forward p, int dim, bool features,
 Status launch_forward_float(Forward p, int dim, bool features, const DeviceProperties& properties,
                             cudaStream_t stream);
 
+// Hopper (cuda_sm90_float.cuh): float32 as it is, aligned to 16 bytes, at most 128 columns, scores
+// only scaled.
+Status launch_forward_warpgroups(const Forward& p, int dim, const DeviceProperties& properties,
+                                 cudaStream_t stream);
+
 }  // namespace fk::cuda::attention

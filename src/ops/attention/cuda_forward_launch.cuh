@@ -6,26 +6,13 @@
 
 namespace fk::cuda::attention {
 
-// How many blocks share a tile, each with a part of the keys, where there are too few tiles for all
-// multiprocessors, or, under masks, where the longest would take longer than their share of all.
-template <class Tile>
-int key_parts(const Forward& p, const DeviceProperties& properties) {
-  if (!kHasParts<Tile> || properties.code < 90 || p.problem.packed) return 1;
-  const int64_t blocks = properties.multiprocessors * Tile::kBlocks;
-  const int64_t tiles = p.tiles * p.problem.heads * p.problem.batch;
-  if (p.problem.k_len < 4 * Tile::kKeys || tiles > blocks) return 1;
-  if (2 * tiles <= blocks) return p.problem.mask.unlimited() || 4 * tiles > blocks ? 2 : 4;
-  return p.problem.mask.unlimited() || p.problem.k_len < 32 * Tile::kKeys ? 1 : 2;
-}
-
 template <class Tile>
 Status launch_forward_tile(Forward p, const DeviceProperties& properties, cudaStream_t stream) {
   p.tiles = static_cast<int>(tile_count(p.problem, p.problem.q_len, Tile::kRows));
   p.together = heads_together(p.problem, p.tiles, p.problem.heads,
                               properties.multiprocessors * Tile::kBlocks);
   return launch_tile<Tile>(forward<Tile>, "attention forward",
-                           tile_grid(p.problem, p.tiles, p.problem.heads), p, stream,
-                           key_parts<Tile>(p, properties));
+                           tile_grid(p.problem, p.tiles, p.problem.heads), p, stream);
 }
 
 // Row tiles a warp, warps, keys, blocks a multiprocessor, queries in registers. Large tiles: two

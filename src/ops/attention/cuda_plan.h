@@ -42,8 +42,9 @@ struct Prepared {
   Rotation rotation;
   Form form;
   uint32_t* maxima;
-  View scales;          // of 8-bit elements
-  bool inside = false;  // the kernel itself brings float32 into its form
+  View scales;                                // of 8-bit elements
+  bool inside = false;                        // the kernel itself brings float32 into its form
+  const RowStatistics* statistics = nullptr;  // see Preparation
   uint16_t* to = nullptr;
 
   Prepared(const Tensor& t, bool queries_, const Rotation& rotation_, Form form_, uint32_t* maxima_,
@@ -94,16 +95,18 @@ struct Prepared {
 
 // Those that have to be, at once.
 inline Status prepare(const Problem& problem, std::initializer_list<const Prepared*> operands,
-                      cudaStream_t stream) {
+                      cudaStream_t stream, float* sums = nullptr, int64_t sum_count = 0) {
   Preparation tensors[kMostPreparations];
   int count = 0;
   for (const Prepared* x : operands) {
     if (x->needed()) {
-      tensors[count++] = {x->tensor, x->queries, x->rotation, x->to, x->maxima, x->scales};
+      tensors[count++] = {x->tensor, x->queries, x->rotation,  x->to,
+                          x->maxima, x->scales,  x->statistics};
     }
   }
-  return count == 0 ? Status()
-                    : prepare(problem, (*operands.begin())->form, tensors, count, stream);
+  return count == 0
+             ? Status()
+             : prepare(problem, (*operands.begin())->form, tensors, count, stream, sums, sum_count);
 }
 
 template <class Args>
@@ -146,27 +149,32 @@ inline int heads_together(const Problem& p, int64_t tiles, int64_t heads, int64_
 }
 
 // Raises the kernel's limit of shared memory where needed, and launches it: `parts` such grids
-// along z, where those of one place are a cluster.
+// along z, where those of one place are a cluster. `early`: as launch_early.
 template <class Tile, class Argument>
 Status launch_tile(void (*kernel)(Argument), const char* name, dim3 grid, const Argument& p,
-                   cudaStream_t stream, int parts = 1) {
+                   cudaStream_t stream, int parts = 1, bool early = false) {
   if (Tile::kSharedBytes > 48 * 1024) {
     FK_RETURN_IF_ERROR(
         check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes),
               name));
   }
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = cluster.val.clusterDim.y = 1;
-  grid.z = cluster.val.clusterDim.z = static_cast<unsigned>(parts);
+  cudaLaunchAttribute attribute = {};
+  if (early) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  } else {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = attribute.val.clusterDim.y = 1;
+    grid.z = attribute.val.clusterDim.z = static_cast<unsigned>(parts);
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = Tile::kThreads;
   config.dynamicSmemBytes = Tile::kSharedBytes;
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = parts > 1 ? 1 : 0;
+  config.attrs = &attribute;
+  config.numAttrs = parts > 1 || early ? 1 : 0;
   return check(cudaLaunchKernelEx(&config, kernel, p), name);
 }
 

@@ -50,11 +50,16 @@ __device__ __forceinline__ float larger_finite(float largest, const float (&valu
   return largest;
 }
 
-// Brings a tile of float32 into two terms, with a scale of its own, whose exponent is returned.
+// Brings a tile of float32 into two terms, with a scale of its own.
+struct TileScale {
+  int exponent;
+  uint32_t magnitude;  // the largest finite one that this thread has met, as bits
+};
 template <int kDim, int kRows, int kThreads>
-__device__ __forceinline__ int split_tile(uint32_t tile, const Operand& x, const float* rows,
-                                          int valid) {
-  constexpr int kPieces = kDim / 8, kStep = kThreads / kPieces, kAtOnce = kRows > 64 ? 4 : 2;
+__device__ __forceinline__ TileScale split_tile(uint32_t tile, const Operand& x, const float* rows,
+                                                int valid) {
+  constexpr int kPieces = kDim / 8, kStep = kThreads / kPieces;
+  constexpr int kAtOnce = kRows % (kStep * 4) == 0 ? 4 : 2;
   static_assert(kRows % (kStep * kAtOnce) == 0);
   const int column = threadIdx.x % kPieces, first = threadIdx.x / kPieces;
   const int wanted = x.columns - column * 8;
@@ -98,7 +103,7 @@ __device__ __forceinline__ int split_tile(uint32_t tile, const Operand& x, const
   };
   const uint32_t magnitude = __float_as_uint(split(kUsualExponent));
   if (!__syncthreads_or(magnitude >= kUsualEnd) && __syncthreads_or(magnitude >= kUsualBegin)) {
-    return kUsualExponent;
+    return {kUsualExponent, magnitude};
   }
   uint32_t largest = 0;  // its exponent, bit by bit
 #pragma unroll 1
@@ -106,7 +111,7 @@ __device__ __forceinline__ int split_tile(uint32_t tile, const Operand& x, const
     if (__syncthreads_or(magnitude >= (largest | bit))) largest |= bit;
   }
   split(scale_exponent(largest));
-  return scale_exponent(largest);
+  return {scale_exponent(largest), magnitude};
 }
 
 // Both, where there are two terms.

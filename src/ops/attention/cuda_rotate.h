@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/status.h"
 #include "ops/attention/problem.h"
@@ -52,6 +53,29 @@ inline int64_t prepared_elements(const Tensor& x) {
   return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1) * prepared_columns(x);
 }
 
+// What the backward needs of each row: lse as a power of 2 (inf where it was -inf: such rows have
+// no gradients), and delta = rowsum(dout out) - dlse, both (batch, heads, queries).
+struct RowStatistics {
+  fk::attention::View out, lse, dlse;
+  float *exponents = nullptr, *delta = nullptr;
+  uint32_t* maxima = nullptr;  // of delta, as Preparation has them
+
+  // Of a row whose products with out sum up to `sum`; returns delta.
+  FK_HOST_DEVICE float store(const Problem& p, int64_t b, int64_t row, int64_t head,
+                             float sum) const {
+    const auto at = [&](const fk::attention::View& view) {
+      return static_cast<const float*>(
+          view.data)[b * view.batch + row * view.row + head * view.head];
+    };
+    if (dlse.data != nullptr) sum -= at(dlse);
+    const bool none = at(lse) == -INFINITY;
+    const int64_t to = (b * p.heads + head) * p.q_len + row;
+    exponents[to] = none ? INFINITY : at(lse) * 1.4426950408889634f;
+    delta[to] = none ? 0.f : sum;
+    return delta[to];
+  }
+};
+
 // A tensor (q, k, v or dout) that is to be written in another form.
 struct Preparation {
   const Tensor* x;
@@ -62,7 +86,12 @@ struct Preparation {
   // of these, those of most_slices slices of its rows.
   uint32_t* maxima = nullptr;
   fk::attention::View scales = {};  // what 8-bit elements are multiplied by, by sequence and head
+  // Of dout, float32, if they are to be found on the way.
+  const RowStatistics* statistics = nullptr;
 };
+
+// Whether prepare can do that.
+bool takes_statistics(const Tensor& dout, const Tensor& out);
 
 // Of a batch entry: enough for a whole GPU, but few to read again.
 inline int64_t most_slices(int64_t batch) {
@@ -71,8 +100,9 @@ inline int64_t most_slices(int64_t batch) {
 
 // All of one dtype, at most kMostPreparations.
 constexpr int kMostPreparations = 4;
+// Sums that are added to later are zeroed on the way: a multiple of 4.
 Status prepare(const Problem& problem, Form form, const Preparation* tensors, int count,
-               cudaStream_t stream);
+               cudaStream_t stream, float* sums = nullptr, int64_t sum_count = 0);
 
 // gradient = `sums` (float32, without gaps, `columns` of them a head, or in the patches of
 // cuda_tiles.cuh), rotated back.

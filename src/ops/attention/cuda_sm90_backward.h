@@ -45,8 +45,7 @@ struct Counters {
 // one after another, [slots of the sequence][group]; counted through all pairs, block i of sums has
 // place i % ring, but a pair goes on behind the ring's end.
 struct Params {
-  CUtensorMap maps[4];               // of q, dout, k and v
-  const CUtensorMap* sequence_maps;  // the same of each packed sequence; null: not packed
+  CUtensorMap maps[4];  // of q, dout, k and v (map_rows)
   attention::Problem problem;
   attention::View dq, dk, dv, slopes;
   float* sum;    // of dQ: blocks of kM * D, in the order of the registers; null if there is no dq

@@ -20,17 +20,12 @@
 namespace fk::cuda_sm90::backward {
 
 struct RowParams {
-  // Of packed sequences: maps of q, dout, k and v, where their rows begin and how far apart these
-  // are (bytes), and where maps of each sequence go.
-  CUtensorMap maps[4];
-  char* data[4];
-  int64_t row_bytes[4];
-  CUtensorMap* sequence_maps;
   attention::Problem problem;
   attention::View dout, out, lse, dlse, dq;
-  float4* zero;  // sums and counters
+  float4* zero;  // counters, and sums in a ring
   int64_t zeroes;
-  const float* sum;
+  float* sum;
+  bool zero_sums;  // there is one for each block
   float* stats;
   int64_t slots;
   int heads, m_blocks;
@@ -42,8 +37,7 @@ struct RowParams {
 struct Rows {
   int64_t batch;
   int64_t begin;
-  int64_t count;  // may be negative: none
-  int64_t sequence;
+  int64_t count;          // may be negative: none
   int64_t first, blocks;  // slots of the sequence: the first of them, how many
 };
 
@@ -55,7 +49,7 @@ __device__ __forceinline__ Rows rows_of(const RowParams& p, int64_t slot) {
   if (!p.problem.packed) {
     const int64_t batch = slot / p.m_blocks, row = (slot - batch * p.m_blocks) * kM;
     const int64_t left = p.problem.q_len - row;
-    return {batch, row, left < kM ? left : kM, batch, batch * p.m_blocks, p.m_blocks};
+    return {batch, row, left < kM ? left : kM, batch * p.m_blocks, p.m_blocks};
   }
   const auto first_slot = [&](int64_t b) { return p.problem.sequence(b).q_begin / kM + b; };
   int b = 0;  // the last sequence that begins at this slot or before
@@ -68,36 +62,23 @@ __device__ __forceinline__ Rows rows_of(const RowParams& p, int64_t slot) {
   const attention::Sequence s = p.problem.sequence(b);
   const int64_t first = first_slot(b), row = (slot - first) * kM, left = s.q_len - row;
   const int64_t blocks = (s.q_begin + s.q_len) / kM + 1 - s.q_begin / kM;
-  return {0, s.q_begin + row, left < kM ? left : kM, b, first, blocks};
+  return {0, s.q_begin + row, left < kM ? left : kM, first, blocks};
 }
 
-// Map `i` of packed sequence b: what is behind its rows counts as 0.
-__device__ __forceinline__ void make_sequence_map([[maybe_unused]] const RowParams& p,
-                                                  [[maybe_unused]] int i,
-                                                  [[maybe_unused]] int64_t b) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const attention::Sequence s = p.problem.sequence(b);
-  const int64_t begin = i < kMapK ? s.q_begin : s.k_begin;
-  const int rows = max(1, static_cast<int>(i < kMapK ? s.q_len : s.k_len));
-  CUtensorMap* map = p.sequence_maps + b * 4 + i;
-  for (int j = 0; j < 8; ++j) {
-    reinterpret_cast<uint4*>(map)[j] = reinterpret_cast<const uint4*>(&p.maps[i])[j];
-  }
-  const size_t to = __cvta_generic_to_global(map);
-  asm volatile("tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;" ::"l"(to),
-               "l"(p.data[i] + begin * p.row_bytes[i])
-               : "memory");
-  asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], 2, %1;" ::"l"(to),
-               "r"(rows)
-               : "memory");
-  asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory");
-#endif
+// Place of a block among the sums (Params), if each has one.
+__device__ __forceinline__ int place_of_sum(const RowParams& p, const Rows& rows, int64_t slot,
+                                            int head) {
+  const int group = static_cast<int>(p.problem.group()), kv_head = head / group;
+  const int first = static_cast<int>(rows.first), m = static_cast<int>(slot) - first;
+  return first * p.heads + kv_head * static_cast<int>(rows.blocks) * group + m * group + head -
+         kv_head * group;
 }
 
 // A block of threads per block of queries and head. Rows that are not there, and queries that see
 // no key, get lse = inf: their P is 0.
 template <class T, int kD, int kM>
-__global__ void __launch_bounds__(kRowThreads) prepare_kernel(const __grid_constant__ RowParams p) {
+__global__ void __launch_bounds__(kRowThreads, kM == 80 || kD > 128 ? 1 : 4)
+    prepare_kernel(const __grid_constant__ RowParams p) {
   constexpr int kLanes = kD <= 64 ? 8 : kD <= 128 ? 16 : 32;
   constexpr int kRowsAtATime = kRowThreads / kLanes, kRounds = kM / kRowsAtATime;
   static_assert(kM % kRowsAtATime == 0);
@@ -107,9 +88,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_kernel(const __grid_const
   const int lane = threadIdx.x % kLanes;
   cuda::wait_for_earlier_kernels();
   const Rows rows = rows_of<kM>(p, slot);
-  if (p.sequence_maps != nullptr && head == 0 && slot == rows.first && threadIdx.x < 4) {
-    make_sequence_map(p, threadIdx.x, rows.sequence);
-  }
+  const int place = p.zero_sums && rows.count > 0 ? place_of_sum(p, rows, slot, head) : -1;
   const T* dout = static_cast<const T*>(p.dout.data) + rows.batch * p.dout.batch +
                   rows.begin * p.dout.row + head * p.dout.head + lane * 8;
   const T* out = static_cast<const T*>(p.out.data) + rows.batch * p.out.batch +
@@ -158,6 +137,12 @@ __global__ void __launch_bounds__(kRowThreads) prepare_kernel(const __grid_const
       stats[kM + row] = neg_lse == -INFINITY ? 0.f : delta;
     }
   }
+  if (place >= 0) {  // at the end: the registers of x and y are free
+    float4* sum = reinterpret_cast<float4*>(p.sum + static_cast<int64_t>(place) * (kM * kD));
+    for (int i = threadIdx.x; i < kM * kD / 4; i += kRowThreads) {
+      sum[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+  }
 }
 
 // A block of threads per block of queries and head: through shared memory, to turn the order of the
@@ -173,11 +158,8 @@ __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p)
   cuda::wait_for_earlier_kernels();
   const Rows rows = rows_of<kM>(p, slot);
   if (rows.count <= 0) return;
-  // Place among the sums (Params), of which there is one for each block.
-  const int group = static_cast<int>(p.problem.group()), kv_head = head / group;
-  const int64_t block = rows.first * p.heads + kv_head * rows.blocks * group +
-                        (slot - rows.first) * group + (head - kv_head * group);
-  const float4* sum = reinterpret_cast<const float4*>(p.sum + block * (kM * kD));
+  const int64_t place = place_of_sum(p, rows, slot, head);
+  const float4* sum = reinterpret_cast<const float4*>(p.sum + place * (kM * kD));
   constexpr int kValues = kM * kD / 4, kRounds = (kValues + kRowThreads - 1) / kRowThreads;
   float4 x[kRounds];
 #pragma unroll
@@ -245,7 +227,7 @@ struct Plan {
   int64_t together, last_tiles, most_together, ring, segment;  // Params
   bool convert_beside;                                         // in the main kernel, not after it
   // Where they begin in the workspace, the counters at 0. All before `stats` is 0 at the start.
-  int64_t done, converted, turns, sum, stats, maps, bytes;
+  int64_t done, converted, turns, sum, stats, bytes;
 
   Plan(const AttentionBwd& a, bool deterministic) : problem(attention::problem_of(a)) {
     d = head_size(a);
@@ -266,8 +248,7 @@ struct Plan {
     turns = converted + WorkspaceParts::rounded((blocks / segment + 1) * 4);
     sum = turns + (deterministic ? WorkspaceParts::rounded(sums * dq_parts(d) * 4) : 0);
     stats = sum + (a.dq ? sums * m * d * 4 : 0);
-    maps = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
-    bytes = maps + (problem.packed ? 4 * problem.batch * int64_t{sizeof(CUtensorMap)} : 0);
+    bytes = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
   }
 
  private:
@@ -285,7 +266,9 @@ struct Plan {
     last_tiles = causal ? 2 * processors : 0;
     if (problem.packed) {
       // Any sequence may be as long as all are together.
-      ring = std::max(kPackedRing / block_bytes, 3 * slots * problem.group());
+      const bool small = problem.mask.unlimited() && problem.q_len <= 2048 * problem.batch;
+      const int64_t bytes = small ? kRing : kPackedRing;
+      ring = std::max(bytes / block_bytes, 3 * slots * problem.group());
       segment = std::max<int64_t>(1, ring / 16);
       most_together = ring * 10 / 16;
     } else {
@@ -304,7 +287,7 @@ struct Plan {
     // there is no other way.
     const int64_t seen = problem.mask.unlimited() ? n_blocks : n_blocks / 2;
     convert_beside = d > 128 || seen > 4 * (problem.packed ? problem.batch : 1);
-    if (deterministic || !convert_beside) ring = blocks;
+    if (deterministic || !convert_beside) ring = most_together = blocks;
   }
 };
 
@@ -316,20 +299,26 @@ Status launch_sinks(const AttentionBwd& a, const Plan& plan, const float* stats,
 Status launch_96(const AttentionBwd& a, const Exec& exec);
 Status launch_wide(const AttentionBwd& a, const Exec& exec);
 
-// Rows of a tensor (batch, length, heads, columns) as boxes of 64 columns of one head.
+// Rows of a tensor (batch, length, heads, columns) as boxes of 64 columns of one head. What is
+// behind the rows of a packed sequence has to count as 0 too: entry `end` of the last dimension are
+// the rows before row `end`, as many as there are in all, so that the sequence which ends there has
+// the last ones. (Most entries begin ahead of the tensor, but nobody asks for that part.)
 inline Status map_rows(CUtensorMap* map, const Tensor& t, int rows) {
   const attention::View v = attention::view(t);
   cuda::TensorMapShape shape;
   shape.dims = 4;
-  const int64_t sizes[4] = {t.size(-1), t.size(-2), t.size(-3), t.ndim == 4 ? t.size(0) : 1};
-  const int64_t strides[4] = {1, v.head, v.row, v.batch};
+  const bool packed = t.ndim == 3;
+  const int64_t length = t.size(-3), row = length == 1 ? 8 : v.row;
+  const int64_t sizes[4] = {t.size(-1), t.size(-2), length, packed ? length + 1 : t.size(0)};
+  const int64_t strides[4] = {1, v.head, row, packed ? row : v.batch};
   const int box[4] = {64, 1, rows, 1};
   for (int i = 0; i < 4; ++i) {
     shape.sizes[i] = sizes[i];
     shape.strides[i] = strides[i] * 2;
     shape.box[i] = box[i];
   }
-  return cuda::make_tensor_map(map, t.data, t.dtype, shape);
+  const auto data = reinterpret_cast<uintptr_t>(t.data) - (packed ? length * row * 2 : 0);
+  return cuda::make_tensor_map(map, reinterpret_cast<const void*>(data), t.dtype, shape);
 }
 
 template <class T, int kD, int kM>
@@ -349,7 +338,8 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   rows.dq = attention::view(a.dq);
   rows.scale = static_cast<float>(problem.scale);
   rows.zero = reinterpret_cast<float4*>(workspace);
-  rows.zeroes = plan.stats / 16;
+  rows.zero_sums = problem.packed && a.dq && plan.ring == plan.blocks;
+  rows.zeroes = (rows.zero_sums ? plan.sum : plan.stats) / 16;
   rows.stats = reinterpret_cast<float*>(workspace + plan.stats);
   rows.slots = plan.slots;
   rows.heads = static_cast<int>(problem.heads);
@@ -361,13 +351,6 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   const Tensor* mapped[4] = {&a.q, &a.dout, &a.k, &a.v};
   for (int i = 0; i < 4; ++i) {
     FK_RETURN_IF_ERROR(map_rows(&p.maps[i], *mapped[i], i < kMapK ? kM : plan.n));
-    rows.maps[i] = p.maps[i];
-    rows.data[i] = static_cast<char*>(mapped[i]->data);
-    rows.row_bytes[i] = attention::view(*mapped[i]).row * 2;
-  }
-  if (problem.packed) {
-    rows.sequence_maps = reinterpret_cast<CUtensorMap*>(workspace + plan.maps);
-    p.sequence_maps = rows.sequence_maps;
   }
   p.problem = problem;
   p.dk = attention::view(a.dk);

@@ -264,7 +264,8 @@ __device__ __forceinline__ bool begin_block(const Params& p, Shared& shared) {
     init_barriers(shared);
     for (const CUtensorMap& map : p.maps) prefetch_tensor_map(&map);
     shared.tile[1].loads = shared.tile[1].steps = 0;
-    shared.order.batch = shared.order.end = 0;
+    for (Order& order : shared.schedule.order) order.batch = order.first = order.end = 0;
+    shared.schedule.current = 0;
   }
   if (threadIdx.x < kThreads / 32 - 1) shared.dq_block[threadIdx.x].sequence = 0;
   if (threadIdx.x < kConsumerWarps) shared.pending[threadIdx.x] = -1;
@@ -279,6 +280,7 @@ __device__ __forceinline__ bool begin_block(const Params& p, Shared& shared) {
     rise = rise && query_begin(p, b) <= query_begin(p, b + 1) &&
            key_begin(p, b) <= key_begin(p, b + 1);
   }
+  if (threadIdx.x < 32) begin_last<Shared::kM, Shared::kN>(p, shared.schedule.last);
   return __syncthreads_and(rise);
 }
 

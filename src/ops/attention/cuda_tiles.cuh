@@ -28,9 +28,9 @@ using fk::attention::View;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kLog2e = 1.4426950408889634f;
 
-// Where the host chooses a tile: on sm_80 and later, where shared memory is short (sm_86) and on
-// Turing, or on Turing alone. Elsewhere its kernel is empty.
-enum class Use { kLarge, kSmall, kTuring };
+// Where the host chooses a tile: on sm_90, on sm_80 and later, where shared memory is short (sm_86)
+// and on Turing, or on Turing alone. Elsewhere its kernel is empty.
+enum class Use { kHopper, kLarge, kSmall, kTuring };
 
 #if !defined(__CUDA_ARCH__)
 template <class Tile>
@@ -38,11 +38,11 @@ constexpr bool kCompiled = true;
 #elif __CUDA_ARCH__ >= 800
 template <class Tile>
 constexpr bool kCompiled = Tile::kUse == Use::kLarge ||
-                           (Tile::kUse == Use::kSmall && __CUDA_ARCH__ < 900);
+                           Tile::kUse == (__CUDA_ARCH__ < 900 ? Use::kSmall : Use::kHopper);
 #else
 template <class Tile>
-constexpr bool kCompiled =
-    Tile::kUse != Use::kLarge && !std::is_same_v<typename Tile::T, __nv_bfloat16>;
+constexpr bool kCompiled = (Tile::kUse == Use::kSmall || Tile::kUse == Use::kTuring) &&
+                           !std::is_same_v<typename Tile::T, __nv_bfloat16>;
 #endif
 
 // The power of two that brings values up to the given magnitude (as bits) below 2^15: float16 holds

@@ -317,13 +317,13 @@ struct UnitStager {
   }
 
   __device__ __forceinline__ void run_inputs() {
-    if (channel >= place.channels) return run_nothing();
+    if (channel >= 4 * quads) return run_nothing();  // whole warps: the others meet at barriers
     bring_tiles<Tile>(
         steps, held, [&](int tile, Held& to) { ask_inputs(tile, to); },
         [&](int tile, const Held& from) { put_inputs(tile, from); });
   }
   __device__ __forceinline__ void run_outputs() {
-    if (channel >= place.channels || (a.y.data == nullptr && a.sums_after == nullptr)) {
+    if (channel >= 4 * quads || (a.y.data == nullptr && a.sums_after == nullptr)) {
       return run_nothing();
     }
     ask_outputs(0, held[0]);

@@ -21,7 +21,7 @@ struct SoftmaxBackward {
   Rows dy_rows, y_rows, dx_rows;
   Tiles tiles;
   bool stream;
-  bool far;  // no second-level cache holds the tensors
+  bool far;  // no cache holds the tensors
 };
 
 struct LogSumExpBackward {
@@ -251,7 +251,7 @@ namespace {
 
 Status backward(bool log, const Tensor& dy, const Tensor& y, const Tensor& dx, const Exec& exec) {
   if (!dx) return {};
-  constexpr int64_t kCacheBytes = int64_t{2} << 20;  // of two cores
+  constexpr int64_t kCacheBytes = int64_t{32} << 20;
   const int64_t bytes = 3 * y.numel() * size_of(y.dtype);
   SoftmaxBackward job{log,
                       dy,

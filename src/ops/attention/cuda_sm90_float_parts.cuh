@@ -1,20 +1,13 @@
-// Tiles of the forward that several blocks share, each with a part of the keys: the blocks of a
-// cluster, counted along z, which read each other's sums in shared memory. Hopper has clusters.
+// Tiles of the float32 forward on Hopper (cuda_sm90_float.cuh) that several blocks share, each with
+// a part of the keys: the blocks of a cluster, counted along z, which read each other's sums in
+// shared memory.
 #pragma once
 
 #include "ops/attention/cuda_scores.cuh"
 
 namespace fk::cuda::attention {
 
-constexpr int kMostParts = 4;
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-template <class Tile>
-constexpr bool kHasParts = Tile::kTerms == 2 && Tile::kSplit == 1 && Tile::kUse == Use::kLarge;
-#else
-template <class Tile>
-constexpr bool kHasParts = false;
-#endif
+constexpr int kMostParts = 2;
 
 // How many blocks share a tile, a power of two; read anew, or else kept in a register.
 __device__ __forceinline__ int part_count() {
@@ -31,13 +24,10 @@ struct Keys {
   static __device__ __forceinline__ Keys of(int begin, int end) {
     constexpr int kKeys = Tile::kKeys;
     begin = begin / kKeys * kKeys;
-    if constexpr (kHasParts<Tile>) {
-      const int parts = part_count();
-      const int each = (max(end - begin, 0) + kKeys * parts - 1) / (kKeys * parts) * kKeys;
-      begin += static_cast<int>(blockIdx.z) * each;
-      end = min(begin + each, end);
-    }
-    return {begin, end};
+    const int parts = part_count();
+    const int each = (max(end - begin, 0) + kKeys * parts - 1) / (kKeys * parts) * kKeys;
+    begin += static_cast<int>(blockIdx.z) * each;
+    return {begin, min(begin + each, end)};
   }
 };
 
@@ -65,10 +55,10 @@ __device__ __forceinline__ float4 load_part(uint32_t address, int z) {
   return x;
 }
 
-// `from` has what each row's softmax has in this block, a maximum and a sum, 16 bytes apart; `to`
-// gets what it has in all, and what this block's out is to be multiplied with.
+// `from` has what each row's softmax has in this block, a maximum (an exponent of 2) and a sum, 16
+// bytes apart; `to` gets what it has in all, and what this block's out is to be multiplied with.
 template <class Tile>
-__device__ __forceinline__ void merge_rows(uint32_t from, uint32_t to, float exponent) {
+__device__ __forceinline__ void merge_rows(uint32_t from, uint32_t to) {
   static_assert(Tile::kThreads >= Tile::kRows);
   cluster_barrier();
   const int row = thread_index(), parts = part_count();
@@ -86,10 +76,10 @@ __device__ __forceinline__ void merge_rows(uint32_t from, uint32_t to, float exp
     const float base = highest == -INFINITY ? 0.f : highest;
 #pragma unroll
     for (int z = 0; z < kMostParts; ++z) {
-      all += sums[z] * exp2_fast((maxima[z] - base) * exponent);
+      all += sums[z] * exp2_fast(maxima[z] - base);
     }
     store_shared(to + row * 16, highest, all);
-    store_shared(to + row * 16 + 8, exp2_fast((own - base) * exponent), 0.f);
+    store_shared(to + row * 16 + 8, exp2_fast(own - base), 0.f);
   }
   __syncthreads();
 }
