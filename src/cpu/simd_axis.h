@@ -211,15 +211,16 @@ HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
   const auto lowest = hn::Set(d, -kInfinity);
   auto max0 = lowest, max1 = lowest, sum0 = hn::Zero(d), sum1 = hn::Zero(d);
   constexpr std::integral_constant<int64_t, 0> kFull;
-  const auto take_first = [&](const T* from, int64_t count) HWY_ATTR {
+  const auto take_part = [&](const T* from, int64_t count) HWY_ATTR {
     const auto a = LoadNF32(d, from, count, -kInfinity);
     max1 = hn::Max(max1, a);
     sum1 = hn::Add(sum1, hn::IfThenElseZero(hn::FirstN(d, count), a));
   };
-  // Vectors that cross cache lines take up to half as long again: the first ends with a line.
+  // Vectors that cross cache lines take up to half as long again: the first of a long row ends with
+  // a line.
   const auto past = reinterpret_cast<uintptr_t>(p) / sizeof(T) % lanes;
-  int64_t i = past == 0 ? 0 : std::min<int64_t>(n, lanes - past);
-  if (i > 0) take_first(p, i);
+  int64_t i = past == 0 || n < 16 * lanes ? 0 : lanes - static_cast<int64_t>(past);
+  if (i > 0) take_part(p, i);
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
     const auto a = LoadHalves(p + i, kFull), b = LoadHalves(p + i + lanes, kFull);
     const auto c = LoadHalves(p + i + 2 * lanes, kFull), e = LoadHalves(p + i + 3 * lanes, kFull);
@@ -233,7 +234,7 @@ HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
     max0 = hn::Max(max0, a);
     sum0 = hn::Add(sum0, a);
   }
-  if (i < n) take_first(p + i, n - i);
+  if (i < n) take_part(p + i, n - i);
   if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(sum0, sum1))))) {
     return ReduceMax(d, hn::Max(max0, max1));
   }

@@ -90,15 +90,20 @@ def attention():
 
 
 def attention_more():
-    """Shared key heads, packed sequences, one sequence, float32."""
+    """Shared key heads, packed sequences and the same unpacked, one sequence, float32."""
     for direction in ("fwd", "bwd"):
         for causal in (False, True):
             for d in (64, 128):
                 both = ("cudnn", "flash")
                 heads = 2048 // d
-                for extra in ({"G": heads // 8}, {"packed": True}):
+                for b, length, extra in (
+                    (4, 4096, {"G": heads // 8}),
+                    (4, 4096, {"packed": True}),
+                    (16, 1024, {"packed": True}),
+                    (16, 1024, {}),
+                ):
                     yield _attention(
-                        direction, "bfloat16", both, 4, 4096, heads, d, causal, **extra
+                        direction, "bfloat16", both, b, length, heads, d, causal, **extra
                     )
                 yield _attention(direction, "float32", ("efficient",), 4, 4096, heads, d, causal)
             yield _attention(direction, "bfloat16", both, 1, 4096, 16, 128, causal)
@@ -126,6 +131,7 @@ def attention_grid():
                     for b in (1, 4, 8):
                         peers = ("torch", "plain", "plain_compile")
                         yield _attention("fwd", dtype, peers, b, length, 8, d, causal)
+                        yield _attention("bwd", dtype, ("torch",), b, length, 8, d, causal)
 
 
 def attention_cpu():
