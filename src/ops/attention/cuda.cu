@@ -48,10 +48,9 @@ Status run(const AttentionFwd& a, const Exec& exec) {
     x.form = Form::kSame;
     return x.operand(problem).vectors;
   };
-  const bool warpgroups = properties.code >= 90 && plan.form == Form::kTwoTerms && dim <= 128 &&
-                          plain_scores(change) && aligned(plan.q) && aligned(plan.k) &&
-                          aligned(plan.v);
-  if (warpgroups) plan.q.form = plan.k.form = plan.v.form = Form::kSame;
+  const bool hopper = properties.code >= 90 && plan.form == Form::kTwoTerms && dim <= 128 &&
+                      plain_scores(change) && aligned(plan.q) && aligned(plan.k) && aligned(plan.v);
+  if (hopper) plan.q.form = plan.k.form = plan.v.form = Form::kSame;
   FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v}, stream));
 
   Forward p = {};
@@ -68,7 +67,7 @@ Status run(const AttentionFwd& a, const Exec& exec) {
     p.sinks = {a.sinks.data, 0, 0, a.sinks.stride(0), 0};
     p.sinks_dtype = a.sinks.dtype;
   }
-  if (warpgroups) return launch_forward_warpgroups(p, dim, properties, stream);
+  if (hopper) return launch_forward_float_sm90(p, dim, properties, stream);
   const bool features =
       !plain_scores(p.change) || (!p.q.vectors && !plan.q.inside) || !p.k.vectors || !p.v.vectors;
   switch (plan.form) {

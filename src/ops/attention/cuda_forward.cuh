@@ -70,6 +70,35 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// What a row's softmax has come to, with the head's sink if there is one.
+struct RowEnd {
+  float highest;  // score, as an exponent of 2
+  float sum;      // of 2^(score - highest + kLift)
+  float factor;   // of out
+  bool none;      // every score was -inf: out is 0, with or without a sink
+};
+template <class Tile>
+__device__ __forceinline__ RowEnd end_row(const Forward& p, int head, float highest, float keys_sum,
+                                          float factor) {
+  float all = keys_sum;
+  if (p.sinks.data != nullptr) {
+    const float sink = load_parameter(p.sinks.data, head * p.sinks.head, p.sinks_dtype) * kLog2e;
+    const float top = fmaxf(highest, sink);
+    factor *= exp2_fast(highest - top);
+    all = keys_sum * exp2_fast(highest - top) + exp2_fast(sink - top + kLift<Tile>);
+    highest = top;
+  }
+  const bool none = keys_sum == 0.f;
+  return {highest, all, none ? 0.f : factor / all, none};
+}
+
+__device__ __forceinline__ float& lse_of_row(const Forward& p, const Place& place,
+                                             const Sequence& sequence, int i) {
+  return static_cast<float*>(
+      p.lse.data)[place.batch * p.lse.batch + (sequence.q_begin + i) * p.lse.row +
+                  place.head * p.lse.head];
+}
+
 template <class Tile>
 __device__ __forceinline__ void forward_block(const Forward& p) {
   using T = typename Tile::T;
@@ -286,30 +315,16 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
       const int row = m * 16 + r * 8 + lane / 4;
       const int i = first_row + m * 16 + r * 8;
       const float keys_sum = quad_sum(sum[m][r]);
-      float highest = maximum[m][r] * exponent;
-      float factor = value_scale;
-      float all = keys_sum;
-      if (p.sinks.data != nullptr) {
-        const float sink =
-            load_parameter(p.sinks.data, place.head * p.sinks.head, p.sinks_dtype) * kLog2e;
-        const float top = fmaxf(highest, sink);
-        factor *= exp2_fast(highest - top);
-        all = keys_sum * exp2_fast(highest - top) + exp2_fast(sink - top + kLift<Tile>);
-        highest = top;
-      }
-      // A query whose every score is -inf: 0, with or without a sink.
-      const bool none = keys_sum == 0.f;
-      factor = none ? 0.f : factor / all;
+      const RowEnd end =
+          end_row<Tile>(p, place.head, maximum[m][r] * exponent, keys_sum, value_scale);
       if (p.lse.data != nullptr && lane % 4 == 0 && i < sequence.q_len) {
-        static_cast<float*>(
-            p.lse.data)[place.batch * p.lse.batch + (sequence.q_begin + i) * p.lse.row +
-                        place.head * p.lse.head] =
-            none ? -INFINITY : (highest + log2f(all) - kLift<Tile>)*kLn2;
+        lse_of_row(p, place, sequence, i) =
+            end.none ? -INFINITY : (end.highest + log2f(end.sum) - kLift<Tile>)*kLn2;
       }
       const bool bfloat16 = p.out.dtype == DType::kBFloat16;
 #pragma unroll
       for (int n = 0; n < Tile::kWarpColumns / 8; ++n) {
-        const float x = out[m][n][2 * r] * factor, y = out[m][n][2 * r + 1] * factor;
+        const float x = out[m][n][2 * r] * end.factor, y = out[m][n][2 * r + 1] * end.factor;
         if constexpr (Tile::kTerms == 2) {
           store_shared(float_place<kDim>(stage, row, columns_at + n * 8 + lane % 4 * 2), x, y);
         } else {

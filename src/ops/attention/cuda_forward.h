@@ -17,7 +17,7 @@ Status launch_forward_float(Forward p, int dim, bool features, const DevicePrope
 
 // Hopper (cuda_sm90_float.cuh): float32 as it is, aligned to 16 bytes, at most 128 columns, scores
 // only scaled.
-Status launch_forward_warpgroups(const Forward& p, int dim, const DeviceProperties& properties,
+Status launch_forward_float_sm90(const Forward& p, int dim, const DeviceProperties& properties,
                                  cudaStream_t stream);
 
 }  // namespace fk::cuda::attention

@@ -70,7 +70,7 @@ struct RowStatistics {
     if (dlse.data != nullptr) sum -= at(dlse);
     const bool none = at(lse) == -INFINITY;
     const int64_t to = (b * p.heads + head) * p.q_len + row;
-    exponents[to] = none ? INFINITY : at(lse) * 1.4426950408889634f;
+    exponents[to] = none ? INFINITY : at(lse) * fk::attention::kLog2e;
     delta[to] = none ? 0.f : sum;
     return delta[to];
   }

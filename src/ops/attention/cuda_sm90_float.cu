@@ -25,7 +25,7 @@ Status launch_float(Forward p, const DeviceProperties& properties, cudaStream_t 
 
 }  // namespace
 
-Status launch_forward_warpgroups(const Forward& p, int dim, const DeviceProperties& properties,
+Status launch_forward_float_sm90(const Forward& p, int dim, const DeviceProperties& properties,
                                  cudaStream_t stream) {
   return dim == 64 ? launch_float<64>(p, properties, stream)
                    : launch_float<128>(p, properties, stream);

@@ -212,28 +212,15 @@ __device__ __forceinline__ void multiply_rows(const Forward& p, uint8_t* shared,
       keys_sum = __uint_as_float(x.y);
       factor = __uint_as_float(x.z);
     }
-    float all = keys_sum;
-    if (p.sinks.data != nullptr) {
-      const float sink =
-          load_parameter(p.sinks.data, place.head * p.sinks.head, p.sinks_dtype) * kLog2e;
-      const float top = fmaxf(highest, sink);
-      factor *= exp2_fast(highest - top);
-      all = keys_sum * exp2_fast(highest - top) + exp2_fast(sink - top + kLift<Tile>);
-      highest = top;
-    }
-    // A query whose every score is -inf: 0, with or without a sink.
-    const bool none = keys_sum == 0.f;
-    factor = none ? 0.f : factor / all;
+    const RowEnd end = end_row<Tile>(p, place.head, highest, keys_sum, factor);
     if (p.lse.data != nullptr && lane % 4 == 0 && i < sequence.q_len && blockIdx.z == 0) {
-      static_cast<float*>(
-          p.lse.data)[place.batch * p.lse.batch + (sequence.q_begin + i) * p.lse.row +
-                      place.head * p.lse.head] =
-          none ? -INFINITY : fmaf(highest, kLn2, logf(all * exp2f(-kLift<Tile>)));
+      lse_of_row(p, place, sequence, i) =
+          end.none ? -INFINITY : fmaf(end.highest, kLn2, logf(end.sum * exp2f(-kLift<Tile>)));
     }
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
       store_shared(float_place<kDim>(stage, first_row % 64 + r * 8, n * 8 + lane % 4 * 2),
-                   out[4 * n + 2 * r] * factor, out[4 * n + 2 * r + 1] * factor);
+                   out[4 * n + 2 * r] * end.factor, out[4 * n + 2 * r + 1] * end.factor);
     }
   }
   if (parts) {

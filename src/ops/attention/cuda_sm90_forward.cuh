@@ -240,13 +240,13 @@ struct Consumer {
     }
     float* lse = t.lse;
     if (lse != nullptr && lane % 4 == 0) {
-      constexpr float kLog2 = 0.6931471805599453f;
       const int row = 64 * warpgroup + 16 * warp + lane / 4, rows = t.q_len - t.query;
       lse += row * a.lse.row;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         if (row + 8 * j < rows) {
-          lse[8 * j * a.lse.row] = sum[j] == 0.f ? -INFINITY : kLog2 * (max[j] + log2_fast(sum[j]));
+          lse[8 * j * a.lse.row] =
+              sum[j] == 0.f ? -INFINITY : attention::kLn2 * (max[j] + log2_fast(sum[j]));
         }
       }
     }

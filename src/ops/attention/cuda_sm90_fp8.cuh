@@ -168,8 +168,7 @@ struct Float8Consumer {
       }
       const int row = t.query + 64 * warpgroup + 16 * warp + lane / 4 + 8 * j;
       if (f.lse.data != nullptr && lane % 4 == 0 && row < t.q_len) {
-        constexpr float kLog2 = 0.6931471805599453f;
-        const float lse = sum == 0.f ? -INFINITY : kLog2 * (max + __log2f(sum));
+        const float lse = sum == 0.f ? -INFINITY : attention::kLn2 * (max + __log2f(sum));
         static_cast<float*>(f.lse.data)[t.batch * f.lse.batch + t.head * f.lse.head +
                                         (t.q_begin + row) * f.lse.row] = lse;
       }

@@ -25,8 +25,8 @@ using fk::attention::Problem;
 using fk::attention::Sequence;
 using fk::attention::View;
 
-constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kLog2e = 1.4426950408889634f;
+using fk::attention::kLn2;
+using fk::attention::kLog2e;
 
 // Where the host chooses a tile: on sm_90, on sm_80 and later, where shared memory is short (sm_86)
 // and on Turing, or on Turing alone. Elsewhere its kernel is empty.

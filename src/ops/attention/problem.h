@@ -12,6 +12,9 @@
 
 namespace fk::attention {
 
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kLog2e = 1.4426950408889634f;
+
 // Which keys a query sees: those from `left` before its own place to `right` after it.
 struct Mask {
   static constexpr int64_t kUnlimited = int64_t{1} << 40;
