@@ -39,8 +39,8 @@ def machine(fk, framework, device: str) -> dict:
         "python": platform.python_version(),
         **framework.versions(),
     }
-    # What holds ours and torch's kernels to older instruction sets than the CPU has.
-    names = ("FK_CPU_TARGET", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+    # What chooses a kernel, or holds ours and torch's to older instruction sets than the CPU has.
+    names = ("FK_IMPL", "FK_CPU_TARGET", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
     if held := {name: os.environ[name] for name in names if os.environ.get(name)}:
         out["environment"] = held
     if device == "cuda":

@@ -77,16 +77,25 @@ def _attention(direction, dtype, peers, b, length, heads, d, causal, **params):
     return Case("attention", direction, dtype, tuple(sizes.items()), peers)
 
 
-def attention():
-    """Forty cells that fill a GPU: B * L = 16384, H * D = 2048, bfloat16."""
+def _forty_cells(peers):
     for d in (64, 128):
         for causal in (False, True):
             for direction in ("fwd", "bwd"):
                 for length in (512, 1024, 2048, 4096, 8192):
                     yield _attention(
-                        direction, "bfloat16", ("cudnn",), 16384 // length, length, 2048 // d, d,
-                        causal,
-                    )  # fmt: skip
+                        direction, "bfloat16", peers, 16384 // length, length, 2048 // d, d, causal
+                    )
+
+
+def attention():
+    """Forty cells that fill a GPU: B * L = 16384, H * D = 2048, bfloat16."""
+    return _forty_cells(("cudnn",))
+
+
+def attention_portable():
+    """The same cells beside PyTorch's flash backend, for the kernels of any GPU: with
+    FK_IMPL=attention_fwd=cuda,attention_bwd=cuda."""
+    return _forty_cells(("flash",))
 
 
 def attention_more():
@@ -244,8 +253,8 @@ def conv1d_large():
 
 
 _ALL = (
-    demo, rows, bandwidth, overhead, attention, attention_more, attention_float8, attention_grid,
-    attention_cpu,
+    demo, rows, bandwidth, overhead,
+    attention, attention_portable, attention_more, attention_float8, attention_grid, attention_cpu,
     mamba, mamba_cpu, mamba_algorithms, mamba_agent, mamba_agent_cpu, mamba_jax, mamba_step, conv1d,
     conv1d_large,
 )  # fmt: skip
