@@ -100,16 +100,19 @@ Status launch_early(const void* kernel, const char* name, const LaunchShape& sha
                                    shape.shared_bytes),
               name));
   }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = shape.blocks.z;
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.blocks;
   config.blockDim = shape.threads;
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = device_properties(device).code >= 90 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = device_properties(device).code < 90 ? 0 : shape.clustered ? 2 : 1;
   log_launch(name, shape);
   return check(cudaLaunchKernelExC(&config, kernel, arguments), name);
 }

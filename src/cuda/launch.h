@@ -38,6 +38,7 @@ struct LaunchShape {
   dim3 blocks;
   dim3 threads;  // per block
   int shared_bytes = 0;
+  bool clustered = false;  // the blocks of one place, counted along z, are a cluster: sm_90
 };
 
 // Launches `kernel` on the current device so that it may start before the kernels ahead of it in

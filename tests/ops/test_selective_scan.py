@@ -166,6 +166,49 @@ def test_blocks_with_fewer_channels(backend):
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
+@pytest.mark.parametrize("turned", (False, True), ids=("channels", "time"))
+def test_time_cut_among_blocks(turned, dtype, backend):
+    """Enough channels that a GPU's blocks take turns with the steps of a sequence; last blocks and
+    last tiles that are not full; states kept at tiles' ends and within; both memory layouts."""
+    for arguments in (
+        {"b": 1, "length": 712, "d": 1064, "groups": 1, "initial": True, "checkpoint": 64},
+        {"b": 2, "length": 520, "d": 312, "groups": 3, "delta_softplus": True, "checkpoint": 16},
+        {"b": 3, "length": 264, "d": 184, "optional": False, "initial": True},
+        {"b": 1, "length": 512, "d": 1584, "delta_softplus": True, "checkpoint": 256},
+    ):
+        case = scan_case(**arguments, n=16, return_last_state=True)
+        generator = seeded(case.name, dtype)
+        tensors = {
+            k: t.to(torch.float32 if k in case.parameters else getattr(torch, dtype))
+            for k, t in case.inputs(generator).items()
+        }
+        exact = case.formula(**{k: t.double() for k, t in tensors.items()})
+        same = case.formula(**{k: t.float() for k, t in tensors.items()})
+        leaves = {}
+        for k, t in tensors.items():
+            if turned and k in ("u", "delta", "z"):
+                t = t.transpose(1, 2).contiguous().transpose(1, 2)
+            leaves[k] = convert(t, backend).detach().requires_grad_()
+        ours = fk.selective_scan(**leaves, **case.attributes)
+        assert_close(ours[0], exact[0], same[0].to(ours[0].dtype), dtype, 2.0, f"{case} y")
+        assert_close(ours[1], exact[1], same[1], "float32", 2.0, f"{case} last state", 1e-6)
+        # From the states kept, with those of every step by another kernel.
+        sums = [ours[0].float().square().sum() + ours[1].square().sum()]
+        exact_way = fk.selective_scan(
+            **leaves, **{**case.attributes, "checkpoint": 0}, algorithm="sequential"
+        )
+        sums += [exact_way[0].float().square().sum() + exact_way[1].square().sum()]
+        gradients = [torch.autograd.grad(x, list(leaves.values())) for x in sums]
+        for k, a, b in zip(leaves, *gradients, strict=True):
+            scale = b.float().abs().max().item()
+            near = 2e-2 if dtype == "bfloat16" else 3e-3
+            torch.testing.assert_close(
+                a, b, rtol=near, atol=near * scale, msg=lambda m, k=k: f"{k}: {m}"
+            )
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_decays_of_any_size(algorithm, backend):
     """From states that never fade to states that are gone after a step: sums in log space must

@@ -5,6 +5,7 @@
 #include "core/workspace.h"
 #include "cuda/row_walk.cuh"
 #include "ops/selective_scan/cuda_forward.cuh"
+#include "ops/selective_scan/cuda_forward_chunks.cuh"
 #include "ops/selective_scan/cuda_forward_few.cuh"
 #include "ops/selective_scan/cuda_forward_short.cuh"
 
@@ -120,29 +121,77 @@ bool named(int64_t algorithm) {
   return algorithm == kBlellochScan || algorithm == kHillisSteeleScan || algorithm == kCumsumScan;
 }
 
+// Which dimension of u, delta, z and y is contiguous, and in units of several elements.
+struct Units {
+  bool in_time = true, channels = true, steps = true;
+
+  Units(const ScanArgs& a, int count) {
+    const auto whole = [&](int64_t stride, int64_t size) {
+      return size <= 1 || stride % count == 0;
+    };
+    channels = whole(a.channels / a.groups, a.groups);
+    for (const scan::View* v : {&a.u, &a.delta, &a.z, &a.y}) {
+      if (v->data == nullptr) continue;
+      const bool begins = reinterpret_cast<uintptr_t>(v->data) % (count * size_of(v->dtype)) == 0 &&
+                          whole(v->batch, a.batch);
+      channels = channels && begins && v->channel == 1 && whole(v->step, a.length);
+      in_time = in_time && (v->step == 1 || a.length <= 1);
+      steps = steps && begins && whole(v->channel, a.channels);
+    }
+    steps = steps && in_time;
+  }
+};
+
 // Which layout the tensors have.
 void set_quads(ScanArgs& a) {
+  const auto [in_time, channels, steps] = Units(a, 4);
+  a.time_contiguous = in_time && !channels;
+  // Sums over states between launches are read and written one by one.
+  a.quads = (channels || steps) && a.sums_before == nullptr && a.sums_after == nullptr;
+  a.state_quads = a.states % 4 == 0;
   const auto whole = [](int64_t stride, int64_t count) { return count <= 1 || stride % 4 == 0; };
   const auto aligned = [](const void* data, DType dtype) {
     return reinterpret_cast<uintptr_t>(data) % (4 * size_of(dtype)) == 0;
   };
-  bool in_time = true, channels = a.groups == 1 || a.channels / a.groups % 4 == 0, steps = true;
-  for (const scan::View* v : {&a.u, &a.delta, &a.z, &a.y}) {
-    if (v->data == nullptr) continue;
-    const bool begins = aligned(v->data, v->dtype) && whole(v->batch, a.batch);
-    channels = channels && begins && v->channel == 1 && whole(v->step, a.length);
-    in_time = in_time && (v->step == 1 || a.length <= 1);
-    steps = steps && begins && whole(v->channel, a.channels);
-  }
-  a.time_contiguous = in_time && !channels;
-  // Sums over states between launches are read and written one by one.
-  a.quads = (channels || (in_time && steps)) && a.sums_before == nullptr && a.sums_after == nullptr;
-  a.state_quads = a.states % 4 == 0;
   for (const scan::GroupView* v : {&a.B, &a.C}) {
     a.state_quads = a.state_quads && aligned(v->data, v->dtype) && v->state == 1 &&
                     whole(v->batch, a.batch) && whole(v->step, a.length) &&
                     whole(v->group, a.groups);
   }
+}
+
+// Whether kChunks takes the call, instead of what is planned.
+bool in_chunks(const SelectiveScanFwd& op, const scan::Problem& p, const ScanPlan& plan,
+               const ScanArgs& a) {
+  const DeviceProperties& properties = device_properties(op.u.device_id);
+  const int64_t multiprocessors = properties.multiprocessors;
+  if (size_of(op.u.dtype) != 2 || properties.code < 90 || op.algorithm != kAutoScan ||
+      a.y.data == nullptr || ChunkTile::kSharedBytes > properties.shared_bytes_per_block ||
+      p.sequences.packed || p.length <= ChunkTile::kT || p.length >= 1 << 30 ||
+      p.channels >= 1 << 30 || p.states != ChunkTile::kStates || p.groups * p.batch > 65535 ||
+      plan.shape == ScanShape::kMany) {
+    return false;
+  }
+  for (const scan::GroupView* v : {&a.B, &a.C}) {  // all states of a step in two loads
+    if (v->state != 1 || v->step % 8 != 0 || v->group % 8 != 0 || v->batch % 8 != 0 ||
+        reinterpret_cast<uintptr_t>(v->data) % 16 != 0) {
+      return false;
+    }
+  }
+  const Units units(a, 8);
+  if (!(a.time_contiguous ? units.steps : units.channels)) return false;
+  const auto repeats = [](int64_t stride, int64_t size) { return size > 1 && stride <= 0; };
+  for (const scan::View* v : {&a.u, &a.delta, &a.z, &a.y}) {
+    if (v->data == nullptr) continue;
+    if (repeats(v->step, a.length) || repeats(v->channel, a.channels) ||
+        repeats(v->batch, a.batch)) {
+      return false;  // the copy engine does not take those
+    }
+  }
+  const int64_t blocks = ceil_div(p.channels_per_group(), ChunkTile::kChannels) * p.groups *
+                         p.batch * ChunkTile::kTurns;
+  // Where there are few, segments fill the device.
+  return blocks <= multiprocessors && !(plan.cut && 3 * blocks < multiprocessors);
 }
 
 template <class Op>
@@ -202,9 +251,14 @@ Status run_forward(const SelectiveScanFwd& op, const Exec& exec) {
     a.kept = kept;
     return launch_named<T>(op.algorithm, a, stream);
   }
-  const ScanPlan plan = plan_of(op, p);
+  ScanPlan plan = plan_of(op, p);
   WorkspaceParts parts(exec.workspace());
   const ScanMemory memory(parts, p, plan);
+  set_quads(a);
+  if (in_chunks(op, p, plan, a)) {
+    plan = {ScanShape::kChunks, ChunkTile::kChannels, false,
+            segments_of(p.sequences, std::max<int64_t>(p.length, 1))};
+  }
   // States are kept on the way where the spacing allows, otherwise by a scan of their own.
   const bool between = keeps && !p.sequences.packed &&
                        p.spacing % block_of(plan.shape).between == 0 && op.checkpoints.contiguous();
@@ -234,6 +288,8 @@ ForwardBlock block_of(ScanShape shape) {
       return of(SmallTile());
     case ScanShape::kShort:
       return of(ShortTile());
+    case ScanShape::kChunks:
+      return of(ChunkTile());
     case ScanShape::kWide:
       return of(WideTile());
     default:

@@ -59,6 +59,7 @@ struct ScanArgs {
   StateView initial_state, last_state;
   int64_t batch, length, channels;
   int states, groups;
+  int group_channels;    // channels / groups (kChunks)
   int first_state;       // of those that this launch takes
   int blocks_per_group;  // of channels
   int block_channels;    // that a block takes
@@ -105,9 +106,10 @@ enum class ScanPass { kOutputs, kStates };
 
 // How threads share channels and states. kMany: up to 16 states, as many channels as there are.
 // kFew: two states a thread, for the least time a step where a GPU is not full. kSmall: the same in
-// half the shared memory. kShort: few channels over a tile or less, time cut among threads. kWide:
-// 64 states at a time.
-enum class ScanShape { kMany, kFew, kSmall, kShort, kWide };
+// half the shared memory. kShort: few channels over a tile or less, time cut among threads.
+// kChunks: few channels of 2-byte elements on sm_90, time cut among threads and blocks. kWide: 64
+// states at a time.
+enum class ScanShape { kMany, kFew, kSmall, kShort, kChunks, kWide };
 
 // What a block of the forward takes at most, and one of its warps; states can be kept after every
 // `between` steps.
