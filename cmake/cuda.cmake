@@ -94,7 +94,8 @@ set(FK_CUDA_TOGETHER "attention/cuda_forward_" "attention/cuda_backward_"
     "(causal_conv1d|norm)/cuda" "(cross_entropy|reduce|softmax)/cuda" "/cuda/launch\\.cu$|\
 (attention|gated_ssm|merge_attention_states|rope|state_update)/cuda(_backward|_finish|_prepare)?\\.cu$")
 # These take longest, and come first, so that no core waits for one of them at the end.
-set(FK_CUDA_FIRST "attention/cuda_.*backward|selective_scan|conv1d/|cross_entropy/|norm/")
+set(FK_CUDA_FIRST "attention/cuda_.*backward|selective_scan/")
+set(FK_CUDA_NEXT "conv1d/|cross_entropy/|norm/")
 
 # Compiles the .cu files; `objects` becomes the list of results, which the target cuda_objects
 # makes. -O1 is for the host's side, which only launches: kernels are optimised without it. ptxas
@@ -132,6 +133,8 @@ function(fk_compile_cuda objects)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     if(name MATCHES ${FK_CUDA_FIRST})  # Ninja goes by the names
       set(object ${PROJECT_BINARY_DIR}/cuda/first/${name}.o)
+    elseif(name MATCHES ${FK_CUDA_NEXT})
+      set(object ${PROJECT_BINARY_DIR}/cuda/next/${name}.o)
     endif()
     cmake_path(GET object PARENT_PATH directory)
     file(MAKE_DIRECTORY ${directory})

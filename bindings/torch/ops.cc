@@ -3,6 +3,7 @@
 // Python side (flashkernel/torch) derives the names and schemas from the declarations.
 #include <array>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,18 @@ constexpr int kMaxKernels = 512;
 
 Kernel kernels[kMaxKernels];
 int num_kernels = 0;
+
+// Torch takes the tangents of a kernel's results to be 0.
+void refuse_tangents(const Kernel& kernel, const Call& call) {
+  for (const Kernel::Argument& argument : kernel.arguments) {
+    if (!argument.is_tensor || call.handles[argument.field] == nullptr) continue;
+    if (!shim->has_tangent(call.handles[argument.field])) continue;
+    throw std::runtime_error(kernel.op->public_name() + ": " +
+                             kernel.op->declaration.fields[argument.field].name +
+                             ": expected a tensor without a tangent (this op defines no "
+                             "derivative in forward mode), got one with");
+  }
+}
 
 void run(const Kernel& kernel, StableIValue* stack) {
   Owned inputs;
@@ -37,6 +50,7 @@ void run(const Kernel& kernel, StableIValue* stack) {
     if (value != 0) inputs.add(call.handles[argument.field]);
   }
   call.wanted = kernel.wanted_on_stack ? *next : kernel.wanted;
+  refuse_tangents(kernel, call);
   compute(kernel, &call);
   for (int i = 0; i < call.num_results; ++i) {
     const Handle result = call.results[i];

@@ -88,9 +88,11 @@ Handle plain_tensor(PyObject* object) {
   return nullptr;
 }
 
-bool may_need_gradient(Handle handle) {
-  return *reinterpret_cast<void* const*>(implementation_of(handle) + layout.autograd_offset) !=
-         nullptr;
+// Whether forward mode follows a tensor, or autograd may where it keeps a graph of the call.
+bool may_be_followed(Handle handle, bool keeps_graph) {
+  const void* autograd =
+      *reinterpret_cast<void* const*>(implementation_of(handle) + layout.autograd_offset);
+  return autograd != nullptr && (keeps_graph || shim->has_tangent(handle));
 }
 
 // An attribute in the type that the schema has it in; false for any other.
@@ -139,7 +141,7 @@ bool take_arguments(const PlainFunction& function, PyObject* const* given, int64
       call->handles[argument.field] = nullptr;
     } else {
       const Handle handle = plain_tensor(object);
-      if (handle == nullptr || (gradients && may_need_gradient(handle))) return false;
+      if (handle == nullptr || may_be_followed(handle, gradients)) return false;
       call->handles[argument.field] = handle;
     }
   }
@@ -236,7 +238,7 @@ PyObject* repeat_plain(PyObject* self, PyObject* const* arguments, int64_t count
   int64_t *sizes = nullptr, *strides = nullptr;
   fk_slot axis, size;
   if (handle == nullptr || shim->aoti_torch_grad_mode_is_enabled() ||
-      !plain_attribute(Kind::kInteger, arguments[1], &axis) ||
+      may_be_followed(handle, false) || !plain_attribute(Kind::kInteger, arguments[1], &axis) ||
       !plain_attribute(Kind::kInteger, arguments[2], &size) ||
       shim->aoti_torch_get_dim(handle, &ndim) != 0 ||
       shim->aoti_torch_get_sizes(handle, &sizes) != 0 ||
@@ -305,9 +307,9 @@ FK_API void fk_torch_add_plain(uint64_t keys) {
 }
 
 // A new reference to a function that takes the arguments of the operator of this name, by position.
-// `otherwise` takes the calls that are not plain, and where `without_gradients` those that may need
-// a gradient too. NULL where there is no such operator. To be called, as the next one, with the
-// interpreter's lock held.
+// `otherwise` takes the calls that are not plain or have a tangent, and where `without_gradients`
+// those that may need a gradient too. NULL where there is no such operator. To be called, as the
+// next one, with the interpreter's lock held.
 FK_API void* fk_torch_plain_function(const char* name, void* otherwise, bool without_gradients) {
   using namespace fk::torch;
   const Kernel* kernel = find_kernel(name);

@@ -54,6 +54,8 @@ std::string bind_all(Shim* shim) {
 
   bind("_ZN2at13globalContextEv", &shim->global_context);
   bind("_ZNK2at7Context23deterministicAlgorithmsEv", &shim->deterministic_algorithms);
+  bind("_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE", &shim->tangent);
+  shim->nothing = find_symbol("_ZN3c1019UndefinedTensorImpl10_singletonE");
   return "";
 }
 
@@ -62,6 +64,13 @@ std::string bind_all(Shim* shim) {
 bool Shim::deterministic() const {
   if (global_context == nullptr || deterministic_algorithms == nullptr) return true;
   return deterministic_algorithms(global_context());
+}
+
+bool Shim::has_tangent(Handle tensor) const {
+  constexpr uint64_t kLevel = 0;  // torch has no other
+  if (tangent == nullptr || nothing == nullptr) return false;
+  const auto implementation = [](Handle t) { return *reinterpret_cast<void* const*>(t); };
+  return implementation(tangent(implementation(tensor), kLevel, tensor)) != nothing;
 }
 
 int32_t Shim::dtype_code(DLDataType dtype) const {

@@ -72,12 +72,18 @@ struct Shim {
 
   // torch.are_deterministic_algorithms_enabled(). True where it cannot be asked.
   bool deterministic() const;
+  // Whether forward mode (torch.autograd.forward_ad) follows a tensor here: it carries a tangent.
+  // False where it cannot be asked.
+  bool has_tangent(Handle tensor) const;
   // Torch's code of a dtype, or -1.
   int32_t dtype_code(DLDataType dtype) const;
 
   // Not part of the C ABI: two exported functions of ATen's context.
   void* (*global_context)() = nullptr;
   bool (*deterministic_algorithms)(const void* context) = nullptr;
+  // Nor these: c10::TensorImpl::_fw_grad, and what implements a tensor that is not there.
+  Handle (*tangent)(const void* implementation, uint64_t level, Handle tensor) = nullptr;
+  const void* nothing = nullptr;
 };
 
 // A symbol of torch's libraries, which `import torch` has loaded; NULL where there is none.

@@ -169,6 +169,33 @@ def test_gradients_of_each_sample():
     torch.testing.assert_close(each, expected)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@DIFFERENTIABLE
+def test_gradients_through_a_batch(op):
+    """What vmap wraps does not say that it requires a gradient."""
+    sample = sampling.draw(op, 7, optionals=False)
+    arguments = to_torch(sample)
+    names = with_gradient(op, sample)
+
+    def loss(*values):
+        results = outputs_of(call(op, {**arguments, **dict(zip(names, values, strict=True))}))
+        return sum(o.float().square().sum() for o in results)
+
+    def loss_of_all(*values):
+        return torch.func.vmap(loss)(*values).sum()
+
+    places = tuple(range(len(names)))
+    values = [torch.stack([arguments[n], arguments[n] / 2]) for n in names]
+    leaves = [v.clone().requires_grad_() for v in values]
+    each = [torch.func.grad(loss, places)(*(v[i] for v in values)) for i in range(2)]
+    expected = tuple(torch.stack(gradients) for gradients in zip(*each, strict=True))
+    for gradients in (
+        torch.func.grad(loss_of_all, places)(*values),
+        torch.autograd.grad(loss_of_all(*leaves), leaves),
+    ):
+        torch.testing.assert_close(gradients, expected, equal_nan=True)
+
+
 @DIFFERENTIABLE
 def test_gradient_of_a_gradient_is_refused(op):
     sample = sampling.draw(op, 8, optionals=False)
@@ -226,6 +253,29 @@ def test_in_place_with_gradient(op):
         loss_of(call(op, arguments, inplace=inplace)).backward()
         grads.append(leaf.grad)
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("op", _in_place_ops())
+def test_in_place_by_torch_func(op):
+    written = op.in_place_output.may_alias
+    arguments = to_torch(sampling.draw(op, 17))
+    x = arguments[written]
+    batch = torch.stack([x, x / 2])
+    grads = []
+    for inplace in (False, True):
+
+        def loss(x, inplace=inplace):
+            middle = x * 1
+            result = outputs_of(call(op, {**arguments, written: middle}, inplace=inplace))[0]
+            return ((middle if inplace else result) ** 3).sum()
+
+        def loss_of_all(batch, loss=loss):
+            return torch.func.vmap(loss)(batch).sum()
+
+        grads.append((torch.func.grad(loss)(x), torch.func.grad(loss_of_all)(batch)))
+    torch.testing.assert_close(*grads)
+    torch.testing.assert_close(grads[1][1][0], grads[1][0])
 
 
 @pytest.mark.parametrize("op", _in_place_ops())

@@ -6,9 +6,19 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import flashkernel as fk
-from torch_samples import EVERY_OP, call, same_values, sampling, to_torch
+from torch_samples import (
+    DIFFERENTIABLE,
+    EVERY_OP,
+    call,
+    outputs_of,
+    same_values,
+    sampling,
+    to_torch,
+    with_gradient,
+)
 
 pytestmark = pytest.mark.filterwarnings("error:.*autograd kernel was not registered")
 
@@ -87,17 +97,71 @@ def test_meta_tensors_and_others_must_not_mix():
         fk.rms_norm(x, torch.ones(8, device="meta"))
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
 @EVERY_OP
-def test_derivatives_in_forward_mode_are_refused(op):
+def test_derivatives_in_forward_mode_are_refused(op, mode):
     """Torch would take the tangents of the results to be 0."""
     arguments = to_torch(sampling.draw(op, 21, optionals=False))
     name = next(f.name for f in op.inputs if f.dtype_rule == "T")
-    with torch.autograd.forward_ad.dual_level():
-        x = arguments[name]
-        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.raises(fk.Error, match=f"{name}: expected a tensor without a tangent"):
-            call(op, {**arguments, name: dual})
+    x = arguments[name]
+    refused = pytest.raises(fk.Error, match=f"{name}: expected a tensor without a tangent")
+    with mode(), forward_ad.dual_level():
+        leaves = (x, x.clone().requires_grad_()) if op.backward else (x,)
+        for dual in (forward_ad.make_dual(leaf, torch.ones_like(x)) for leaf in leaves):
+            for given in (dual, dual[...]):
+                with refused:
+                    call(op, {**arguments, name: given})
         call(op, arguments)
+
+    def function(x):
+        with mode():
+            return call(op, {**arguments, name: x})
+
+    def of_a_batch(x):
+        return torch.func.vmap(function)(x.expand(2, *x.shape))
+
+    with refused:
+        torch.func.jvp(function, (x,), (x,))
+    with refused:
+        torch.func.jvp(of_a_batch, (x,), (x,))
+    with refused:
+        torch.func.vmap(lambda x: torch.func.jvp(function, (x,), (x,)))(x[None])
+
+
+@DIFFERENTIABLE
+def test_tangents_of_gradients_are_right_or_refused(op):
+    sample = sampling.draw(op, 22)
+    names = with_gradient(op, sample)
+    arguments = to_torch(sample, requires_grad=names)
+    leaves = [arguments[n] for n in names]
+    results = [o for o in outputs_of(call(op, arguments)) if o.requires_grad]
+
+    def gradients_of(*gradients):
+        return torch.autograd.grad(results, leaves, gradients, retain_graph=True)
+
+    ones = tuple(torch.ones_like(o) for o in results)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(one, one) for one in ones]
+        if all(f.repeats for f in op.backward.outputs):
+            for gradient in gradients_of(*duals):
+                same_values(*forward_ad.unpack_dual(gradient))
+            return
+        for again in (False, True):
+            with pytest.raises(fk.Error, match="expected a tensor without a tangent"):
+                torch.autograd.grad(results, leaves, duals, retain_graph=True, create_graph=again)
+    with pytest.raises(fk.Error, match="expected a tensor without a tangent"):
+        torch.func.jvp(gradients_of, ones, ones)
+
+
+def test_operators_and_compiled_calls_refuse_tangents():
+    x = torch.randn(3, 8)
+    compiled = torch.compile(lambda x: fk.softmax(x), backend="aot_eager")
+    compiled(x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        for function in (compiled, lambda x: torch.ops.flashkernel.softmax_fwd(x, -1)):
+            with pytest.raises(RuntimeError, match="softmax: x: expected a tensor without a tang"):
+                function(dual)
 
 
 def test_first_exception_of_a_process():

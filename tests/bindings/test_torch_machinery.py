@@ -194,6 +194,22 @@ def test_compile_with_inductor():
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_compile_with_transforms():
+    torch._dynamo.reset()
+    x, w = torch.randn(5, 3, 8), torch.randn(8)
+
+    def loss(x):
+        return fk.rms_norm(x, w).square().sum()
+
+    def loss_of_all(x):
+        return torch.func.vmap(loss)(x).sum()
+
+    for function in (torch.func.grad(loss), torch.func.grad(loss_of_all), torch.func.vmap(loss)):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), function(x))
+
+
 def test_first_call_inside_compile():
     """Neither flashkernel.torch nor its operators exist before the compiler meets the call."""
     script = """

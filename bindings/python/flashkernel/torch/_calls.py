@@ -3,11 +3,11 @@ nothing but choose the operator. A call that needs no gradient takes the plain o
 microseconds of a Python autograd function, and where it can goes past torch's dispatcher."""
 
 import torch
-from torch.autograd import forward_ad
 
 from .. import _library
 from .._declarations import Op, _compile
 from . import _plain
+from ._gradients import refuse_tangents
 from ._operators import Operators
 
 _KNOWN = {
@@ -33,8 +33,8 @@ def make(operators: Operators):
         "is_compiling": torch.compiler.is_compiling,
         "needs_gradient": _needs_gradient,
         "refuse": _refuse,
-        "forward_ad": forward_ad,
-        "refuse_tangents": _refuse_tangents,
+        "transforms_active": torch._C._are_functorch_transforms_active,
+        "refuse_tangents": refuse_tangents,
     }
     for i, v in enumerate(operators.variants):
         namespace[f"forward_{i}"] = _plain.operator(v.forward)
@@ -63,20 +63,20 @@ def make(operators: Operators):
             for f in op.inputs
             if f.dtype_rule not in ("I", "J")
         )
-        body.append(f"if grad_enabled() and ({needs}):")
+        body.append(f"needs = grad_enabled() and ({needs})")
         if op.float8:
             activation = next(f.name for f in op.inputs if f.dtype_rule == "T")
             namespace["float8"] = torch.float8_e4m3fn
-            body.append(f"    if {activation}.dtype == float8:")
-            body.append("        raise op.no_float8_gradient()")
+            body.append(f"if needs and {activation}.dtype == float8:")
+            body.append("    raise op.no_float8_gradient()")
+        # Under torch.func's transforms the operators without a gradient see to it themselves.
+        body.append("if needs and not transforms_active():")
         body += _indent(_by_variant(operators, _differentiable))
     else:
         tensors = "".join(f"{f.name}, " for f in op.inputs)
         body.append(f"if grad_enabled() and needs_gradient(({tensors})):")
         body.append(f"    refuse(op, ({tensors}))")
-    tensors = "".join(f"{f.name}, " for f in op.inputs)
-    body.append("if forward_ad._current_level >= 0:")
-    body.append(f"    refuse_tangents(op, ({tensors}))")
+        body.append(f"refuse_tangents(op, ({tensors}))")
     if op.in_place_output:
         body.append("if inplace:")
         body += _indent(_by_variant(operators, _in_place))
@@ -92,11 +92,6 @@ def {op.public_name}({op.flat_signature}):
 """
     function = _compile(source, op.public_name, **namespace)
     function.__doc__ = op.docstring
-    if op.backward:
-        transformable = {f"autograd_{i}": v.transformable for i, v in enumerate(operators.variants)}
-        function.under_transforms = _compile(
-            source, op.public_name, **{**namespace, **transformable}
-        )
     return function
 
 
@@ -112,28 +107,29 @@ def make_direct(operators: Operators, function):
 
 
 def _needs_gradient(tensors: tuple) -> bool:
+    if torch._C._are_functorch_transforms_active():
+        tensors = map(_followed_inside, tensors)
     return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _followed_inside(tensor):
+    """Of a tensor and those that torch.func wrapped in it, the outermost that requires a gradient,
+    or else the innermost."""
+    functorch = torch._C._functorch
+    while tensor is not None and not tensor.requires_grad:
+        if not functorch.is_functorch_wrapped_tensor(tensor):
+            break
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _refuse(op: Op, tensors: tuple) -> None:
     """An op without gradients would cut a graph in silence."""
-    name = next(
-        f.name for f, t in zip(op.inputs, tensors, strict=True) if t is not None and t.requires_grad
-    )
+    name = next(f.name for f, t in zip(op.inputs, tensors, strict=True) if _needs_gradient((t,)))
     raise _library.Error(
         f"{op.public_name}: {name}: expected a tensor that requires no gradient (this op defines "
         "none; call it under torch.no_grad()), got one that does"
     )
-
-
-def _refuse_tangents(op: Op, tensors: tuple) -> None:
-    """Without a rule for them torch would take tangents to be 0."""
-    for f, t in zip(op.inputs, tensors, strict=True):
-        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
-            raise _library.Error(
-                f"{op.public_name}: {f.name}: expected a tensor without a tangent (this op defines "
-                "no derivative in forward mode), got one with"
-            )
 
 
 def _value(f) -> str:
@@ -225,9 +221,6 @@ def _recover(op: Op, function, given: tuple, error: Exception):
     attribute only had to be spelled in Python's own types (a NumPy integer as axis)."""
     if torch.compiler.is_compiling():
         raise error
-    under_transforms = getattr(function, "under_transforms", None)
-    if under_transforms and torch._C._are_functorch_transforms_active():
-        return under_transforms(*given)
     for f, value in zip(op.arguments, given, strict=False):
         if f.is_tensor:
             _check_tensor(op, f, value)

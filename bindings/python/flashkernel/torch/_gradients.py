@@ -2,11 +2,44 @@
 of names in the declarations. Written as source once per set of outputs, because a backward of a few
 microseconds must not wait for Python to look things up."""
 
+from functools import partial
+
 import torch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch.autograd import forward_ad
 
 from .. import _library
 from .._declarations import Field, Op, _compile, move_back, move_last
 from . import _plain
+
+
+def refuse_tangents(op: Op, tensors: tuple) -> None:
+    """Those too that a kernel does not meet, because torch.func takes them off before."""
+    if forward_ad._current_level < 0:
+        return
+    for f, t in zip(op.inputs, tensors, strict=True):
+        if t is not None and _has_tangent(t):
+            raise _no_tangent(op.public_name, f.name)
+
+
+def _has_tangent(tensor) -> bool:
+    if torch._C._functorch.is_batchedtensor(tensor):
+        with retrieve_current_functorch_interpreter().lower():
+            return _has_tangent(torch._C._functorch.get_unwrapped(tensor))
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def _no_tangent(op: str, what: str) -> _library.Error:
+    return _library.Error(
+        f"{op}: {what}: expected a tensor without a tangent (this op defines no derivative in "
+        "forward mode), got one with"
+    )
+
+
+def _derivatives_followed() -> bool:
+    """Whether one of torch.func's active transforms takes derivatives."""
+    batching = torch._C._functorch.TransformType.Vmap
+    return any(i.key() != batching for i in torch._C._functorch.get_interpreter_stack())
 
 
 class Gradient:
@@ -26,7 +59,7 @@ class Gradient:
             "Error": _library.Error,
             "bwd_name": self.bwd.public_name,
             "call": call,
-            "plain_call": _plain.operator(call),
+            "plain_call": _plain.operator(call, partial(_Once.apply, call, self.bwd.public_name)),
             "grad_enabled": torch.is_grad_enabled,
             "in_place_call": in_place_call,
             "move_back": move_back,
@@ -141,6 +174,10 @@ class Gradient:
         source = f"def {name}({', '.join(arguments)}):\n    {body}\n"
         return _compile(source, name, **self.namespace)
 
+    def jvp(self, ctx, *tangents):
+        names = (n for n, t in zip(self.arguments, tangents, strict=True) if t is not None)
+        raise _no_tangent(self.op.public_name, next(names))
+
     def function(self, call):
         """An autograd function around the operator: for calls outside of a compiler, where it costs
         less than the one torch makes of setup and backward."""
@@ -158,14 +195,20 @@ class Gradient:
             setup(ctx, *arguments, results if isinstance(results, tuple) else (results,))
             return results
 
-        methods = {"forward": staticmethod(forward), "backward": staticmethod(self.backward)}
+        methods = {
+            "forward": staticmethod(forward),
+            "backward": staticmethod(self.backward),
+            "jvp": staticmethod(self.jvp),
+        }
         function = type(self.op.public_name, (torch.autograd.Function,), methods)
         # What the engine calls. Torch's own looks for `backward` or `vjp` each time.
         function._backward_cls.apply = self.backward
         return function.apply
 
     def function_under_transforms(self, call):
-        """As `function`, for torch.func, which wants the two halves of a forward apart."""
+        """What stands for the operator without a gradient, but for its always returning a tuple,
+        under torch.func's transforms: a tensor that they wrapped does not tell whether those
+        inside it need a gradient."""
         setup, count = self.setup, len(self.op.arguments)
         extra = (False,) * (len(self.arguments) - count)
 
@@ -179,9 +222,24 @@ class Gradient:
             "forward": staticmethod(forward),
             "setup_context": staticmethod(setup_context),
             "backward": staticmethod(self.backward),
+            "jvp": staticmethod(self.jvp),
             "generate_vmap_rule": True,
         }
-        return type(self.op.public_name, (torch.autograd.Function,), methods).apply
+        function = type(self.op.public_name, (torch.autograd.Function,), methods)
+        left_out = [i for i, f in enumerate(self.op.arguments) if f.name in self.variant.absent]
+        tensors = [i for i, f in enumerate(self.op.arguments) if f.is_tensor]
+        visible = [k for k, i in enumerate(self.variant.outputs) if i in self.variant.visible]
+
+        def transformed(*given):
+            arguments = list(given)
+            for i in left_out:
+                arguments.insert(i, None)
+            refuse_tangents(self.op, tuple(arguments[i] for i in tensors))
+            compute = function.apply if _derivatives_followed() else call
+            results = compute(*arguments, *extra)
+            return tuple(results[k] for k in visible) if isinstance(results, tuple) else (results,)
+
+        return transformed
 
 
 def _join(items) -> str:
@@ -224,3 +282,7 @@ class _Once(torch.autograd.Function):
             f"{ctx.name}: expected a single backward, got a gradient of its gradient, "
             "which is not defined"
         )
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise _no_tangent(ctx.name, "gradient")

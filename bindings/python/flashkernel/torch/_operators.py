@@ -1,6 +1,7 @@
 """The torch operators of an op, derived from its declaration:
 
-  flashkernel::<name>_fwd[.variant]   the outputs users see; no gradient
+  flashkernel::<name>_fwd[.variant]   the outputs users see; no gradient, but under torch.func's
+                                      transforms that of the next
   flashkernel::<name>[.variant]       the same kernel, also returning what the backward needs; its
                                       gradient is <name>_bwd
   flashkernel::<name>_bwd             the op's arguments and a bit mask of the gradients to compute;
@@ -55,7 +56,6 @@ class Variant:
     in_place: object = None
     differentiable: object = None
     autograd: object = None  # as `differentiable`, for calls outside of a compiler
-    transformable: object = None  # ... under torch.func's transforms
 
 
 @dataclass
@@ -114,13 +114,32 @@ def _register_gradients(operators: Operators) -> None:
         v.differentiable = _operator(op, op.public_name, v.name, v.outputs, extra=extra)
         gradient = Gradient(op, v, call, in_place_call)
         v.autograd = gradient.function(v.differentiable)
-        v.transformable = gradient.function_under_transforms(v.differentiable)
+        _serve_transforms(op, v, gradient.function_under_transforms(v.differentiable))
         torch.library.register_autograd(
             v.differentiable._name,
             gradient.backward,
             setup_context=_setup_context(gradient.setup),
             lib=_lib,
         )
+
+
+def _serve_transforms(op: Op, v: Variant, transformed) -> None:
+    """Lets the operators without a gradient have one under torch.func's transforms, where calls
+    cannot be told apart by their tensors."""
+
+    def kernel(*arguments):
+        results = transformed(*arguments)
+        return results if len(results) > 1 else results[0]
+
+    def in_place_kernel(*arguments):
+        results = list(transformed(*arguments))
+        place = v.visible.index(op.outputs.index(op.in_place_output))
+        arguments[v.arguments.index(op.in_place_output.may_alias)].copy_(results.pop(place))
+        return results[0] if len(results) == 1 else tuple(results) or None
+
+    _lib.impl(v.forward, kernel, "FuncTorchDynamicLayerFrontMode")
+    if v.in_place:
+        _lib.impl(v.in_place, in_place_kernel, "FuncTorchDynamicLayerFrontMode")
 
 
 def _setup_context(setup):

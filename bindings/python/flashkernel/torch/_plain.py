@@ -120,14 +120,18 @@ _plain_function = _making(
 _repeat_function = _making("fk_torch_repeat_function", ctypes.py_object)
 
 
-def operator(overload):
+def operator(overload, under_transforms=None):
     """A function of an operator's arguments, by position, for calls that need no gradient. In the
-    place of results that it is told not to compute it may have None."""
+    place of results that it is told not to compute it may have None. Calls under torch.func's
+    transforms `under_transforms` takes, if there is one."""
 
     def in_python(*arguments):
+        if under_transforms and torch._C._are_functorch_transforms_active():
+            return under_transforms(*arguments)
         return overload(*arguments)
 
-    return _plain_function(in_python, _name(overload), overload._op, False)
+    otherwise = in_python if under_transforms else overload._op
+    return _plain_function(in_python, _name(overload), otherwise, False)
 
 
 def without_gradient(overload, otherwise):
