@@ -89,7 +89,8 @@ __device__ __forceinline__ RowEnd end_row(const Forward& p, int head, float high
     highest = top;
   }
   const bool none = keys_sum == 0.f;
-  return {highest, all, none ? 0.f : factor / all, none};
+  const float quotient = Tile::kTerms == 2 ? factor / all : __fdividef(factor, all);
+  return {highest, all, none ? 0.f : quotient, none};
 }
 
 __device__ __forceinline__ float& lse_of_row(const Forward& p, const Place& place,
@@ -97,6 +98,24 @@ __device__ __forceinline__ float& lse_of_row(const Forward& p, const Place& plac
   return static_cast<float*>(
       p.lse.data)[place.batch * p.lse.batch + (sequence.q_begin + i) * p.lse.row +
                   place.head * p.lse.head];
+}
+
+// A warp's rows of 16 bits, 16 bytes at a time: one address, and stores that do not wait for each
+// other. `at` is where the first row begins. Of plain stores, the compiler makes four each.
+template <int kDim, int kRows>
+__device__ __forceinline__ void write_pieces(uint32_t tile, const Result& out, int64_t at, int lane,
+                                             int valid) {
+  constexpr int kPieces = kDim / 8, kStep = 32 / kPieces;
+  const int column = lane % kPieces, first = lane / kPieces;
+  uint16_t* to = static_cast<uint16_t*>(out.data) + at + first * out.row + column * 8;
+  valid = column * 8 < out.columns ? valid - first : 0;
+#pragma unroll 8
+  for (int r = 0; r < kRows; r += kStep) {
+    if (r < valid) {
+      __stcg(reinterpret_cast<uint4*>(to), load_shared(piece<kDim>(tile, first + r, column)));
+    }
+    to += kStep * out.row;
+  }
 }
 
 template <class Tile>
@@ -111,6 +130,16 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   // Registers are short in the loop: what is needed only at a mask and at the end waits here.
   ForwardBlock& block = *reinterpret_cast<ForwardBlock*>(shared + Tile::kTileBytes);
 
+  const auto load_keys = [&](uint32_t tile, const Operand& x, const uint16_t* rows, int j,
+                             int keys) {
+#pragma unroll
+    for (int term = 0; term < Tile::kTerms; ++term) {
+      load_tile<kDim, kKeys, Tile::kThreads, Tile::kFeatures>(
+          tile + term * Tile::kKeyBytes, x, rows + j * x.row + term * x.low, keys - j);
+    }
+    copies_commit();
+  };
+
   int keys_begin;
   {
     const Place place =
@@ -123,26 +152,17 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
     const int last_row = min(place.begin + Tile::kRows, queries) - 1;
     if (last_row < place.begin) return;
     keys_begin = window.first(place.begin) / kKeys * kKeys;
-    const int kv_head = place.head / p.group;
-    if (threadIdx.x == 0) {
-      block = {{place, sequence, window},
-               window.end(last_row),
-               window.first(last_row),
-               window.end(place.begin),
-               p.k.at(place.batch, sequence.k_begin, kv_head),
-               p.v.at(place.batch, sequence.k_begin, kv_head),
-               product_scale(p.q, p.k, place.batch, kv_head)};
-    }
+    const int kv_head = p.group == 1 ? place.head : place.head / p.group;
+    const int keys_end = window.end(last_row);
+    const uint16_t* k_rows = p.k.at(place.batch, sequence.k_begin, kv_head);
+    float q_scale;
     if (Tile::kTerms == 2 && p.q_floats != nullptr) {
-      const float q_scale = power_of_two(
+      q_scale = power_of_two(
           split_tile<kDim, Tile::kRows, Tile::kThreads>(
               q_tile, p.q,
               p.q_floats + p.q.offset(place.batch, sequence.q_begin + place.begin, place.head),
               queries - place.begin)
               .exponent);
-      if (threadIdx.x == 0) {
-        block.operand_scale = product_scale(q_scale, p.k.scale(place.batch, kv_head));
-      }
     } else {
       const uint16_t* q_rows = p.q.at(place.batch, sequence.q_begin + place.begin, place.head);
 #pragma unroll
@@ -151,19 +171,21 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
             q_tile + term * Tile::kQueryBytes, p.q, q_rows + term * p.q.low, queries - place.begin);
       }
       copies_commit();
+      q_scale = p.q.scale(place.batch, kv_head);
+    }
+    if (keys_begin < keys_end) load_keys(k_tile, p.k, k_rows, keys_begin, window.keys);
+    // After the copies, which take longer.
+    if (threadIdx.x == 0) {
+      block = {{place, sequence, window},
+               keys_end,
+               window.first(last_row),
+               window.end(place.begin),
+               k_rows,
+               p.v.at(place.batch, sequence.k_begin, kv_head),
+               product_scale(q_scale, p.k.scale(place.batch, kv_head))};
     }
   }
-  const auto load_keys = [&](uint32_t tile, const Operand& x, const uint16_t* rows, int j) {
-#pragma unroll
-    for (int term = 0; term < Tile::kTerms; ++term) {
-      load_tile<kDim, kKeys, Tile::kThreads, Tile::kFeatures>(
-          tile + term * Tile::kKeyBytes, x, rows + j * x.row + term * x.low, block.window.keys - j);
-    }
-    copies_commit();
-  };
-
   __syncthreads();
-  if (keys_begin < block.keys_end) load_keys(k_tile, p.k, block.k_rows, keys_begin);
 
   const int row_warp = threadIdx.x / 32 % Tile::kRowWarps;
   const LaneAddress<kDim> q_at(q_tile + row_warp * kRowTiles * 16 * kDim * 2, Patch::kStacked);
@@ -193,7 +215,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   for (int j0 = keys_begin; j0 < block.keys_end; j0 += kKeys) {
     copies_wait<0>();
     __syncthreads();
-    load_keys(v_tile, p.v, block.v_rows, j0);
+    load_keys(v_tile, p.v, block.v_rows, j0, block.window.keys);
 
     float s[kRowTiles][kKeys / 8][4];
     if constexpr (Tile::kQueriesInRegisters) {
@@ -239,7 +261,9 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
 
     copies_wait<0>();
     __syncthreads();
-    if (j0 + kKeys < block.keys_end) load_keys(k_tile, p.k, block.k_rows, j0 + kKeys);
+    if (j0 + kKeys < block.keys_end) {
+      load_keys(k_tile, p.k, block.k_rows, j0 + kKeys, block.window.keys);
+    }
 
     float larger[kRowTiles][2];
     bool grew = false;
@@ -300,50 +324,68 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
   const Sequence sequence = block.sequence;
   const int thread = Tile::kTerms == 2 ? thread_index() : static_cast<int>(threadIdx.x);
   const int warp = thread / 32 % Tile::kRowWarps, lane = thread % 32;
-  const int columns_at = thread / 32 / Tile::kRowWarps * Tile::kWarpColumns;
+  const int columns_at = Tile::kSplit == 1 ? 0 : thread / 32 / Tile::kRowWarps * Tile::kWarpColumns;
   const int first_row = place.begin + warp * kRowTiles * 16 + lane / 4;
   const int kv_head = place.head / p.group;
   const float value_scale = p.v.scale(place.batch, kv_head);
   copies_wait<0>();
   __syncthreads();
-  // out leaves through the place of the warp's own queries, 16 bytes a thread.
-  const uint32_t stage = shared_address(shared) + warp * kRowTiles * 16 * kDim * 2 * Tile::kTerms;
+  float factor[kRowTiles][2];
+  RowEnd mine = {};  // each lane of a quad has one of its rows
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = m * 16 + r * 8 + lane / 4;
-      const int i = first_row + m * 16 + r * 8;
-      const float keys_sum = quad_sum(sum[m][r]);
       const RowEnd end =
-          end_row<Tile>(p, place.head, maximum[m][r] * exponent, keys_sum, value_scale);
-      if (p.lse.data != nullptr && lane % 4 == 0 && i < sequence.q_len) {
-        lse_of_row(p, place, sequence, i) =
-            end.none ? -INFINITY : (end.highest + log2f(end.sum) - kLift<Tile>)*kLn2;
-      }
-      const bool bfloat16 = p.out.dtype == DType::kBFloat16;
+          end_row<Tile>(p, place.head, maximum[m][r] * exponent, quad_sum(sum[m][r]), value_scale);
+      factor[m][r] = end.factor;
+      if (lane % 4 == 2 * m + r) mine = end;
+    }
+  }
+  const int i = first_row + lane % 4 * 8;
+  if (p.lse.data != nullptr && lane % 4 < 2 * kRowTiles && i < sequence.q_len) {
+    const float power = Tile::kTerms == 2 ? log2f(mine.sum) - kLift<Tile> : log2_fast(mine.sum);
+    lse_of_row(p, place, sequence, i) = mine.none ? -INFINITY : (mine.highest + power) * kLn2;
+  }
+  if (p.out.data == nullptr) return;
+  // out leaves through the place of the warp's own queries, 16 bytes a thread.
+  const uint32_t stage = shared_address(shared) + warp * kRowTiles * 16 * kDim * 2 * Tile::kTerms;
+  const bool bfloat16 = std::is_same_v<T, __nv_bfloat16> || p.out.dtype == DType::kBFloat16;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = m * 16 + r * 8;  // and lane / 4
 #pragma unroll
       for (int n = 0; n < Tile::kWarpColumns / 8; ++n) {
-        const float x = out[m][n][2 * r] * end.factor, y = out[m][n][2 * r + 1] * end.factor;
+        const float x = out[m][n][2 * r] * factor[m][r], y = out[m][n][2 * r + 1] * factor[m][r];
+        const int column = columns_at + n * 8;
         if constexpr (Tile::kTerms == 2) {
-          store_shared(float_place<kDim>(stage, row, columns_at + n * 8 + lane % 4 * 2), x, y);
+          store_shared(float_place<kDim>(stage, row + lane / 4, column + lane % 4 * 2), x, y);
         } else {
-          store_shared(piece<kDim>(stage, row, columns_at / 8 + n) + lane % 4 * 4,
+          store_shared(piece<kDim>(stage, lane / 4, column / 8) + row * (kDim * 2) + lane % 4 * 4,
                        bfloat16 ? pack_pair<__nv_bfloat16>(x, y) : pack_pair<__half>(x, y));
         }
       }
     }
   }
-  if (p.out.data == nullptr) return;
   if constexpr (Tile::kSplit == 1) {
     __syncwarp();
   } else {
     __syncthreads();
   }
   const int first = place.begin + warp * kRowTiles * 16;
+  const int valid = static_cast<int>(sequence.q_len) - first;
+  if constexpr (Tile::kTerms == 1 && Tile::kSplit == 1) {
+    if (p.out.vectors) {
+      write_pieces<kDim, kRowTiles * 16>(
+          stage, p.out, p.out.at(place.batch, sequence.q_begin + first, place.head), lane, valid);
+      return;
+    }
+  }
   p.out.template write_tile<kDim, kRowTiles * 16, 32 * Tile::kSplit, Tile::kTerms == 2>(
       stage, columns_at / Tile::kWarpColumns * 32 + lane, place.batch, sequence.q_begin + first,
-      place.head, static_cast<int>(sequence.q_len) - first);
+      place.head, valid);
 }
 
 template <class Tile>

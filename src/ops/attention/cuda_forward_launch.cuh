@@ -23,8 +23,7 @@ struct ForwardTiles;
 
 template <class T, bool kFeatures>
 struct ForwardTiles<T, 1, 64, kFeatures> {
-  using Large =
-      ForwardTile<T, 1, 64, 2, 4, kFeatures ? 32 : 64, 2, !kFeatures, kFeatures, Use::kLarge>;
+  using Large = ForwardTile<T, 1, 64, 2, 4, kFeatures ? 32 : 128, 2, false, kFeatures, Use::kLarge>;
   using Small = ForwardTile<T, 1, 64, 1, 4, 64, 2, true, kFeatures, Use::kTuring>;
 };
 template <class T, bool kFeatures>

@@ -76,7 +76,8 @@ ScanPlan plan_of(const SelectiveScanFwd& op, const scan::Problem& p) {
   const int64_t sharing = p.channels_per_group();       // channels with the same B and C
   const int64_t groups = p.groups * p.sequences.count;  // of those
   const ForwardBlock many = block_of(ScanShape::kMany);
-  const bool fits = block_of(ScanShape::kFew).shared_bytes <= properties.shared_bytes_per_block;
+  const bool fits = serves<FewTile>(properties.code) &&
+                    block_of(ScanShape::kFew).shared_bytes <= properties.shared_bytes_per_block;
   ScanPlan plan;
   plan.shape = fits ? ScanShape::kFew : ScanShape::kSmall;
   plan.segments = segments_of(p.sequences, std::max<int64_t>(p.length, 1));

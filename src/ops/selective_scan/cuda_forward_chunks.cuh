@@ -359,10 +359,11 @@ __global__ void __launch_bounds__(ChunkTile::kThreads, 1)
     begin_chunks<T, kTime, false>(loader, thread);
     if (thread < Tile::kScan + Tile::kChain) {
       chain_chunks(a, place, turns, s, thread - Tile::kScan);
-    } else {
-      loader.run();
+      return;
     }
+    loader.run();
   }
+  cluster_wait();  // the chain has done so
 #endif
 }
 

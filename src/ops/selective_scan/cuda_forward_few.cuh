@@ -75,8 +75,20 @@ struct RowBatch {
   }
 };
 
+using FewTile = RowTile<64, 4>;
+using SmallTile = RowTile<32, 3>;  // for devices with less shared memory
+
+// Below sm_80 no device has room for FewTile; all of sm_90 have.
+template <class Tile>
+__host__ __device__ constexpr bool serves(int code) {
+  return std::is_same_v<Tile, FewTile> ? code >= 80 : code != 90;
+}
+
 template <class T, class Tile, ScanPass kPass>
 __global__ void __launch_bounds__(Tile::kThreads, 1) scan_few(const __grid_constant__ ScanArgs a) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (!serves<Tile>(__CUDA_ARCH__ / 10)) return;
+#endif
   constexpr int kS = Tile::kS, kT = Tile::kT, kStage = Tile::template kStage<kPass>;
   extern __shared__ __align__(16) float shared_floats[];
 
@@ -226,8 +238,5 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scan_few(const __grid_const
     a.segment_sums[place.slot * a.channels + place.channel + channel] = time;
   }
 }
-
-using FewTile = RowTile<64, 4>;
-using SmallTile = RowTile<32, 3>;  // for devices with less shared memory
 
 }  // namespace fk::cuda
