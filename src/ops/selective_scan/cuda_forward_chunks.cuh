@@ -34,7 +34,6 @@ __device__ __forceinline__ void chain_chunks(const ScanArgs& a, const Place& pla
   const bool active = lane < kC;
   const int own = active ? lane : 0;  // idle lanes do what another one does
   const bool leads = lane == 0;
-  cluster_wait();
   if (leads) {
     for (int n = warp; n < Tile::kStates; n += 2) barrier_arrive_expect(&s.came[n], 4 * kC);
   }
@@ -69,8 +68,7 @@ __device__ __forceinline__ void chain_chunks(const ScanArgs& a, const Place& pla
         h = fmaf(v[j + 1].z, h, v[j + 1].w);
         entered[j / 2] = four;
       }
-      __syncwarp();
-      if (leads) barrier_arrive(&s.ready[warp]);
+      barrier_arrive(&s.ready[warp]);
       const bool last = tile + 1 == turns.tiles;
       if (!last && active) store_remote(next_entering + 4 * kC * n, h, next_came + 8 * n);
       if ((last || a.kept.data != nullptr) && lane < place.channels && active) {
@@ -359,11 +357,10 @@ __global__ void __launch_bounds__(ChunkTile::kThreads, 1)
     begin_chunks<T, kTime, false>(loader, thread);
     if (thread < Tile::kScan + Tile::kChain) {
       chain_chunks(a, place, turns, s, thread - Tile::kScan);
-      return;
+    } else {
+      loader.run();
     }
-    loader.run();
   }
-  cluster_wait();  // the chain has done so
 #endif
 }
 

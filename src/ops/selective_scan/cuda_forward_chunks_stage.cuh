@@ -249,7 +249,7 @@ __device__ __forceinline__ void begin_chunks(const ChunkLoader<T, kTime>& loader
       }
       barrier_init(&s.stage[i].empty, Tile::kScan / 32);
     }
-    for (uint64_t& barrier : s.ready) barrier_init(&barrier, 1);
+    for (uint64_t& barrier : s.ready) barrier_init(&barrier, 32);
     for (uint64_t& barrier : s.came) barrier_init(&barrier, 1);
     fence_barrier_init_cluster();
   }
@@ -257,6 +257,7 @@ __device__ __forceinline__ void begin_chunks(const ChunkLoader<T, kTime>& loader
   loader.put_states(C, step, half, 1.f, &s.stage[0].C[0][0]);
   __syncthreads();
   cluster_arrive_relaxed();
+  cluster_wait();
 }
 
 #endif
