@@ -26,9 +26,12 @@ style() {
   ruff format -q --check .
 }
 
+# As many compilers as cores: Ninja's one more makes two cores 4% slower.
+compile() { quietly 1 ninja -j "$(nproc)" -C "$@"; }
+
 build() {
   quietly 0 cmake -S . -B build -G Ninja -DFK_WERROR=ON
-  quietly 1 ninja -C build
+  compile build
 }
 
 cpp() { quietly 3 ctest --test-dir build --output-on-failure -j 2; }
@@ -42,7 +45,7 @@ house() {
 sanitized() {
   quietly 0 cmake -S . -B "$1" -G Ninja -DFK_SANITIZE="$2" -DFK_WERROR=ON -DFK_CUDA=OFF \
     -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O1
-  quietly 1 ninja -C "$1" "${@:3}"
+  compile "$1" "${@:3}"
 }
 
 # The C++ tests again, with every memory access and every operation watched.
