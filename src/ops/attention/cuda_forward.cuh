@@ -89,8 +89,7 @@ __device__ __forceinline__ RowEnd end_row(const Forward& p, int head, float high
     highest = top;
   }
   const bool none = keys_sum == 0.f;
-  if constexpr (Tile::kTerms == 2) return {highest, all, none ? 0.f : factor / all, none};
-  const float quotient = __fdividef(factor, all);
+  const float quotient = Tile::kTerms == 2 ? factor / all : __fdividef(factor, all);
   return {highest, all, none ? 0.f : quotient, none};
 }
 
