@@ -3,6 +3,7 @@
 // shared memory.
 #pragma once
 
+#include "cuda/tma.cuh"
 #include "ops/attention/cuda_scores.cuh"
 
 namespace fk::cuda::attention {
@@ -33,13 +34,13 @@ struct Keys {
 
 // Behind it, each block sees what the others have written to their shared memory.
 __device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 // No block goes on before all have come here.
 __device__ __forceinline__ void cluster_rendezvous() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
-                   : "memory");
+  cluster_arrive_relaxed();
+  cluster_wait();
 }
 
 // What block z of the cluster has at the same place in shared memory.

@@ -122,43 +122,42 @@ bool named(int64_t algorithm) {
   return algorithm == kBlellochScan || algorithm == kHillisSteeleScan || algorithm == kCumsumScan;
 }
 
-// Which dimension of u, delta, z and y is contiguous, and in units of several elements.
+// Which dimension of u, delta, z and y is contiguous, and whether their channels, their steps and
+// the states of B and C can be read in units of several elements.
 struct Units {
-  bool in_time = true, channels = true, steps = true;
+  bool in_time = true, channels = true, steps = true, states = true;
 
   Units(const ScanArgs& a, int count) {
     const auto whole = [&](int64_t stride, int64_t size) {
       return size <= 1 || stride % count == 0;
     };
+    const auto begins = [&](const auto& v) {
+      return reinterpret_cast<uintptr_t>(v.data) % (count * size_of(v.dtype)) == 0 &&
+             whole(v.batch, a.batch);
+    };
     channels = whole(a.channels / a.groups, a.groups);
     for (const scan::View* v : {&a.u, &a.delta, &a.z, &a.y}) {
       if (v->data == nullptr) continue;
-      const bool begins = reinterpret_cast<uintptr_t>(v->data) % (count * size_of(v->dtype)) == 0 &&
-                          whole(v->batch, a.batch);
-      channels = channels && begins && v->channel == 1 && whole(v->step, a.length);
+      channels = channels && begins(*v) && v->channel == 1 && whole(v->step, a.length);
       in_time = in_time && (v->step == 1 || a.length <= 1);
-      steps = steps && begins && whole(v->channel, a.channels);
+      steps = steps && begins(*v) && whole(v->channel, a.channels);
     }
     steps = steps && in_time;
+    states = a.states % count == 0;
+    for (const scan::GroupView* v : {&a.B, &a.C}) {
+      states = states && begins(*v) && v->state == 1 && whole(v->step, a.length) &&
+               whole(v->group, a.groups);
+    }
   }
 };
 
 // Which layout the tensors have.
 void set_quads(ScanArgs& a) {
-  const auto [in_time, channels, steps] = Units(a, 4);
+  const auto [in_time, channels, steps, states] = Units(a, 4);
   a.time_contiguous = in_time && !channels;
   // Sums over states between launches are read and written one by one.
   a.quads = (channels || steps) && a.sums_before == nullptr && a.sums_after == nullptr;
-  a.state_quads = a.states % 4 == 0;
-  const auto whole = [](int64_t stride, int64_t count) { return count <= 1 || stride % 4 == 0; };
-  const auto aligned = [](const void* data, DType dtype) {
-    return reinterpret_cast<uintptr_t>(data) % (4 * size_of(dtype)) == 0;
-  };
-  for (const scan::GroupView* v : {&a.B, &a.C}) {
-    a.state_quads = a.state_quads && aligned(v->data, v->dtype) && v->state == 1 &&
-                    whole(v->batch, a.batch) && whole(v->step, a.length) &&
-                    whole(v->group, a.groups);
-  }
+  a.state_quads = states;
 }
 
 // Whether kChunks takes the call, instead of what is planned.
@@ -173,14 +172,8 @@ bool in_chunks(const SelectiveScanFwd& op, const scan::Problem& p, const ScanPla
       plan.shape == ScanShape::kMany) {
     return false;
   }
-  for (const scan::GroupView* v : {&a.B, &a.C}) {  // all states of a step in two loads
-    if (v->state != 1 || v->step % 8 != 0 || v->group % 8 != 0 || v->batch % 8 != 0 ||
-        reinterpret_cast<uintptr_t>(v->data) % 16 != 0) {
-      return false;
-    }
-  }
   const Units units(a, 8);
-  if (!(a.time_contiguous ? units.steps : units.channels)) return false;
+  if (!units.states || !(a.time_contiguous ? units.steps : units.channels)) return false;
   const auto repeats = [](int64_t stride, int64_t size) { return size > 1 && stride <= 0; };
   for (const scan::View* v : {&a.u, &a.delta, &a.z, &a.y}) {
     if (v->data == nullptr) continue;
