@@ -32,6 +32,8 @@ struct Keys {
   }
 };
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+
 // Behind it, each block sees what the others have written to their shared memory.
 __device__ __forceinline__ void cluster_barrier() {
   cluster_arrive();
@@ -129,5 +131,7 @@ __device__ __forceinline__ void write_parts(const Result& out, uint32_t tile, in
   }
   cluster_rendezvous();  // what others read must stay
 }
+
+#endif
 
 }  // namespace fk::cuda::attention
