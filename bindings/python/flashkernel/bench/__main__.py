@@ -10,7 +10,7 @@ import flashkernel as fk
 
 from .. import _library
 from . import report
-from .frameworks import FRAMEWORKS, ITEMSIZE, bytes_moved, installed, jax_waits
+from .frameworks import FRAMEWORKS, ITEMSIZE, bytes_moved, installed, jax_waits, plain_name
 from .mamba import WORKLOADS as MAMBA
 from .mamba_agent import WORKLOADS as AGENT
 from .suites import SUITES
@@ -53,7 +53,7 @@ def parse(arguments):
         parser.error("--device cuda: no GPU is visible to this build")
     known = sorted({name for w in WORKLOADS.values() for name in w.peers})
     for peer in options.peer or ():
-        if peer.removesuffix("_eager").removesuffix("_compile") not in known:
+        if plain_name(peer) not in known:
             parser.error(f"--peer: expected one of {', '.join(known)}, got {peer}")
     return options
 

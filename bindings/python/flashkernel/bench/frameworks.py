@@ -77,6 +77,10 @@ class Numpy:
         return lambda: a @ a
 
 
+def plain_name(peer: str) -> str:
+    return peer.removesuffix("_eager").removesuffix("_dynamic").removesuffix("_compile")
+
+
 class Torch(Numpy):
     name = "torch"
     devices = ("cpu", "cuda")
@@ -119,20 +123,21 @@ class Torch(Numpy):
         return [tensors] + [{k: t.clone() for k, t in tensors.items()} for _ in range(count - 1)]
 
     def functions(self, workload, peers) -> dict:
-        """A peer of the workload by its name, or with `_compile` behind it, compiled; `_eager` may
-        stand where it is not."""
+        """A peer of the workload by its name, or with `_compile` behind it, compiled for its shape,
+        or with `_compile_dynamic`, for any shape; `_eager` may stand where it is not."""
         torch = self.module
         functions = {"ours": lambda t: workload.ours(self.fk, t)}
         for name in peers:
-            plain = name.removesuffix("_eager").removesuffix("_compile")
+            plain = plain_name(name)
             if plain not in workload.peers:
                 continue
             functions[name] = functools.partial(workload.peers[plain], torch)
-            if name.endswith("_compile"):
+            if name.startswith(plain + "_compile"):
                 torch._dynamo.reset()
                 # Matrix products have tiles to choose from.
                 mode = "max-autotune-no-cudagraphs" if workload.products else None
-                functions[name] = torch.compile(functions[name], dynamic=False, mode=mode)
+                dynamic = name.endswith("_dynamic")
+                functions[name] = torch.compile(functions[name], dynamic=dynamic, mode=mode)
         return functions
 
     def calls(self, functions, workload, direction, tensors) -> dict:

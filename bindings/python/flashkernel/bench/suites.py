@@ -58,7 +58,9 @@ def bandwidth():
     for direction in ("fwd", "bwd"):
         for op in NORMS:
             for c in (768, 2048, 4096, 8192):
-                yield _case(op, direction, "bfloat16", rows=16384, cols=c, residual=True)
+                sizes = {"rows": 16384, "cols": c, "residual": True}
+                peers = ("torch_eager", "torch_compile", "torch_compile_dynamic")
+                yield Case(op, direction, "bfloat16", tuple(sizes.items()), peers)
         for op in ROWWISE[:-1]:
             yield _case(op, direction, "bfloat16", rows=16384, cols=4096)
         yield _case("cross_entropy", direction, "bfloat16", rows=8192, cols=128256)
