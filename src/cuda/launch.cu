@@ -88,8 +88,8 @@ const DeviceProperties& device_properties(int device) {
   return properties[device];
 }
 
-Status launch_early(const void* kernel, const char* name, const LaunchShape& shape,
-                    cudaStream_t stream, void** arguments) {
+Status launch(const void* kernel, const char* name, const LaunchShape& shape, cudaStream_t stream,
+              const void* const* arguments, bool early) {
   int device = 0;
   FK_RETURN_IF_ERROR(check(cudaGetDevice(&device), "cudaGetDevice"));
   // More than 48 KB must be asked for, the kernel's own arrays, of at most 8 KB, among them.
@@ -102,7 +102,7 @@ Status launch_early(const void* kernel, const char* name, const LaunchShape& sha
   }
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.programmaticStreamSerializationAllowed = early ? 1 : 0;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.y = 1;
   attributes[1].val.clusterDim.z = shape.blocks.z;
@@ -114,7 +114,7 @@ Status launch_early(const void* kernel, const char* name, const LaunchShape& sha
   config.attrs = attributes;
   config.numAttrs = device_properties(device).code < 90 ? 0 : shape.clustered ? 2 : 1;
   log_launch(name, shape);
-  return check(cudaLaunchKernelExC(&config, kernel, arguments), name);
+  return check(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(arguments)), name);
 }
 
 }  // namespace fk::cuda

@@ -41,19 +41,18 @@ struct LaunchShape {
   bool clustered = false;  // the blocks of one place, counted along z, are a cluster: sm_90
 };
 
-// Launches `kernel` on the current device so that it may start before the kernels ahead of it in
-// the stream are done; in a stream capture too. It must call wait_for_earlier_kernels
+// Launches `kernel` on the current device. `early`: so that it may start before the kernels ahead
+// of it in the stream are done; in a stream capture too. It must call wait_for_earlier_kernels
 // (dependent_launch.cuh). Where the device code is below sm_90, a plain launch.
-Status launch_early(const void* kernel, const char* name, const LaunchShape& shape,
-                    cudaStream_t stream, void** arguments);
+Status launch(const void* kernel, const char* name, const LaunchShape& shape, cudaStream_t stream,
+              const void* const* arguments, bool early);
 
 // `arguments` become the kernel's parameters, converted where they differ.
 template <class... Parameters>
 Status launch_early(void (*kernel)(Parameters...), const char* name, const LaunchShape& shape,
                     cudaStream_t stream, const std::common_type_t<Parameters>&... arguments) {
   const void* pointers[] = {&arguments...};
-  return launch_early(reinterpret_cast<const void*>(kernel), name, shape, stream,
-                      const_cast<void**>(pointers));
+  return launch(reinterpret_cast<const void*>(kernel), name, shape, stream, pointers, true);
 }
 
 }  // namespace fk::cuda

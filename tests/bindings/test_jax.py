@@ -270,6 +270,21 @@ def test_gradient_under_vmap(op, device):
             np.testing.assert_allclose(b[k], e, rtol=1e-5, atol=1e-6)
 
 
+def test_gradient_of_some_inputs_leaves_that_of_all_as_it_was():
+    """JAX keeps the trace of a forward for each set of inputs whose gradient is asked."""
+    rng = np.random.default_rng(5)
+    x, w = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((2, 11), (11,)))
+
+    def loss(x, w):
+        return (fk.rms_norm(x, w) * jnp.arange(11.0)).sum()
+
+    first = jax.grad(loss, (0, 1))(x, w)
+    for inputs in (1, 0, (0, 1)):
+        again = jax.grad(loss, inputs)(x, w)
+        for i, gradient in zip(np.atleast_1d(inputs), jax.tree.leaves(again), strict=True):
+            np.testing.assert_array_equal(gradient, first[i])
+
+
 def test_integer_inputs_have_float0_gradients():
     logits, targets = jnp.ones((2, 3)), jnp.array([0, 2])
     _, d_targets = jax.grad(fk.cross_entropy, (0, 1), allow_int=True)(logits, targets)

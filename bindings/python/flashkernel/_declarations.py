@@ -286,6 +286,11 @@ class Op:
             extra.append("inplace_backward")
         return extra
 
+    @functools.cached_property
+    def switches(self) -> list[Field]:
+        """Those keywords, as fields."""
+        return [Field(name, "boolean") for name in self.extra_keywords]
+
     def no_float8_gradient(self) -> "_library.Error":
         return _library.Error(f"{self.public_name}: float8 inputs have no gradient")
 

@@ -157,6 +157,8 @@ def _make(op: Op):
         source = next(f.name for f in op.inputs if f.along_axis)
         prepare.append(f"if {op.axis.name} is None:")
         prepare.append(f"    {source}, {op.axis.name} = {source}.reshape(-1), 0")
+    for i, f in enumerate(op.switches):
+        prepare.append(f"{f.name} = normalise(op.switches[{i}], {f.name})")
     named = ", ".join(f.name for f in op.arguments)
     for f in op.outputs:
         if written := f.updates or f.may_alias:

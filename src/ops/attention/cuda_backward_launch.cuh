@@ -15,7 +15,7 @@ Status launch_keys_tile(Backward p, const DeviceProperties& properties, cudaStre
                               properties.multiprocessors * Tile::kBlocks);
   return launch_tile<Tile>(backward_keys<Tile>, "attention backward_keys",
                            tile_grid(p.problem, p.tiles, p.problem.kv_heads), p, stream, 1,
-                           properties.code >= 90 && Tile::kTerms == 2 && Tile::kBlocks == 1);
+                           Tile::kTerms == 2 && Tile::kBlocks == 1);
 }
 
 template <class Tile>

@@ -148,34 +148,14 @@ inline int heads_together(const Problem& p, int64_t tiles, int64_t heads, int64_
   return static_cast<int>(std::min(all, ceil_div(3 * blocks_at_once, tiles)));
 }
 
-// Raises the kernel's limit of shared memory where needed, and launches it: `parts` such grids
-// along z, where those of one place are a cluster. `early`: as launch_early.
+// `parts` such grids along z, where those of one place are a cluster. `early`: as launch.
 template <class Tile, class Argument>
 Status launch_tile(void (*kernel)(Argument), const char* name, dim3 grid, const Argument& p,
                    cudaStream_t stream, int parts = 1, bool early = false) {
-  if (Tile::kSharedBytes > 48 * 1024) {
-    FK_RETURN_IF_ERROR(
-        check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes),
-              name));
-  }
-  cudaLaunchAttribute attribute = {};
-  if (early) {
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  } else {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = attribute.val.clusterDim.y = 1;
-    grid.z = attribute.val.clusterDim.z = static_cast<unsigned>(parts);
-  }
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = Tile::kThreads;
-  config.dynamicSmemBytes = Tile::kSharedBytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = parts > 1 || early ? 1 : 0;
-  return check(cudaLaunchKernelEx(&config, kernel, p), name);
+  grid.z = static_cast<unsigned>(parts);
+  const LaunchShape shape = {grid, Tile::kThreads, Tile::kSharedBytes, parts > 1};
+  const void* arguments[] = {&p};
+  return launch(reinterpret_cast<const void*>(kernel), name, shape, stream, arguments, early);
 }
 
 // The large tile where the code is for sm_80 or later and the device has the shared memory, else

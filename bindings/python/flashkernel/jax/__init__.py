@@ -39,8 +39,9 @@ def _array(op: Op, name: str, value):
     )
 
 
-def _apply(op: Op, inputs: tuple, attributes: tuple, inplace=False, inplace_backward=False):
-    if inplace:
+def _apply(op: Op, inputs: tuple, attributes: tuple, **switches):
+    switches = {f.name: op.normalise(f, switches[f.name]) for f in op.switches}
+    if switches.get("inplace"):
         raise _library.Error(
             f"{op.public_name}: inplace: expected False, got True: JAX arrays cannot be updated "
             "in place"
@@ -58,7 +59,7 @@ def _apply(op: Op, inputs: tuple, attributes: tuple, inplace=False, inplace_back
         attributes[op.attributes.index(op.axis)] = 0
         along = [f.name for f in op.inputs if f.along_axis and f.name in named]
         named |= {name: named[name].reshape(-1) for name in along}
-    function = _compiled(op.name, tuple(attributes), tuple(named), bool(inplace_backward))
+    function = _compiled(op.name, tuple(attributes), tuple(named), switches.get("inplace_backward", False))
     try:
         outputs = function(*named.values())
         if _takes_indices(op.name) and _is_on_cpu(outputs[0]):

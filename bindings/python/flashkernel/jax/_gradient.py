@@ -14,15 +14,16 @@ from ._call import call, same_axes
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["arrays"],
-    meta_fields=["perturbed", "attributes"],
+    data_fields=["arrays", "perturbed"],
+    meta_fields=["attributes"],
 )
 @dataclasses.dataclass
 class _Residuals:
-    """What a forward hands to its backward."""
+    """What a forward hands to its backward. JAX may put the arrays of one forward together with the
+    rest of another, which was traced for other gradients: what depends on these is an array."""
 
     arrays: dict  # by the names of the backward's inputs
-    perturbed: tuple[str, ...]  # the inputs whose gradient is asked for
+    perturbed: jax.Array  # without elements; its size: bits of the inputs a gradient is asked of
     attributes: tuple  # of the backward
 
 
@@ -103,7 +104,7 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
         values = inputs | outputs
         residuals = _Residuals(
             {n: values[source] for n, source in source_of.items()},
-            perturbed,
+            jnp.zeros((0, sum(1 << given.index(n) for n in perturbed))),
             tuple(backward_attribute(f, inputs) for f in backward.attributes),
         )
         return tuple(outputs[n] for n in visible), residuals
@@ -123,15 +124,15 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
         settings = dict(
             zip((f.name for f in backward.attributes), residuals.attributes, strict=True)
         )
-        asked = {gradient_outputs[n] for n in residuals.perturbed}
+        bits = residuals.perturbed.shape[1]
+        perturbed = [n for i, n in enumerate(given) if bits >> i & 1]
+        asked = {gradient_outputs[n] for n in perturbed}
         wanted = tuple(
             f.name for f in _wanted(backward, backward_given, settings) if f.name in asked
         )
         run = call(backward.name, residuals.attributes, backward_given, wanted, in_place_backward)
         gradients = dict(zip(wanted, run(*(arrays[n] for n in backward_given)), strict=True))
-        return tuple(
-            gradients[gradient_outputs[n]] if n in residuals.perturbed else None for n in given
-        )
+        return tuple(gradients[gradient_outputs[n]] if n in perturbed else None for n in given)
 
     function = jax.custom_vjp(primal)
     function.defvjp(fwd, bwd, symbolic_zeros=True)

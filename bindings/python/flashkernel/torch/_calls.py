@@ -29,6 +29,7 @@ def make(operators: Operators):
     namespace = {
         "op": op,
         "recover": _recover,
+        "plain": _plain_value,
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_compiling,
         "needs_gradient": _needs_gradient,
@@ -55,6 +56,11 @@ def make(operators: Operators):
         source = next(f.name for f in op.inputs if f.along_axis)
         body.append(f"if {op.axis.name} is None:")
         body.append(f"    {source}, {op.axis.name} = {source}.reshape(-1), 0")
+    for f in [*op.attributes, *op.switches]:
+        if kind := {"boolean": "bool", "integer": "int", "axis": "int"}.get(f.kind):
+            namespace[f"field_{f.name}"] = f
+            body.append(f"if type({f.name}) is not {kind}:")
+            body.append(f"    {f.name} = plain(op, field_{f.name}, {f.name})")
     if op.backward:
         needs = " or ".join(
             f"({f.name} is not None and {f.name}.requires_grad)"
@@ -104,6 +110,11 @@ def make_direct(operators: Operators, function):
     if translated or any(_value(f) != f.name for f in op.attributes):
         return function
     return _plain.without_gradient(operators.variants[0].forward, function)
+
+
+def _plain_value(op: Op, f, value):
+    """An integer or a boolean as Python's own: torch would make one of most numbers."""
+    return value if isinstance(value, (torch.SymInt, torch.SymBool)) else op.normalise(f, value)
 
 
 def _needs_gradient(tensors: tuple) -> bool:
@@ -242,8 +253,8 @@ def _check_tensor(op: Op, f, value) -> None:
             wrong(f"a tensor {f.type}", "None")
     elif not isinstance(value, torch.Tensor):
         wrong("a torch tensor", type(value).__name__)
-    elif value.layout is not torch.strided:
-        wrong("a dense tensor", value.layout)
+    elif value.layout is not torch.strided or value.is_nested:
+        wrong("a dense tensor", "a nested one" if value.is_nested else value.layout)
     elif value.device.type not in ("cpu", "cuda", "meta"):
         wrong("a CPU or CUDA tensor", value.device)
     elif value.dtype not in _KNOWN:

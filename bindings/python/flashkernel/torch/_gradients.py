@@ -38,8 +38,9 @@ def _no_tangent(op: str, what: str) -> _library.Error:
 
 def _derivatives_followed() -> bool:
     """Whether one of torch.func's active transforms takes derivatives."""
-    batching = torch._C._functorch.TransformType.Vmap
-    return any(i.key() != batching for i in torch._C._functorch.get_interpreter_stack())
+    kinds = torch._C._functorch.TransformType
+    others = (kinds.Vmap, kinds.Functionalize)
+    return any(i.key() not in others for i in torch._C._functorch.get_interpreter_stack())
 
 
 class Gradient:
@@ -113,7 +114,11 @@ class Gradient:
 
     def _make_backward(self, in_place_call):
         gradients = [f"gradient_{k}" for k in range(len(self.variant.outputs))]
-        lines = [f"({_join(self.kept)}) = ctx.saved_tensors"] if self.kept else []
+        # The gradient of everything may be nothing, after a function that gives none.
+        lines = [f"if {' is None and '.join(gradients)} is None:"]
+        lines.append(f"    return ({_join(['None'] * len(self.arguments))})")
+        if self.kept:
+            lines.append(f"({_join(self.kept)}) = ctx.saved_tensors")
         attributes = [f.name for f in self.bwd.attributes]
         if attributes:
             lines.append(f"({_join(attributes)}) = ctx.attributes")

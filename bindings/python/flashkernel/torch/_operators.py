@@ -1,16 +1,17 @@
 """The torch operators of an op, derived from its declaration:
 
-  flashkernel::<name>_fwd[.variant]   the outputs users see; no gradient, but under torch.func's
+  flashkernel::<name>_fwd[_variant]   the outputs users see; no gradient, but under torch.func's
                                       transforms that of the next
-  flashkernel::<name>[.variant]       the same kernel, also returning what the backward needs; its
+  flashkernel::<name>[_variant]       the same kernel, also returning what the backward needs; its
                                       gradient is <name>_bwd
   flashkernel::<name>_bwd             the op's arguments and a bit mask of the gradients to compute;
                                       the others come back without elements
   flashkernel::<name>_fwd_, _bwd_     those that write one output over an input
 
 An op whose outputs depend on its arguments (rms_norm returns the sum if there is a residual) has
-one overload ("variant") for each set of outputs. The kernels are registered by the library itself
-(bindings/torch); here are the schemas, the fake kernels and the gradients."""
+one variant for each set of outputs: not as overloads, of which TorchScript would take the first
+that has the types. The kernels are registered by the library itself (bindings/torch); here are the
+schemas, the fake kernels and the gradients."""
 
 import ctypes
 import itertools
@@ -46,7 +47,7 @@ _NOT_IN_PLACE = -1
 class Variant:
     """One set of outputs, and the operators that return it."""
 
-    name: str  # of the overload; "" is the default one
+    name: str  # "" is the default one
     outputs: tuple[int, ...]  # which of the op's outputs exist
     visible: tuple[int, ...]  # those of them that users see
     absent: set[str]  # optional inputs that no call of this variant has
@@ -197,7 +198,7 @@ def _cases(f: Field) -> list[tuple[str, object]]:
 def _operator(
     op,
     name,
-    overload_name,
+    variant,
     outputs,
     *,
     in_place=None,
@@ -207,7 +208,7 @@ def _operator(
     extra=(),
 ):
     """Defines one operator: schema, CPU and CUDA kernels, fake kernel."""
-    qualified = f"{name}.{overload_name}" if overload_name else name
+    name = f"{name}_{variant}" if variant else name
     written = None
     if in_place is not None:
         written = op.outputs[in_place].updates or op.outputs[in_place].may_alias
@@ -224,11 +225,11 @@ def _operator(
     results = ", ".join("Tensor" for _ in returned)
     results = results if len(returned) == 1 else f"({results})"
     _lib.define(
-        f"{qualified}({', '.join(arguments)}) -> {results}",
+        f"{name}({', '.join(arguments)}) -> {results}",
         tags=(torch.Tag.pt2_compliant_tag,),
     )
     error = _register_kernel(
-        qualified.encode(),
+        name.encode(),
         op.handle,
         _CHOSEN_BY_CALL if chosen_by_call else _mask(outputs),
         _NOT_IN_PLACE if in_place is None else in_place,
@@ -236,11 +237,11 @@ def _operator(
         _mask(i for i, f in enumerate(op.fields) if f.name in boxed),
     )
     if error:
-        raise ImportError(f"flashkernel: cannot register {qualified}: {error.decode()}")
+        raise ImportError(f"flashkernel: cannot register {name}: {error.decode()}")
     torch.library.register_fake(
-        f"flashkernel::{qualified}", _fake(op, returned, chosen_by_call, absent), lib=_lib
+        f"flashkernel::{name}", _fake(op, returned, chosen_by_call, absent), lib=_lib
     )
-    overload = getattr(getattr(torch.ops.flashkernel, name), overload_name or "default")
+    overload = getattr(torch.ops.flashkernel, name).default
     if written:
         names = [f.name for f in op.arguments if f.name not in absent]
         _bump_version(overload, names.index(written))
