@@ -94,6 +94,14 @@ __device__ __forceinline__ void store_remote(uint32_t to, float value, uint32_t 
       "r"(__float_as_uint(value)), "r"(barrier)
       : "memory");
 }
+__device__ __forceinline__ void store_remote(uint32_t to, float4 value, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
+      "r"(__float_as_uint(value.w)), "r"(barrier)
+      : "memory");
+}
 __device__ __forceinline__ uint32_t remote_address(const void* p, uint32_t rank) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -139,6 +147,14 @@ __device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, ui
       "[%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(to)),
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
+}
+
+// Brings one box into the L2 cache.
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int c0, int c1, int c2,
+                                                int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
 }
 
 // The same into the blocks of the cluster whose bits are set in `blocks`, at the same place, each

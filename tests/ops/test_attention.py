@@ -335,6 +335,41 @@ def test_float16_is_within_a_thousandth_of_float32(backend, length, b, d, causal
     assert error.abs().max().item() < 1e-3
 
 
+# The Hopper backward by the number of its tiles: two blocks of threads for each (all of one length,
+# or the longest first), one for each, and so many that sums of dq change places.
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize(
+    "b, length, h, g, d",
+    [
+        (1, 640, 4, 2, 64),
+        (1, 640, 4, 2, 96),
+        (1, 640, 4, 2, 128),
+        (1, 2048, 8, 8, 64),
+        (1, 2048, 8, 8, 128),
+        (4, 640, 8, 4, 128),
+        (8, 1280, 16, 8, 64),
+        (6, 1280, 16, 16, 96),
+        (4, 1280, 16, 16, 128),
+    ],
+)
+@pytest.mark.parametrize("backend", [b for b in TORCH_BACKENDS if b == "torch_cuda"])
+def test_gradients_by_size(backend, b, length, h, g, d, causal):
+    generator = torch.Generator().manual_seed(length + b + d)
+    q, k, v, dout = (
+        convert(torch.randn(b, length, n, d, generator=generator).half(), backend)
+        for n in (h, g, g, h)
+    )
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    ours = torch.autograd.grad(fk.attention(*leaves, causal=causal), leaves, dout)
+    exact = [t.float().requires_grad_() for t in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(t.transpose(1, 2) for t in exact), is_causal=causal, enable_gqa=True
+    )
+    expected = torch.autograd.grad(out.transpose(1, 2), exact, dout.float())
+    for x, e in zip(ours, expected, strict=True):
+        assert ((x - e).norm() / e.norm()).item() < 1e-3
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if not b.startswith("jax")])

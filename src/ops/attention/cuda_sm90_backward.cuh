@@ -256,6 +256,37 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     add_dq(dq, tile, walk.last_block);
   }
 
+  // Of a cluster the first block finishes dV, the second dK: each hands the other what it has of
+  // the other sum, through shared memory that held queries.
+  __device__ __forceinline__ void exchange(float (&dk)[kD / 2], float (&dv)[kD / 2]) {
+    static_assert(sizeof(shared.q) + sizeof(shared.dout) >= kN * kD * sizeof(float));
+    const uint32_t other = blockIdx.z ^ 1;
+    float4* own = reinterpret_cast<float4*>(shared.q[0]) + (threadIdx.x - 128);
+    const uint32_t to = remote_address(own, other);
+    const uint32_t full = remote_address(&shared.other_full, other);
+    __syncwarp();
+    if (lane == 0) barrier_arrive_remote(&shared.other_ready, other);
+    barrier_wait(&shared.other_ready, 0);
+#pragma unroll
+    for (int i = 0; i < kD / 2; i += 4) {
+      store_remote(to + i * 1024,
+                   other == 0 ? make_float4(dv[i], dv[i + 1], dv[i + 2], dv[i + 3])
+                              : make_float4(dk[i], dk[i + 1], dk[i + 2], dk[i + 3]),
+                   full);
+    }
+    barrier_wait(&shared.other_full, 0);
+#pragma unroll
+    for (int i = 0; i < kD / 2; i += 4) {
+      const float4 x = own[i * 64];
+      const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        dk[i + j] += other == 0 ? values[j] : 0.f;
+        dv[i + j] += other == 0 ? 0.f : values[j];
+      }
+    }
+  }
+
   __device__ __forceinline__ void run() {
     while (true) {
       const Tile& tile = next_tile();
@@ -264,8 +295,9 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
 #pragma unroll
       for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0;
       if (uniform(tile.steps) != 0) run_tile(tile, dk, dv);
-      store_rows(dv, 1.f, p.dv, p.value_columns, tile);
-      store_rows(dk, p.scale, p.dk, p.columns, tile);
+      if (p.parts > 1) exchange(dk, dv);
+      if (p.parts == 1 || blockIdx.z == 0) store_rows(dv, 1.f, p.dv, p.value_columns, tile);
+      if (p.parts == 1 || blockIdx.z == 1) store_rows(dk, p.scale, p.dk, p.columns, tile);
       finish_tile(tile);
     }
     finish_block();
@@ -280,7 +312,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t storage[];
   auto& shared = *reinterpret_cast<SharedTiles<kD, kM>*>(storage);
-  if (!begin_block<kKind>(p, shared)) return;
+  begin_block(p, shared);
   if (uniform(thread_now() / 32) < 4) {
     serve_block<T, kKind>(p, shared);
   } else {

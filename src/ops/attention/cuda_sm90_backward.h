@@ -39,23 +39,13 @@ struct Counters {
 
 // Query blocks have places ("slots") in the workspace: sequence b of a batch from b * m_blocks on,
 // of packed ones from q_begin / kM + b on, which is always enough, and found without a sum over the
-// sequences before. In the same way packed key blocks have places from k_begin / kN + b on.
+// sequences before.
 //
 // Sequences are taken one after another, of each the key heads. The sums of dQ of such a pair stand
 // one after another, [slots of the sequence][group]; counted through all pairs, block i of sums has
 // place i % ring, but a pair goes on behind the ring's end.
-struct Params {
-  CUtensorMap maps[4];  // of q, dout, k and v (map_rows)
-  attention::Problem problem;
-  attention::View dq, dk, dv, slopes;
-  float* sum;    // of dQ: blocks of kM * D, in the order of the registers; null if there is no dq
-  float* stats;  // [heads][slots][2][kM]: -lse * log2(e), delta
-  Counters* counters;
-  // [batch][key heads]: warps of key blocks whose part of dQ is added. Null: nobody waits for it,
-  // and the sums stay what they are.
-  int* done;
-  int* converted;  // by `segment` blocks of sums: those in their final form, their place 0 again
-  int* turns;      // [block of sums][part]: key blocks added so far, from 0; null: any order
+// What the tiles, and the order in which blocks take them, follow from.
+struct TileParams {
   int slots, tiles, m_blocks, n_blocks, kv_heads, group;
   int ring, segment;
   // Order of the tiles: key block by key block, so many heads of a sequence at a time as have
@@ -65,6 +55,31 @@ struct Params {
   bool descending;  // key blocks from the last to the first
   int m_step;       // 1: query blocks from the first to the last; -1: from the last to the first
   int left, right;
+};
+
+// Heads of a packed sequence, or of a batch, whose tiles are taken together; how many at the end.
+struct HeadOrder {
+  int together, last_heads;
+};
+
+struct ListedTile;
+
+struct Params : TileParams {
+  CUtensorMap maps[4];  // of q, dout, k and v (map_rows)
+  attention::Problem problem;
+  attention::View dq, dk, dv, slopes;
+  float* sum;    // of dQ: blocks of kM * D, in the order of the registers; null if there is no dq
+  float* stats;  // [heads][slots][2][kM]: -lse * log2(e), delta
+  const ListedTile* list;  // of packed sequences (list_tiles)
+  HeadOrder heads;         // of a batch
+  Counters* counters;
+  // [batch][key heads]: warps of key blocks whose part of dQ is added. Null: nobody waits for it,
+  // and the sums stay what they are.
+  int* done;
+  int beside;  // so many of the first blocks of sums the main kernel brings into their final form
+  int* converted;  // by `segment` blocks of sums: those in their final form, their place 0 again
+  int* turns;      // [block of sums][part]: key blocks added so far, from 0; null: any order
+  int parts;  // 2: the blocks of a cluster, counted along z, share the queries of its only tile
   int columns, value_columns;  // the head sizes of q and k, of v
   float scale, scale_log2, softcap;
 };

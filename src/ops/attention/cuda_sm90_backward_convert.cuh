@@ -44,6 +44,22 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t w) {
   return result;
 }
 
+// The last packed sequence that begins at `place` or before it, and is not before `from`: most
+// often that one itself.
+template <class Begin>
+__device__ __forceinline__ int sequence_at(const Params& p, int from, int place, Begin begin) {
+  int step = 1;
+  while (from + step < p.problem.batch && begin(from + step) <= place) {
+    from += step;
+    step *= 2;
+  }
+  while (step > 1) {
+    step /= 2;
+    if (from + step < p.problem.batch && begin(from + step) <= place) from += step;
+  }
+  return from;
+}
+
 // Finds the next block of dQ to bring into its final form and waits until all its key blocks are
 // added. One thread; `block` is in shared memory, since registers are few.
 template <class T, int kD, int kM, Kind kKind>
@@ -53,20 +69,20 @@ __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& bl
   while (true) {
     const int i = atomicAdd(&p.counters->block, 1);
     block.rows = 0;
-    if (i >= heads * p.slots) return;
+    if (i >= p.beside) return;
     block.segment = i / p.segment;
     block.again = i + p.ring < heads * p.slots;
     int b, row = 0, blocks = p.m_blocks, tiles = p.n_blocks, place = i;
     if (is_packed<kKind>(p)) {
       b = sequence_at(p, block.sequence, i / heads,
-                      [&](int b) { return query_begin(p, b) / kM + b; });
+                      [&](int b) { return query_begin(p.problem, b) / kM + b; });
       block.sequence = b;
-      row = query_begin(p, b);
-      const int end = query_begin(p, b + 1);
+      row = query_begin(p.problem, b);
+      const int end = query_begin(p.problem, b + 1);
       place -= (row / kM + b) * heads;
       blocks = end / kM + 1 - row / kM;
       block.rows = end - row;
-      tiles = (key_begin(p, b + 1) - key_begin(p, b) + kN - 1) / kN;
+      tiles = (key_begin(p.problem, b + 1) - key_begin(p.problem, b) + kN - 1) / kN;
     } else {
       block.rows = static_cast<int>(p.problem.q_len);
       b = i / (heads * blocks);
@@ -97,6 +113,8 @@ template <class T, int kD, int kM, Kind kKind, int kAtOnce>
 __device__ __forceinline__ void convert_blocks(const Params& p, volatile DqBlock* blocks) {
   constexpr int kGroups = kD == 64 ? kM / 16 : kM / 8;  // of 8 queries, in a warp's part
   static_assert(kGroups % kAtOnce == 0);
+  // If offsets do not rise to the end, no tile is listed, and nobody would say that one is done.
+  if (is_packed<kKind>(p) && p.list[p.tiles].number != p.tiles) return;
   volatile DqBlock& block = blocks[thread_now() / 32 - 1];
   while (true) {
     if (lane_now() == 0) find_block<T, kD, kM, kKind>(p, block);

@@ -1,8 +1,9 @@
 // Attention's backward on Hopper: what runs around the main kernel, and the host's side of a call.
 //   prepare_kernel: delta = rowsum(dout * out) - dlse and lse, in blocks as the main kernel loads
-//     them; zeroes the sums of dQ and the counters. Reads dout and out once.
-//   convert_kernel: for short sequences, where the main kernel has no time for it beside the
-//     multiplications: dQ from sums in the order of the registers to rows of q's type.
+//     them; zeroes the sums of dQ and the counters; lists the tiles of packed sequences. Reads dout
+//     and out once.
+//   convert_kernel: dQ from sums in the order of the registers to rows of q's type, where the main
+//     kernel has no time for it beside the multiplications: short sequences, and the last heads.
 #pragma once
 
 #include <algorithm>
@@ -15,107 +16,76 @@
 #include "cuda/launch.h"
 #include "cuda/math.cuh"
 #include "cuda/tma.h"
-#include "ops/attention/cuda_sm90_backward.h"
+#include "ops/attention/cuda_sm90_backward_rows.cuh"
 
 namespace fk::cuda_sm90::backward {
 
-struct RowParams {
-  attention::Problem problem;
-  attention::View dout, out, lse, dlse, dq;
-  float4* zero;  // counters, and sums in a ring
-  int64_t zeroes;
-  float* sum;
-  bool zero_sums;  // there is one for each block
-  float* stats;
-  int64_t slots;
-  int heads, m_blocks;
-  int columns, value_columns;  // Params
-  float scale;
-};
+// Blocks of prepare_kernel on a multiprocessor, as many as its loads need.
+constexpr int prepare_blocks(int d, int m) { return d > 128 ? 2 : m == 80 ? 3 : 4; }
 
-// Which rows a slot of the workspace holds.
-struct Rows {
-  int64_t batch;
-  int64_t begin;
-  int64_t count;          // may be negative: none
-  int64_t first, blocks;  // slots of the sequence: the first of them, how many
-};
-
-constexpr int kRowThreads = 256;
-
-// All threads of a block.
-template <int kM>
-__device__ __forceinline__ Rows rows_of(const RowParams& p, int64_t slot) {
-  if (!p.problem.packed) {
-    const int64_t batch = slot / p.m_blocks, row = (slot - batch * p.m_blocks) * kM;
-    const int64_t left = p.problem.q_len - row;
-    return {batch, row, left < kM ? left : kM, batch * p.m_blocks, p.m_blocks};
-  }
-  const auto first_slot = [&](int64_t b) { return p.problem.sequence(b).q_begin / kM + b; };
-  int b = 0;  // the last sequence that begins at this slot or before
-  for (int first = 1; first < p.problem.batch; first += kRowThreads) {
-    const int i = first + threadIdx.x;
-    const int begun = __syncthreads_count(i < p.problem.batch && first_slot(i) <= slot);
-    b += begun;
-    if (begun < kRowThreads) break;
-  }
-  const attention::Sequence s = p.problem.sequence(b);
-  const int64_t first = first_slot(b), row = (slot - first) * kM, left = s.q_len - row;
-  const int64_t blocks = (s.q_begin + s.q_len) / kM + 1 - s.q_begin / kM;
-  return {0, s.q_begin + row, left < kM ? left : kM, first, blocks};
-}
-
-// Place of a block among the sums (Params), if each has one.
-__device__ __forceinline__ int place_of_sum(const RowParams& p, const Rows& rows, int64_t slot,
-                                            int head) {
-  const int group = static_cast<int>(p.problem.group()), kv_head = head / group;
-  const int first = static_cast<int>(rows.first), m = static_cast<int>(slot) - first;
-  return first * p.heads + kv_head * static_cast<int>(rows.blocks) * group + m * group + head -
-         kv_head * group;
-}
-
-// A block of threads per block of queries and head. Rows that are not there, and queries that see
-// no key, get lse = inf: their P is 0.
+// A block of threads per kM rows and head. Rows that are not there, and queries that see no key,
+// get lse = inf: their P is 0.
 template <class T, int kD, int kM>
-__global__ void __launch_bounds__(kRowThreads, kM == 80 || kD > 128 ? 1 : 4)
+__global__ void __launch_bounds__(kRowThreads, prepare_blocks(kD, kM))
     prepare_kernel(const __grid_constant__ RowParams p) {
   constexpr int kLanes = kD <= 64 ? 8 : kD <= 128 ? 16 : 32;
   constexpr int kRowsAtATime = kRowThreads / kLanes, kRounds = kM / kRowsAtATime;
   static_assert(kM % kRowsAtATime == 0);
-  const int64_t slot = blockIdx.x / p.heads;
-  const int head = static_cast<int>(blockIdx.x - slot * p.heads);
-  const int64_t block = head * p.slots + slot;
-  const int lane = threadIdx.x % kLanes;
+  // The list first, then rows from the last to the first: the main kernel begins with the first,
+  // and finds their dout and sums in the L2 cache.
+  const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   cuda::wait_for_earlier_kernels();
-  const Rows rows = rows_of<kM>(p, slot);
-  const int place = p.zero_sums && rows.count > 0 ? place_of_sum(p, rows, slot, head) : -1;
-  const T* dout = static_cast<const T*>(p.dout.data) + rows.batch * p.dout.batch +
-                  rows.begin * p.dout.row + head * p.dout.head + lane * 8;
-  const T* out = static_cast<const T*>(p.out.data) + rows.batch * p.out.batch +
-                 rows.begin * p.out.row + head * p.out.head + lane * 8;
+  if (index >= p.row_blocks) {
+    cuda::let_next_kernel_start();
+    list_tiles<kM, keys_a_block(kD), kRowThreads>(p.problem, p, p.list, index - p.row_blocks,
+                                                  static_cast<int>(gridDim.x) - p.row_blocks);
+    return;
+  }
+  const int slot = index / p.heads, head = index - slot * p.heads, lane = threadIdx.x % kLanes;
+  // Of packed sequences, rows of whatever sequences: to look for these first would take longer.
+  const bool packed = p.problem.packed;
+  const int64_t batch = packed ? 0 : slot / p.m_blocks;
+  const int begin = (slot - static_cast<int>(batch) * p.m_blocks) * kM;
+  const int count = min(static_cast<int>(p.problem.q_len) - begin, kM);
+  const T* dout = cuda::after_wait(static_cast<const T*>(p.dout.data)) + batch * p.dout.batch +
+                  begin * p.dout.row + head * p.dout.head + lane * 8;
+  const T* out = cuda::after_wait(static_cast<const T*>(p.out.data)) + batch * p.out.batch +
+                 begin * p.out.row + head * p.out.head + lane * 8;
+  __shared__ float delta_of[kM];
+  float lse = -INFINITY, dlse = 0.f;  // of row threadIdx.x
+  if (static_cast<int>(threadIdx.x) < count) {
+    const int64_t row = begin + threadIdx.x;
+    const auto value = [&](const attention::View& v) {
+      return static_cast<const float*>(v.data)[batch * v.batch + row * v.row + head * v.head];
+    };
+    lse = value(p.lse);
+    if (p.dlse.data != nullptr) dlse = value(p.dlse);
+  }
   cuda::Vec<T, 8> x[kRounds], y[kRounds];
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
     const int row = threadIdx.x / kLanes + i * kRowsAtATime;
     x[i] = y[i] = {};
-    if (row < rows.count && lane * 8 < p.value_columns) {
+    if (row < count && lane * 8 < p.value_columns) {
       x[i] = cuda::load<8>(dout + row * p.dout.row);
       y[i] = cuda::load<8>(out + row * p.out.row);
     }
   }
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x; i < p.zeroes;
-       i += static_cast<int64_t>(gridDim.x) * kRowThreads) {
+  for (int64_t i = static_cast<int64_t>(index) * kRowThreads + threadIdx.x; i < p.zeroes;
+       i += static_cast<int64_t>(p.row_blocks) * kRowThreads) {
     p.zero[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
+  int first = 0, first_begin = 0;
+  bool one = false;  // sequence that all these rows are of
+  if (packed) {
+    first = last_sequence(p, [&](int b) { return begin_of(p, b) <= begin; });
+    first_begin = begin_of(p, first);
+    one = first_begin <= begin && begin + count <= begin_of(p, first + 1);
+    begin_slots<kD, kM>(p, begin, head, first);
+  }
   cuda::let_next_kernel_start();
-  float* stats = p.stats + block * 2 * kM;
-  const float* lse = static_cast<const float*>(p.lse.data) + rows.batch * p.lse.batch +
-                     rows.begin * p.lse.row + head * p.lse.head;
-  const float* dlse = static_cast<const float*>(p.dlse.data) + rows.batch * p.dlse.batch +
-                      rows.begin * p.dlse.row + head * p.dlse.head;
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
-    const int row = threadIdx.x / kLanes + i * kRowsAtATime;
     float a[8], b[8];
     cuda::unpack(x[i], a);
     cuda::unpack(y[i], b);
@@ -126,23 +96,28 @@ __global__ void __launch_bounds__(kRowThreads, kM == 80 || kD > 128 ? 1 : 4)
     for (int step = kLanes / 2; step > 0; step /= 2) {
       delta += __shfl_xor_sync(~0u, delta, step);
     }
-    if (lane == 0) {
-      float neg_lse = -INFINITY;
-      if (row < rows.count) {
-        const float value = lse[row * p.lse.row];
-        if (value != -INFINITY) neg_lse = -value * cuda::kLog2E;
-        if (p.dlse.data != nullptr) delta -= dlse[row * p.dlse.row];
-      }
-      stats[row] = neg_lse;
-      stats[kM + row] = neg_lse == -INFINITY ? 0.f : delta;
-    }
+    if (lane == 0) delta_of[threadIdx.x / kLanes + i * kRowsAtATime] = delta;
   }
-  if (place >= 0) {  // at the end: the registers of x and y are free
-    float4* sum = reinterpret_cast<float4*>(p.sum + static_cast<int64_t>(place) * (kM * kD));
-    for (int i = threadIdx.x; i < kM * kD / 4; i += kRowThreads) {
-      sum[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+  __syncthreads();
+  if (threadIdx.x >= kM) return;
+  int row = threadIdx.x;
+  int64_t block = head * p.slots + slot;
+  if (packed) {
+    row += begin;
+    int s = first, s_begin = first_begin;
+    if (!one) {
+      while (s + 1 < p.problem.batch && begin_of(p, s + 1) <= row) ++s;
+      s_begin = begin_of(p, s);
+      if (row < s_begin || row >= begin_of(p, s + 1)) return;  // of no sequence
     }
+    row -= s_begin;
+    block = head * p.slots + s_begin / kM + s + row / kM;
+    row %= kM;
   }
+  float* to = p.stats + block * (2 * kM) + row;
+  const float neg_lse = lse == -INFINITY ? -INFINITY : -lse * cuda::kLog2E;
+  to[0] = neg_lse;
+  to[kM] = neg_lse == -INFINITY ? 0.f : delta_of[threadIdx.x] - dlse;
 }
 
 // A block of threads per block of queries and head: through shared memory, to turn the order of the
@@ -152,13 +127,22 @@ __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p)
   constexpr int kGroups = kD == 64 ? kM / 16 : kM / 8;  // of 8 queries, in a warp's part
   constexpr int kPitch = kD + 4;  // lanes that differ by two rows or one column: 32 banks
   __shared__ float tile[kM * kPitch];
-  const int64_t slot = blockIdx.x / p.heads;
-  const int head = static_cast<int>(blockIdx.x - slot * p.heads);
+  // From the last to the first: sums that were added to last are still in the L2 cache.
+  const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  int slot = index / p.heads, head = index - slot * p.heads;
+  int64_t place = p.beside + index;
+  if (!p.problem.packed) {  // in the order of the sums
+    const int i = p.beside + index, blocks = p.m_blocks * p.group;
+    const int pair = i / blocks, batch = pair / p.kv_heads;
+    slot = batch * p.m_blocks + i % blocks / p.group;
+    head = pair * p.group - batch * p.heads + i % p.group;
+    place = i % p.ring;
+  }
   cuda::let_next_kernel_start();
   cuda::wait_for_earlier_kernels();
   const Rows rows = rows_of<kM>(p, slot);
   if (rows.count <= 0) return;
-  const int64_t place = place_of_sum(p, rows, slot, head);
+  if (p.problem.packed) place = place_of_sum(p, rows, slot, head);
   const float4* sum = reinterpret_cast<const float4*>(p.sum + place * (kM * kD));
   constexpr int kValues = kM * kD / 4, kRounds = (kValues + kRowThreads - 1) / kRowThreads;
   float4 x[kRounds];
@@ -225,9 +209,10 @@ struct Plan {
   int d, m, n;  // head size of the kernel, queries and keys a block
   int64_t m_blocks, n_blocks, slots, blocks, tiles;
   int64_t together, last_tiles, most_together, ring, segment;  // Params
-  bool convert_beside;                                         // in the main kernel, not after it
+  int64_t beside;  // Params: all, none, or some; the rest after the main kernel
+  int parts;       // Params
   // Where they begin in the workspace, the counters at 0. All before `stats` is 0 at the start.
-  int64_t done, converted, turns, sum, stats, bytes;
+  int64_t done, converted, turns, sum, stats, list, bytes;
 
   Plan(const AttentionBwd& a, bool deterministic) : problem(attention::problem_of(a)) {
     d = head_size(a);
@@ -248,7 +233,8 @@ struct Plan {
     turns = converted + WorkspaceParts::rounded((blocks / segment + 1) * 4);
     sum = turns + (deterministic ? WorkspaceParts::rounded(sums * dq_parts(d) * 4) : 0);
     stats = sum + (a.dq ? sums * m * d * 4 : 0);
-    bytes = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
+    list = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
+    bytes = list + (problem.packed ? WorkspaceParts::rounded((tiles + 1) * sizeof(ListedTile)) : 0);
   }
 
  private:
@@ -286,8 +272,22 @@ struct Plan {
     // There has to be enough to multiply beside it: key blocks that a query sees. For wide heads
     // there is no other way.
     const int64_t seen = problem.mask.unlimited() ? n_blocks : n_blocks / 2;
-    convert_beside = d > 128 || seen > 4 * (problem.packed ? problem.batch : 1);
-    if (deterministic || !convert_beside) ring = most_together = blocks;
+    beside = d > 128 || seen > 4 * (problem.packed ? problem.batch : 1) ? blocks : 0;
+    // After the main kernel it is faster as long as all sums stay in the L2 cache; nor is there
+    // anything beside the heads that end with the last tiles.
+    if (d <= 128 && blocks * block_bytes <= kPackedRing) beside = 0;
+    if (beside > 0 && d <= 128 && !problem.packed) {
+      const int64_t row = std::max<int64_t>(n_blocks, 1);
+      const int64_t last_heads = divide_up(std::max(last_tiles, processors), row) + 1;
+      beside = blocks - std::min(ring, last_heads * segment);
+    }
+    if (deterministic || beside == 0) ring = most_together = blocks;
+    // Two blocks of threads for a tile, where tiles would leave half of the chip idle, or where
+    // under a causal mask the longest of them takes twice its share of the whole.
+    const bool idle = 2 * tiles <= processors && m_blocks >= (4 * tiles <= processors ? 2 : 5);
+    const bool uneven = causal && 2 * tiles > processors && tiles <= processors && n_blocks >= 8;
+    const bool apart = d <= 128 && !problem.packed && !deterministic && beside == 0;
+    parts = apart && (idle || uneven) ? 2 : 1;
   }
 };
 
@@ -341,9 +341,7 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   rows.zero_sums = problem.packed && a.dq && plan.ring == plan.blocks;
   rows.zeroes = (rows.zero_sums ? plan.sum : plan.stats) / 16;
   rows.stats = reinterpret_cast<float*>(workspace + plan.stats);
-  rows.slots = plan.slots;
   rows.heads = static_cast<int>(problem.heads);
-  rows.m_blocks = static_cast<int>(plan.m_blocks);
   rows.columns = static_cast<int>(problem.head_dim);
   rows.value_columns = static_cast<int>(problem.value_dim);
 
@@ -361,7 +359,8 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   rows.sum = p.sum;
   p.stats = rows.stats;
   p.counters = reinterpret_cast<Counters*>(workspace);
-  if (a.dq && plan.convert_beside) p.done = reinterpret_cast<int*>(workspace + plan.done);
+  rows.beside = p.beside = static_cast<int>(plan.beside);
+  if (a.dq && p.beside > 0) p.done = reinterpret_cast<int*>(workspace + plan.done);
   p.converted = reinterpret_cast<int*>(workspace + plan.converted);
   p.turns = deterministic ? reinterpret_cast<int*>(workspace + plan.turns) : nullptr;
   p.ring = static_cast<int>(plan.ring);
@@ -369,9 +368,10 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   p.together = static_cast<int>(plan.together);
   p.last_tiles = static_cast<int>(plan.last_tiles);
   p.most_together = static_cast<int>(plan.most_together);
+  p.parts = plan.parts;
   p.slots = static_cast<int>(plan.slots);
   p.tiles = static_cast<int>(plan.tiles);
-  p.m_blocks = rows.m_blocks;
+  p.m_blocks = static_cast<int>(plan.m_blocks);
   p.n_blocks = static_cast<int>(plan.n_blocks);
   p.kv_heads = static_cast<int>(problem.kv_heads);
   p.group = static_cast<int>(problem.group());
@@ -389,20 +389,36 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   // to the same sums, which stay in the L2 cache.
   p.m_step = p.group > 1 && p.right < kFar && !deterministic ? -1 : 1;
 
-  const dim3 row_blocks(static_cast<unsigned>(plan.blocks));
-  FK_RETURN_IF_ERROR(cuda::launch_early(prepare_kernel<T, kD, kM>, "attention_bwd prepare",
-                                        {row_blocks, kRowThreads}, stream, rows));
+  int64_t row_blocks = plan.blocks, list_blocks = 0;
+  if (problem.packed) {
+    rows.list = reinterpret_cast<ListedTile*>(workspace + plan.list);
+    p.list = rows.list;
+    row_blocks = plan.m_blocks * problem.heads;
+    list_blocks = std::min<int64_t>(divide_up(plan.tiles, kRowThreads), 32);
+  } else {
+    p.heads = order_heads(p, p.tiles / p.n_blocks, p.n_blocks, p.m_blocks * p.group, 0);
+  }
+  rows.row_blocks = static_cast<int>(row_blocks);
+  static_cast<TileParams&>(rows) = p;
+
+  FK_RETURN_IF_ERROR(cuda::launch_early(
+      prepare_kernel<T, kD, kM>, "attention_bwd prepare",
+      {dim3(static_cast<unsigned>(row_blocks + list_blocks)), kRowThreads}, stream, rows));
   const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   FK_RETURN_IF_ERROR(cuda::check(allowed, "attention_bwd shared memory"));
   const int processors = cuda::device_properties(a.q.device_id).multiprocessors;
-  FK_RETURN_IF_ERROR(cuda::launch_early(
-      kernel, "attention_bwd",
-      {dim3(static_cast<unsigned>(std::min(p.tiles, processors))), kThreads, shared}, stream, p));
+  const int blocks = p.parts > 1 ? p.tiles : std::min(p.tiles, processors);
+  FK_RETURN_IF_ERROR(
+      cuda::launch_early(kernel, "attention_bwd",
+                         {dim3(static_cast<unsigned>(blocks), 1, static_cast<unsigned>(p.parts)),
+                          kThreads, shared, p.parts > 1},
+                         stream, p));
   if constexpr (kD <= 128) {
-    if (a.dq && !plan.convert_beside) {
+    if (a.dq && plan.beside < plan.blocks) {
+      const dim3 rest(static_cast<unsigned>(plan.blocks - plan.beside));
       FK_RETURN_IF_ERROR(cuda::launch_early(convert_kernel<T, kD, kM>, "attention_bwd convert",
-                                            {row_blocks, kRowThreads}, stream, rows));
+                                            {rest, kRowThreads}, stream, rows));
     }
   }
   return a.dsinks ? launch_sinks(a, plan, rows.stats, stream) : Status{};

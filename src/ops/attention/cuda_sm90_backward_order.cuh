@@ -1,4 +1,6 @@
 // Attention's backward on Hopper: the tiles a block works on, and in which order blocks take them.
+// Tiles of a batch are found when they are taken. Those of packed sequences are listed by the pass
+// ahead: the one thread that loads would need longer to find them than a short tile takes.
 #pragma once
 
 #include <cuda.h>
@@ -11,8 +13,8 @@ namespace fk::cuda_sm90::backward {
 
 // One key block of one key head. Its query blocks are taken one after another, of each those of all
 // heads of the group.
-struct Tile {
-  int number;  // past the last: nothing more to do
+struct alignas(16) ListedTile {
+  int number;  // p.tiles or more: nothing more to do
   int batch, kv_head, n;
   int q_begin, q_len, k_begin, k_len;
   int m_first, m_end;          // query blocks that see it
@@ -22,36 +24,12 @@ struct Tile {
   int head;                    // the key head's number in the batch
   int sum;                   // place of the first block of sums (Params) of this sequence and head
   int segment, segment_end;  // of blocks of sums that had these places before (Params::converted)
-  int loads;                 // of keys and values before
 };
 
-// In which order the tiles of a packed sequence, or of all heads of a batch, are taken.
-struct Order {
-  int batch, first, end;  // the sequence and the places of its tiles
-  int tiles;              // less than there are places, if packed
-  int q_begin, q_len, k_begin, k_len, slot;
-  int row, blocks;           // tiles and blocks of sums of a head
-  int together, last_heads;  // heads side by side; how many at the end
+struct Tile : ListedTile {
+  int loads;  // of keys and values before
 };
-
-// The last packed sequences under a causal mask, if they are short, have their tiles taken
-// together, the longest first: from place `level_first` on those that have, in their sequence,
-// `level` key blocks from their own on.
-constexpr int kLastSequences = 16;
-struct Last {
-  int first;                      // the place of their first tile
-  int level, level_first, begin;  // begin: of `rows`
-  int rows[kLastSequences];  // key blocks, by sequence from the last but 15 on; 0: is not of those
-};
-
-// One thread's; the rest of the block sees only tiles.
-struct Schedule {
-  Order order[2];  // that of the last tile, and the next
-  int current;     // which is the former
-  Last last;
-};
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+static_assert(sizeof(Tile) > sizeof(ListedTile), "`loads` is not listed");
 
 // Whether the call is of packed sequences, by what the kernel is made for.
 template <Kind kKind>
@@ -59,187 +37,46 @@ __device__ __forceinline__ bool is_packed(const Params& p) {
   return kKind == Kind::kPacked || (kKind != Kind::kBatch && p.problem.packed);
 }
 
-// Where packed sequence b begins. Offsets rise (begin_block).
-__device__ __forceinline__ int offset(const int32_t* offsets, int64_t stride, int b) {
-  return __ldg(offsets + b * stride);
+// Where packed sequence b begins. Offsets rise (list_tiles).
+__device__ __forceinline__ int query_begin(const attention::Problem& p, int b) {
+  return p.cu_q[b * p.cu_q_stride];
 }
-__device__ __forceinline__ int query_begin(const Params& p, int b) {
-  return offset(p.problem.cu_q, p.problem.cu_q_stride, b);
-}
-__device__ __forceinline__ int key_begin(const Params& p, int b) {
-  return offset(p.problem.cu_k, p.problem.cu_k_stride, b);
+__device__ __forceinline__ int key_begin(const attention::Problem& p, int b) {
+  return p.cu_k[b * p.cu_k_stride];
 }
 
-// The last sequence that begins at `place` or before it, and is not before `from`: most often that
-// one itself.
-template <class Begin>
-__device__ __forceinline__ int sequence_at(const Params& p, int from, int place, Begin begin) {
-  int step = 1;
-  while (from + step < p.problem.batch && begin(from + step) <= place) {
-    from += step;
-    step *= 2;
-  }
-  while (step > 1) {
-    step /= 2;
-    if (from + step < p.problem.batch && begin(from + step) <= place) from += step;
-  }
-  return from;
+// Of heads with `row` tiles and `blocks` blocks of sums each, behind which `after` tiles come.
+FK_HOST_DEVICE HeadOrder order_heads(const TileParams& p, int heads, int row, int blocks,
+                                     int after) {
+  const int last = max(p.last_tiles - after + row - 1, 0) / row;
+  return {max(p.together / blocks, 1), min(heads, min(last, p.most_together / blocks))};
 }
 
-template <int kM>
-__device__ __forceinline__ void read_sequence(const Params& p, int b, volatile Order& order) {
-  order.batch = b;
-  int begin = query_begin(p, b), end = query_begin(p, b + 1);
-  order.q_begin = begin;
-  order.q_len = end - begin;
-  order.slot = begin / kM + b;
-  order.blocks = (end / kM + 1 - begin / kM) * p.group;
-  begin = key_begin(p, b), end = key_begin(p, b + 1);
-  order.k_begin = begin;
-  order.k_len = end - begin;
+// The head and the key block of tile t of `heads` heads with `row` tiles each.
+struct HeadTile {
+  int head, n;
+};
+__device__ __forceinline__ HeadTile find_head(const TileParams& p, HeadOrder order, uint32_t heads,
+                                              uint32_t row, uint32_t t) {
+  // The first of those heads that are together, and how many.
+  uint32_t together = order.last_heads, head = heads - together;
+  if (t < head * row) {
+    together = order.together;
+    const uint32_t first = t / (row * together) * together;
+    together = min(together, head - first);
+    head = first;
+  }
+  t -= head * row;
+  const uint32_t n = t / together;
+  head += t - n * together;
+  return {static_cast<int>(head), static_cast<int>(p.descending ? row - 1 - n : n)};
 }
 
-// A warp, before the first tile of packed sequences.
-template <int kM, int kN>
-__device__ __forceinline__ void begin_last(const Params& p, Last& last) {
-  const int i = threadIdx.x % 32, b = static_cast<int>(p.problem.batch) - kLastSequences + i;
-  int first = p.tiles, rows = 0;
-  if (i < kLastSequences && b >= 0) {
-    const int place = (key_begin(p, b) / kN + b) * p.kv_heads;
-    // Their sums must not get into each other's way.
-    if (p.tiles - place <= p.last_tiles / 2 * 3 &&
-        (p.slots - query_begin(p, b) / kM - b) * p.kv_heads * p.group <= p.most_together) {
-      first = place;
-      rows = (key_begin(p, b + 1) - key_begin(p, b) + kN - 1) / kN;
-    }
-  }
-  const uint32_t those = __ballot_sync(~0u, first < p.tiles);
-  last.begin = __ffs(those) - 1;
-  if (__popc(those) < 2) {  // a sequence alone has an order of its own
-    first = p.tiles;
-    rows = 0;
-  }
-  last.first = last.level_first = __reduce_min_sync(~0u, first);
-  last.level = __reduce_max_sync(~0u, rows);
-  if (i < kLastSequences) last.rows[i] = rows;
-}
-
-// The sequence of tile t, at or behind the one that `order` is of. All that these functions write
-// is in shared memory: the registers of the one thread that calls them are few.
-template <int kM, int kN, Kind kKind>
-__device__ __forceinline__ void find_order(const Params& p, int t, volatile Order& order) {
-  int heads = p.kv_heads, row = p.n_blocks, places = p.n_blocks;
-  if (is_packed<kKind>(p)) {
-    const int b =
-        sequence_at(p, order.batch, t / heads, [&](int b) { return key_begin(p, b) / kN + b; });
-    read_sequence<kM>(p, b, order);
-    const int begin = order.k_begin, end = begin + order.k_len;
-    row = (end - begin + kN - 1) / kN;
-    places = end / kN + 1 - begin / kN;
-    order.first = (begin / kN + b) * heads;
-  } else {
-    heads *= static_cast<int>(p.problem.batch);
-    order.first = order.slot = order.k_begin = 0;
-    order.q_len = static_cast<int>(p.problem.q_len);
-    order.k_len = static_cast<int>(p.problem.k_len);
-    order.blocks = p.m_blocks * p.group;
-  }
-  const int blocks = order.blocks;
-  order.row = row;
-  order.tiles = row * heads;
-  order.end = order.first + places * heads;
-  row = max(row, 1);
-  const int last = p.last_tiles - (p.tiles - order.end);  // tiles of this sequence
-  order.last_heads = min(heads, min(max(last + row - 1, 0) / row, p.most_together / blocks));
-  order.together = max(p.together / blocks, 1);
-}
-
-// The key block and the head of a tile of the last sequences. False: there is none.
-template <int kM>
-__device__ __forceinline__ bool find_last(const Params& p, volatile Tile& tile,
-                                          volatile Order& order, volatile Last& last) {
-#pragma unroll 1
-  for (; last.level > 0; --last.level) {
-    int left = tile.number - last.level_first;
-#pragma unroll 1
-    for (int i = last.begin; i < kLastSequences; ++i) {
-      if (last.rows[i] < last.level) continue;
-      if (left < p.kv_heads) {
-        tile.n = last.rows[i] - last.level;
-        tile.kv_head = left;
-        read_sequence<kM>(p, static_cast<int>(p.problem.batch) - kLastSequences + i, order);
-        return true;
-      }
-      left -= p.kv_heads;
-    }
-    last.level_first = tile.number - left;
-  }
-  return false;
-}
-
-// False: this is a place that no key block has.
-template <int kM, int kN, Kind kKind>
-__device__ __forceinline__ bool find_tile(const Params& p, volatile Tile& tile,
-                                          volatile Schedule& schedule) {
-  uint32_t t = atomicAdd(&p.counters->tile, 1);
-  tile.number = t;
-  const int number = t;
-  if (number >= p.tiles) return true;
-  const bool packed = is_packed<kKind>(p);
-  if (packed && number >= schedule.order[schedule.current].end &&
-      number >= schedule.order[schedule.current ^ 1].first) {
-    schedule.current ^= 1;
-  }
-  volatile Order& order = schedule.order[packed ? schedule.current : 0];
-  uint32_t head;
-  if (packed && number >= schedule.last.first) {
-    if (!find_last<kM>(p, tile, order, schedule.last)) return false;
-    head = tile.kv_head;
-  } else {
-    if (number >= order.end) {
-      find_order<kM, kN, kKind>(p, t, order);
-      if (number >= order.end) return false;
-    }
-    t -= order.first;
-    if (packed && static_cast<int>(t) >= order.tiles) {
-      // Nor do those up to the next sequence.
-      atomicMax(&p.counters->tile, order.end);
-      return false;
-    }
-    // The first of those heads that are together, and how many.
-    const uint32_t row = order.row;
-    uint32_t together = order.last_heads;
-    head = order.tiles / row - together;
-    if (t < head * row) {
-      together = order.together;
-      const uint32_t first = t / (row * together) * together;
-      together = min(together, head - first);
-      head = first;
-    }
-    t -= head * row;
-    const uint32_t n = t / together;
-    head += t - n * together;
-    tile.n = p.descending ? row - 1 - n : n;
-  }
-  tile.slot = order.slot;
-  tile.k_begin = order.k_begin;
-  tile.q_len = order.q_len;
-  tile.k_len = order.k_len;
-  const int blocks = order.blocks;
-  int sum = head * blocks;
-  if (packed) {
-    tile.batch = order.batch;
-    tile.q_begin = order.q_begin;
-    tile.kv_head = head;
-    tile.head = order.batch * p.kv_heads + head;
-    sum += order.slot * p.kv_heads * p.group;
-  } else {
-    const uint32_t batch = head / p.kv_heads;
-    tile.batch = batch;
-    tile.kv_head = head - batch * p.kv_heads;
-    tile.slot = batch * p.m_blocks;
-    tile.head = head;
-  }
+// What follows from a tile's place in its sequence; `sum`: its place among all blocks of sums,
+// `blocks`: how many of them its head has.
+template <int kM, int kN, class AnyTile>
+__device__ __forceinline__ void describe_tile(const TileParams& p, int sum, int blocks,
+                                              AnyTile& tile) {
   tile.segment_end = 0;
   tile.sum = sum;
   if (sum + blocks > p.ring) {
@@ -260,17 +97,166 @@ __device__ __forceinline__ bool find_tile(const Params& p, volatile Tile& tile,
   const int seen_end = n0 + p.left - offset + 1;  // queries before this one see key n0
   tile.plain_end = seen_end >= tile.q_len ? kFar : max(0, seen_end) / kM;
   if (n0 + kN > tile.k_len) tile.plain_end = 0;
-  return true;
 }
 
-// Of packed sequences: what find_tile will need to know of the sequence that comes after tile t, if
-// the next tile is likely to be of that one.
-template <int kM, int kN, Kind kKind>
-__device__ __forceinline__ void find_next(const Params& p, int t, volatile Schedule& schedule) {
-  t += gridDim.x;
-  volatile Order& next = schedule.order[schedule.current ^ 1];
-  if (t < schedule.last.first && t >= schedule.order[schedule.current].end && t >= next.end) {
-    find_order<kM, kN, kKind>(p, t, next);
+// The last packed sequences under a causal mask, if they are short, have their tiles taken
+// together, the longest first.
+constexpr int kLastSequences = 16;
+struct Last {
+  int begin;                 // the first of them
+  int tiles;                 // of those before
+  int rows[kLastSequences];  // key blocks, by sequence from the last but 15 on; 0: is not of those
+};
+
+// A warp.
+template <int kM, int kN>
+__device__ __forceinline__ void find_last(const attention::Problem& problem, const TileParams& p,
+                                          int total, Last& last) {
+  const int batch = static_cast<int>(problem.batch);
+  const int i = threadIdx.x % 32, b = batch - kLastSequences + i;
+  int rows = 0;
+  bool fits = false;
+  if (i < kLastSequences && b >= 0) {
+    rows = (key_begin(problem, b + 1) - key_begin(problem, b) + kN - 1) / kN;
+    // Their sums must not get into each other's way.
+    const int slots = p.slots - query_begin(problem, b) / kM - b;
+    fits = slots * p.kv_heads * p.group <= p.most_together;
+  }
+  int behind = rows;  // key blocks from this sequence on
+  for (int step = 1; step < kLastSequences; step *= 2) {
+    behind += __shfl_down_sync(~0u, behind, step);
+  }
+  uint32_t those = __ballot_sync(~0u, fits && behind * p.kv_heads <= p.last_tiles / 2 * 3);
+  if (__popc(those) < 2) those = 0;  // a sequence alone has an order of its own
+  const int first = those == 0 ? kLastSequences : __ffs(those) - 1;
+  const bool is_last = i >= first;
+  if (i == first) {
+    last.begin = b;
+    last.tiles = (total - behind) * p.kv_heads;
+  }
+  if (i < kLastSequences) last.rows[i] = is_last ? rows : 0;
+}
+
+// Writes down the tiles of packed sequences in the order in which blocks take them. All threads of
+// each of `parts` blocks.
+template <int kM, int kN, int kBlockThreads>
+__device__ __forceinline__ void list_tiles(const attention::Problem& problem, const TileParams& p,
+                                           ListedTile* list, int part, int parts) {
+  __shared__ int sum, warp_sums[kBlockThreads / 32];
+  __shared__ int ends[kBlockThreads];  // by sequence: key blocks of those up to it
+  __shared__ Last last;
+  const int batch = static_cast<int>(problem.batch), heads = p.kv_heads;
+  const int thread = threadIdx.x, lane = thread % 32;
+  const auto rows_of = [&](int b) {
+    return (key_begin(problem, b + 1) - key_begin(problem, b) + kN - 1) / kN;
+  };
+  if (thread == 0) sum = 0;
+  bool rise = query_begin(problem, 0) == 0 && query_begin(problem, batch) <= problem.q_len &&
+              key_begin(problem, 0) == 0 && key_begin(problem, batch) <= problem.k_len;
+  int rows = 0;
+  for (int b = thread; b < batch; b += kBlockThreads) {
+    rise = rise && query_begin(problem, b) <= query_begin(problem, b + 1) &&
+           key_begin(problem, b) <= key_begin(problem, b + 1);
+    rows += rows_of(b);
+  }
+  rise = __syncthreads_and(rise);
+  rows = __reduce_add_sync(~0u, rows);
+  if (lane == 0) atomicAdd(&sum, rows);
+  __syncthreads();
+  const int total = rise ? sum : 0;
+  if (thread < 32) find_last<kM, kN>(problem, p, total, last);
+  // Behind the last: nothing to do. If offsets do not rise, nothing at all.
+  for (int i = total * heads + part * kBlockThreads + thread; i <= p.tiles;
+       i += parts * kBlockThreads) {
+    list[i].number = rise ? p.tiles : p.tiles + 1;
+  }
+  int before = 0;  // key blocks
+  for (int first = 0; before < total; first += kBlockThreads) {
+    rows = first + thread < batch ? rows_of(first + thread) : 0;
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, rows, step);
+      if (lane >= step) rows += other;
+    }
+    if (lane == 31) warp_sums[thread / 32] = rows;
+    __syncthreads();
+    for (int w = 0; w < thread / 32; ++w) rows += warp_sums[w];
+    ends[thread] = before + rows;
+    __syncthreads();
+    const int end = ends[kBlockThreads - 1];
+    for (int i = before * heads + part * kBlockThreads + thread; i < end * heads;
+         i += parts * kBlockThreads) {
+      int s = 0;
+      for (int step = kBlockThreads / 2; step > 0; step /= 2) {
+        if (ends[s + step - 1] <= i / heads) s += step;
+      }
+      const int begin = s > 0 ? ends[s - 1] : before, b = first + s;
+      ListedTile tile;
+      tile.batch = b;
+      tile.q_begin = query_begin(problem, b);
+      tile.q_len = query_begin(problem, b + 1) - tile.q_begin;
+      tile.k_begin = key_begin(problem, b);
+      tile.k_len = key_begin(problem, b + 1) - tile.k_begin;
+      const int slots = (tile.q_begin + tile.q_len) / kM + 1 - tile.q_begin / kM;
+      const int row = ends[s] - begin, blocks = slots * p.group;
+      tile.number = i;
+      const int t = i - begin * heads;
+      if (b >= last.begin) {
+        const int level = row - t / heads;  // key blocks from this one on
+        int earlier = 0;
+        for (int j = 0; j < kLastSequences; ++j) {
+          earlier += max(last.rows[j] - level, 0);
+          if (j < b - batch + kLastSequences && last.rows[j] >= level) ++earlier;
+        }
+        tile.n = row - level;
+        tile.kv_head = t - tile.n * heads;
+        tile.number = last.tiles + earlier * heads + tile.kv_head;
+      } else {
+        const HeadOrder order = order_heads(p, heads, row, blocks, (total - ends[s]) * heads);
+        const HeadTile at = find_head(p, order, heads, row, t);
+        tile.kv_head = at.head;
+        tile.n = at.n;
+      }
+      tile.slot = tile.q_begin / kM + b;
+      tile.head = b * heads + tile.kv_head;
+      describe_tile<kM, kN>(p, tile.slot * heads * p.group + tile.kv_head * blocks, blocks, tile);
+      list[tile.number] = tile;
+    }
+    before = end;
+    __syncthreads();
+  }
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// The next tile of a batch. All that it writes is in shared memory: the registers of the one thread
+// that calls it are few. `first`: none was found before.
+template <int kM, int kN>
+__device__ __forceinline__ void find_tile(const Params& p, volatile Tile& tile, bool first) {
+  int t = first ? blockIdx.x : p.tiles;
+  if (p.parts == 1) t = atomicAdd(&p.counters->tile, 1);
+  tile.number = t;
+  if (t >= p.tiles) return;
+  const int row = p.n_blocks;
+  const HeadTile at = find_head(p, p.heads, p.tiles / row, row, t);
+  tile.n = at.n;
+  const int batch = static_cast<uint32_t>(at.head) / static_cast<uint32_t>(p.kv_heads);
+  tile.batch = batch;
+  tile.kv_head = at.head - batch * p.kv_heads;
+  tile.slot = batch * p.m_blocks;
+  tile.head = at.head;
+  tile.k_begin = 0;
+  tile.q_len = static_cast<int>(p.problem.q_len);
+  tile.k_len = static_cast<int>(p.problem.k_len);
+  const int blocks = p.m_blocks * p.group;
+  describe_tile<kM, kN>(p, at.head * blocks, blocks, tile);
+  if (p.parts > 1) {  // a half for each block of the cluster
+    const int middle = (tile.m_first + tile.m_end + 1) / 2;
+    if (blockIdx.z == 0) {
+      tile.m_end = middle;
+    } else {
+      tile.m_first = middle;
+    }
+    tile.steps = (tile.m_end - tile.m_first) * p.group;
   }
 }
 

@@ -42,9 +42,9 @@ struct alignas(1024) SharedTiles {
   uint64_t q_full[2], dout_full[2], stage_empty[2];
   uint64_t k_full[2], k_empty[2], v_full, v_empty;
   uint64_t ds_full[2], ds_empty[2];
-  uint64_t tile_full[2], tile_empty[2];
+  uint64_t tile_full[2], tile_empty[2], tile_read;
+  uint64_t other_ready, other_full;  // the other block of the cluster is done, its sums are here
   Tile tile[2];
-  Schedule schedule;            // for the thread that loads
   int pending[kConsumerWarps];  // the head whose dQ this warp has added to; -1: it has been said
   DqBlock dq_block[kThreads / 32 - 1];  // by warp, but for the one that loads
 };
@@ -71,9 +71,8 @@ struct alignas(1024) WideTiles {
   uint64_t q_full[2], stage_empty[2], dout_full[2], dout_empty[2];
   uint64_t k_full[2], k_empty[2], v_full, v_empty;
   uint64_t p_full[2], p_empty[2], ds_full[2], ds_empty[2];
-  uint64_t tile_full[2], tile_empty[2];
+  uint64_t tile_full[2], tile_empty[2], tile_read;
   Tile tile[2];
-  Schedule schedule;            // for the thread that loads
   int pending[kConsumerWarps];  // the head whose dQ this warp has added to; -1: it has been said
   DqBlock dq_block[kThreads / 32 - 1];  // by warp, but for the one that loads
 };
@@ -111,7 +110,12 @@ __device__ __forceinline__ void init_barriers(SharedTiles<kD, kM>& shared) {
   }
   cuda::barrier_init(&shared.v_full, 1);
   cuda::barrier_init(&shared.v_empty, kConsumerWarps);
+  cuda::barrier_init(&shared.tile_read, 1);
+  cuda::barrier_init(&shared.other_ready, kConsumerWarps);
+  cuda::barrier_init(&shared.other_full, 1);
   cuda::fence_barrier_init();
+  cuda::fence_barrier_init_cluster();
+  cuda::barrier_arrive_expect(&shared.other_full, kD * shared.kN * sizeof(float));
 }
 
 template <int kD, int kE>
@@ -133,6 +137,7 @@ __device__ __forceinline__ void init_barriers(WideTiles<kD, kE>& shared) {
   }
   cuda::barrier_init(&shared.v_full, 1);
   cuda::barrier_init(&shared.v_empty, kGroupWarps);
+  cuda::barrier_init(&shared.tile_read, 1);
   cuda::fence_barrier_init();
 }
 
@@ -152,7 +157,7 @@ template <Kind kKind, class Shared>
 __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
   using namespace fk::cuda;  // NOLINT: the instructions
   constexpr int kPanels = Shared::kPanels, kValuePanels = Shared::kValuePanels;
-  constexpr int kM = Shared::kM, kN = Shared::kN;
+  constexpr int kM = Shared::kM, kN = Shared::kN, kKeyPlaces = Shared::kKeyPlaces;
   Turn stage, tile_turn;
   while (true) {
     // Late: a tile taken early would wait here while other blocks have nothing to do. Each waits
@@ -160,7 +165,15 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
     barrier_wait(&shared.tile_empty[tile_turn.index()], tile_turn.phase() ^ 1);
     volatile Tile& tile = shared.tile[tile_turn.index()];
     const volatile Tile& last = shared.tile[tile_turn.index() ^ 1];
-    while (!find_tile<kM, kN, kKind>(p, tile, shared.schedule)) {
+    const bool packed = is_packed<kKind>(p);
+    if (packed) {
+      const int t = min(atomicAdd(&p.counters->tile, 1), p.tiles);
+      barrier_arrive_expect(&shared.tile_read, sizeof(ListedTile));
+      bulk_copy_to_shared(&shared.tile[tile_turn.index()], p.list + t, sizeof(ListedTile),
+                          &shared.tile_read);
+      barrier_wait(&shared.tile_read, tile_turn.number % 2);
+    } else {
+      find_tile<kM, kN>(p, tile, tile_turn.number == 0);
     }
     tile.loads = last.loads + (last.steps > 0);
     const bool end = tile.number >= p.tiles;
@@ -176,24 +189,27 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
     if (end) return;
     if (tile.steps > 0) {
       // Where the sequence begins, as the maps see it (map_rows).
-      const bool packed = is_packed<kKind>(p);
-      const int k_row = packed ? static_cast<int>(p.problem.k_len) - tile.k_len : 0;
-      const int k_entry = packed ? tile.k_begin + tile.k_len : tile.batch;
-      const int key = k_row + tile.n * kN;
-      constexpr int kKeyPlaces = Shared::kKeyPlaces;
-      const Ring<kKeyPlaces> place{static_cast<uint32_t>(tile.loads)};
-      const int kv = place.number % kKeyPlaces;
-      barrier_wait(&shared.k_empty[kv], place.phase() ^ 1);
-      barrier_arrive_expect(&shared.k_full[kv], sizeof(shared.k[kv]));
-      for (int c = 0; c < kPanels; ++c) {
-        tensor_load(shared.k[kv] + c * kN * 64, &p.maps[kMapK], &shared.k_full[kv], c * 64,
-                    tile.kv_head, key, k_entry);
-      }
-      barrier_wait(&shared.v_empty, tile.loads % 2 ^ 1);
-      barrier_arrive_expect(&shared.v_full, sizeof(shared.v));
-      for (int c = 0; c < kValuePanels; ++c) {
-        tensor_load(shared.v + c * kN * 64, &p.maps[kMapV], &shared.v_full, c * 64, tile.kv_head,
-                    key, k_entry);
+      const auto first_key = [&] {
+        return (packed ? static_cast<int>(p.problem.k_len) - tile.k_len : 0) + tile.n * kN;
+      };
+      const auto key_entry = [&] { return packed ? tile.k_begin + tile.k_len : tile.batch; };
+      const auto load_keys = [&] {
+        const Ring<kKeyPlaces> place{static_cast<uint32_t>(tile.loads)};
+        const int kv = place.number % kKeyPlaces;
+        barrier_wait(&shared.k_empty[kv], place.phase() ^ 1);
+        barrier_arrive_expect(&shared.k_full[kv], sizeof(shared.k[kv]));
+        for (int c = 0; c < kPanels; ++c) {
+          tensor_load(shared.k[kv] + c * kN * 64, &p.maps[kMapK], &shared.k_full[kv], c * 64,
+                      tile.kv_head, first_key(), key_entry());
+        }
+      };
+      // In the order in which places get free.
+      if constexpr (kKeyPlaces > 1) {
+        load_keys();
+      } else {
+        for (int c = 0; c < kPanels; ++c) {
+          tensor_prefetch(&p.maps[kMapK], c * 64, tile.kv_head, first_key(), key_entry());
+        }
       }
       int head = tile.kv_head * p.group, m = first_block(p, tile);
       for (int steps = tile.steps; steps > 0; --steps) {
@@ -217,13 +233,19 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
           tensor_load(shared.dout[d] + c * kM * 64, &p.maps[kMapDout], &shared.dout_full[d], c * 64,
                       head, row, q_entry);
         }
+        if (steps == tile.steps) {
+          barrier_wait(&shared.v_empty, tile.loads % 2 ^ 1);
+          barrier_arrive_expect(&shared.v_full, sizeof(shared.v));
+          for (int c = 0; c < kValuePanels; ++c) {
+            tensor_load(shared.v + c * kN * 64, &p.maps[kMapV], &shared.v_full, c * 64,
+                        tile.kv_head, first_key(), key_entry());
+          }
+          if constexpr (kKeyPlaces == 1) load_keys();
+        }
         ++stage.number;
         if (++head == (tile.kv_head + 1) * p.group) {
           head -= p.group;
           m += p.m_step;
-        }
-        if (packed && steps == max(tile.steps - 1, 1)) {  // while there is time
-          find_next<kM, kN, kKind>(p, tile.number, shared.schedule);
         }
       }
     }

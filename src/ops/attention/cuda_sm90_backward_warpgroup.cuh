@@ -255,33 +255,24 @@ struct Warpgroup {
   }
 };
 
-// What a block begins with; all its threads. False: offsets of packed sequences do not rise to the
-// end, and warps that wait for a sequence's key blocks might wait for ever.
-template <Kind kKind, class Shared>
-__device__ __forceinline__ bool begin_block(const Params& p, Shared& shared) {
+// What a block begins with; all its threads.
+template <class Shared>
+__device__ __forceinline__ void begin_block(const Params& p, Shared& shared) {
   static_assert(sizeof(shared) <= 227 * 1024);
   if (threadIdx.x == 0) {
     init_barriers(shared);
     for (const CUtensorMap& map : p.maps) prefetch_tensor_map(&map);
     shared.tile[1].loads = shared.tile[1].steps = 0;
-    for (Order& order : shared.schedule.order) order.batch = order.first = order.end = 0;
-    shared.schedule.current = 0;
   }
   if (threadIdx.x < kThreads / 32 - 1) shared.dq_block[threadIdx.x].sequence = 0;
   if (threadIdx.x < kConsumerWarps) shared.pending[threadIdx.x] = -1;
   __syncthreads();
+  if (p.parts > 1) {  // the other block's barriers
+    cluster_arrive();
+    cluster_wait();
+  }
   let_next_kernel_start();
   wait_for_earlier_kernels();
-  if (!is_packed<kKind>(p)) return true;
-  const int batch = static_cast<int>(p.problem.batch);
-  bool rise = query_begin(p, 0) == 0 && query_begin(p, batch) <= p.problem.q_len &&
-              key_begin(p, 0) == 0 && key_begin(p, batch) <= p.problem.k_len;
-  for (int b = threadIdx.x; b < batch; b += kThreads) {
-    rise = rise && query_begin(p, b) <= query_begin(p, b + 1) &&
-           key_begin(p, b) <= key_begin(p, b + 1);
-  }
-  if (threadIdx.x < 32) begin_last<Shared::kM, Shared::kN>(p, shared.schedule.last);
-  return __syncthreads_and(rise);
 }
 
 // What the first warpgroup does: one thread brings tiles, other warps make dq of finished sums.

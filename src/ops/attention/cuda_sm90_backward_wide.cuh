@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t storage[];
   auto& shared = *reinterpret_cast<WideTiles<kD, kE>*>(storage);
   constexpr int kM = WideTiles<kD, kE>::kM;
-  if (!begin_block<kKind>(p, shared)) return;
+  begin_block(p, shared);
   const int warp = static_cast<int>(uniform(threadIdx.x / 32));
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (warp < 4) {
