@@ -299,13 +299,13 @@ int bench_decode(int count, char** arguments) {
               },
               "FILE"));
   app.add_option("--prompt", bench.prompt, "Tokens of the prompt")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("-n,--tokens", bench.tokens, "Tokens to write")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("--repeats", bench.repeats, "Rounds; medians are reported")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("--peer", bench.peer,
                  "llama.cpp's llama-bench, to run on the same file in every round");

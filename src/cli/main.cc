@@ -33,9 +33,11 @@ int main(int argc, char** argv) {
   check->add_option("--device", options.device, "cpu or cuda (default: each that is here)")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   check->add_option("--samples", options.samples, "Random calls per op and dtype")
-      ->check(CLI::PositiveNumber)
+      ->check(fk::cli::whole_number(1))
       ->capture_default_str();
-  check->add_option("--seed", options.seed, "Seed of the random calls")->capture_default_str();
+  check->add_option("--seed", options.seed, "Seed of the random calls")
+      ->check(fk::cli::seed_number())
+      ->capture_default_str();
 
   fk::cli::TextOptions text;
   CLI::App* generate = app.add_subcommand("generate", "Writes text with a model");

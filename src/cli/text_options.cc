@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdio>
 #include <random>
+#include <sstream>
+#include <type_traits>
 
 #include "core/thread_pool.h"
 
@@ -16,7 +18,31 @@ struct sigaction action_before;
 
 void note_interrupt(int) { interrupt_seen.store(true); }
 
+// A T that fits. Streams take neither NaN nor what no T holds, but -1 for the largest unsigned.
+template <class T, class Fits>
+CLI::Validator number(const std::string& expected, Fits fits) {
+  return CLI::Validator(
+      [=](std::string& text) {
+        T value{};
+        std::istringstream stream(text);
+        const bool negative = std::is_unsigned_v<T> && text[0] == '-';
+        const bool good = !negative && stream >> value && stream.eof() && fits(value);
+        return good ? std::string() : "expected " + expected + ", got " + text;
+      },
+      "");
+}
+
 }  // namespace
+
+CLI::Validator whole_number(int64_t least) {
+  return number<int64_t>("a whole number from " + std::to_string(least) + " up",
+                         [=](int64_t n) { return n >= least; });
+}
+
+CLI::Validator seed_number() {
+  return number<uint64_t>("a whole number from 0 to 18446744073709551615",
+                          [](uint64_t) { return true; });
+}
 
 void add_model_options(CLI::App* command, TextOptions* options) {
   command->add_option("MODEL", options->open.model,
@@ -33,12 +59,12 @@ void add_model_options(CLI::App* command, TextOptions* options) {
   command->add_option("--quantize", options->open.quantize,
                       "Float weights as f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0");
   command->add_option("--context", options->open.context, "Tokens to remember (0: the model's own)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   command->add_option("--cache", options->open.cache, "Keys and values: auto, f16 or f32")
       ->check(CLI::IsMember({"auto", "f16", "f32"}))
       ->capture_default_str();
   command->add_option("--threads", options->threads, "Threads (0: one per core)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   command->add_flag("--json", options->json, "One JSON object instead of text");
   command->add_flag("-q,--quiet", options->quiet, "No figures on stderr");
 }
@@ -46,24 +72,25 @@ void add_model_options(CLI::App* command, TextOptions* options) {
 void add_sampling_options(CLI::App* command, TextOptions* options) {
   engine::SamplingOptions& s = options->generate.sampling;
   command->add_option("-n,--max-tokens", options->generate.max_tokens, "Tokens to write at most")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->capture_default_str();
   command->add_option("--temp,--temperature", s.temperature, "0: always the likeliest token")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number<float>("a number from 0 up", [](float x) { return x >= 0; }))
       ->capture_default_str();
   command->add_option("--top-k", s.top_k, "Choose among so many of the likeliest (0: all)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->capture_default_str();
   command->add_option("--top-p", s.top_p, "Choose among the likeliest that hold this probability")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number<float>("a number above 0, at most 1", [](float x) { return x > 0 && x <= 1; }))
       ->capture_default_str();
   command->add_option("--min-p", s.min_p, "Least probability, as a share of the likeliest's")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number<float>("a number from 0 to 1", [](float x) { return x >= 0 && x <= 1; }))
       ->capture_default_str();
   command->add_option("--repetition-penalty", s.repetition_penalty, "1: none")
-      ->check(CLI::PositiveNumber)
+      ->check(number<float>("a number above 0", [](float x) { return x > 0; }))
       ->capture_default_str();
   command->add_option("--seed", s.seed, "The same seed gives the same text (default: a new one)")
+      ->check(seed_number())
       ->each([options](const std::string&) { options->seeded = true; });
   command->add_option("--stop", options->generate.stop, "End before this text; may be repeated")
       ->allow_extra_args(false);

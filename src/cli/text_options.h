@@ -22,6 +22,11 @@ struct TextOptions {
   bool quiet = false;
 };
 
+// What options with numbers take. CLI11's own checks let NaN pass, take an integer that is too
+// large for the largest there is, and spell a missing bound in 300 digits.
+CLI::Validator whole_number(int64_t least);
+CLI::Validator seed_number();
+
 void add_model_options(CLI::App* command, TextOptions* options);
 void add_sampling_options(CLI::App* command, TextOptions* options);
 

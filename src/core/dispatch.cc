@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "core/access.h"
 #include "core/op.h"
@@ -54,7 +55,7 @@ class Call {
           FK_RETURN_IF_ERROR(unpack_tensor(f, slots_[i], needs_data));
           break;
         case Kind::kNumber:
-          if (std::isnan(slots_[i].number)) return error(f, "expected a number, got NaN");
+          FK_RETURN_IF_ERROR(check_number(f, slots_[i].number));
           member<double>(f) = slots_[i].number;
           break;
         case Kind::kInteger:
@@ -120,6 +121,15 @@ class Call {
 
   static Status error(const Field& f, const std::string& what) {
     return invalid(f.name + ": " + what);
+  }
+
+  // Kernels compute with floats.
+  static Status check_number(const Field& f, double number) {
+    if (std::isnan(number)) return error(f, "expected a number, got NaN");
+    if (std::isinf(number) || std::fabs(number) <= std::numeric_limits<float>::max()) return {};
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", number);
+    return error(f, std::string("expected a number that float32 can hold, got ") + text);
   }
 
   Status unpack_tensor(const Field& f, const fk_slot& slot, bool needs_data) {
@@ -296,6 +306,11 @@ class Call {
         if (size < dim.offset) return shape_error(f, t);
         bound_.size[dim.symbol] = size - dim.offset;
         bound_.from[dim.symbol] = &f;
+      } else if (bound_.size[dim.symbol] + dim.offset < 0) {
+        return error(*bound_.from[dim.symbol], "expected " + op_.symbols[dim.symbol] +
+                                                   " to be at least " +
+                                                   std::to_string(-dim.offset) + ", got " +
+                                                   std::to_string(bound_.size[dim.symbol]));
       } else if (size != bound_.size[dim.symbol] + dim.offset) {
         return shape_error(f, t);
       }
@@ -387,15 +402,25 @@ class Call {
   }
 
   // Two elements of an output must never share an address.
-  static Status check_writable(const Field& f, const Tensor& t) {
+  Status check_writable(const Field& f, const Tensor& t) {
     if (t.numel() == 0) return {};  // NumPy gives empty arrays strides of 0
     for (int i = 0; i < t.ndim; ++i) {
       if (t.strides[i] == 0 && t.shape[i] > 1) {
-        return error(f, "expected an output without repeated elements, got stride 0 in dimension " +
-                            std::to_string(i));
+        return error(overwritten_by(f, t),
+                     "expected an output without repeated elements, got stride 0 in dimension " +
+                         std::to_string(i));
       }
     }
     return {};
+  }
+
+  // The input that an output is written over, which is what callers know it as; or the output.
+  const Field& overwritten_by(const Field& output, const Tensor& t) {
+    const std::string& name = output.updates.empty() ? output.may_alias : output.updates;
+    for (const Field& f : op_.fields) {
+      if (f.name == name && member<Tensor>(f).data == t.data) return f;
+    }
+    return output;
   }
 
   const OpDeclaration& op_;
@@ -463,7 +488,10 @@ Status prepare(const fk_op& op, const fk_slot* slots, const fk_exec* caller, Arg
 bool logs_dispatch() {
   static const bool value = [] {
     const char* env = std::getenv("FK_LOG");
-    return env != nullptr && std::strstr(env, "dispatch") != nullptr;
+    if (env == nullptr || *env == '\0') return false;
+    if (std::strstr(env, "dispatch") != nullptr) return true;
+    std::fprintf(stderr, "flashkernel: FK_LOG: expected dispatch, got \"%s\"; ignored\n", env);
+    return false;
   }();
   return value;
 }

@@ -57,26 +57,16 @@ constexpr int kWideVectors = kManyRegisters ? 4 : 2;  // of a tile where there a
 
 // Rows of a tile: it has 24 sums, 16, or 12.
 constexpr int tile_rows(int vectors) { return vectors == 4 || !kManyRegisters ? 6 : 8; }
-// Whether such a tile looks ahead: most of a large product do.
-constexpr bool looks_ahead(int rows, int vectors) { return rows >= 4 && vectors > 1; }
+// Whether a tile of so many rows looks ahead: most of a product do.
+constexpr bool looks_ahead(int rows) { return rows >= 4; }
 
-#define FK_MATRIX_BODY HWY_ATTR __attribute__((always_inline))
-
-// body(i) for i in [0, kCount), unrolled, so that arrays indexed by i can live in registers.
-template <int kCount, class Body>
-HWY_INLINE void repeat(const Body& body) {
-  if constexpr (kCount > 0) {
-    repeat<kCount - 1>(body);
-    body(std::integral_constant<int, kCount - 1>());
-  }
-}
-
-// A tile of C: kRows rows, kVectors vectors. `scale`: see multiply. `ahead`: of kAhead. A copy of
-// `a` would be written to the stack in pieces and read whole: that waits for the tile before to
-// reach the cache.
+// A tile of C: kRows rows, kVectors vectors. `scale`: see multiply. `ahead`: of kAhead. What a
+// MatrixA holds comes number by number, and as a reference further up: a copy would be written to
+// the stack in pieces and read whole, which waits for the tile before to reach the cache.
 template <int kRows, int kVectors, bool kAhead>
-HWY_NOINLINE void multiply_tile(const MatrixA& a, MatrixB b, int64_t k_count, MatrixC c, Keep keep,
-                                const float* scale, Lines ahead) {
+HWY_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_column, MatrixB b,
+                                int64_t k_count, MatrixC c, Keep keep, const float* scale,
+                                Lines ahead) {
   const F32 d;
   using V = hn::Vec<F32>;
   const int64_t lanes = hn::Lanes(d);
@@ -101,10 +91,10 @@ HWY_NOINLINE void multiply_tile(const MatrixA& a, MatrixB b, int64_t k_count, Ma
   }
 
   const float* rows[kRows];
-  repeat<kRows>([&](auto r) FK_MATRIX_BODY { rows[r] = a.data + r * a.row; });
+  repeat<kRows>([&](auto r) FK_MATRIX_BODY { rows[r] = a + r * a_row; });
   const float* b_row = b.data;
-  const int64_t end = k_count * a.column;
-  for (int64_t k = 0; k < end; k += a.column) {
+  const int64_t end = k_count * a_column;
+  for (int64_t k = 0; k < end; k += a_column) {
     V right[kVectors];
     repeat<kVectors>([&](auto v) FK_MATRIX_BODY { right[v] = hn::LoadU(d, b_row + v * lanes); });
     repeat<kRows>([&](auto r) FK_MATRIX_BODY {
@@ -127,25 +117,27 @@ HWY_NOINLINE void multiply_tile(const MatrixA& a, MatrixB b, int64_t k_count, Ma
 }
 
 template <int kRows, int kVectors>
-HWY_INLINE void multiply_rows(int64_t& m, int64_t m_count, MatrixA a, MatrixB b, int64_t k_count,
-                              MatrixC c, Keep keep, const float* scale, RowsAhead* ahead) {
+HWY_INLINE void multiply_rows(int64_t& m, int64_t m_count, const MatrixA& a, MatrixB b,
+                              int64_t k_count, MatrixC c, Keep keep, const float* scale,
+                              RowsAhead* ahead) {
   for (; m + kRows <= m_count; m += kRows) {
-    const MatrixA mine{a.data + m * a.row, a.row, a.column};
+    const float* mine = a.data + m * a.row;
     const MatrixC to{c.data + m * c.stride, c.stride};
     const float* factors = scale == nullptr ? nullptr : scale + m;
-    constexpr bool kAhead = looks_ahead(kRows, kVectors);
+    constexpr bool kAhead = looks_ahead(kRows);
     if (kAhead && ahead != nullptr && !ahead->empty()) {
-      multiply_tile<kRows, kVectors, kAhead>(mine, b, k_count, to, keep, factors,
+      multiply_tile<kRows, kVectors, kAhead>(mine, a.row, a.column, b, k_count, to, keep, factors,
                                              ahead->next(k_count));
     } else {
-      multiply_tile<kRows, kVectors, false>(mine, b, k_count, to, keep, factors, {});
+      multiply_tile<kRows, kVectors, false>(mine, a.row, a.column, b, k_count, to, keep, factors,
+                                            {});
     }
   }
 }
 
 template <int kVectors>
-void multiply_panel(int64_t m_count, int64_t k_count, MatrixA a, MatrixB b, MatrixC c, Keep keep,
-                    const float* scale, RowsAhead* ahead) {
+void multiply_panel(int64_t m_count, int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c,
+                    Keep keep, const float* scale, RowsAhead* ahead) {
   int64_t m = 0;
   // Two tiles of 4 rows rather than one of 6 and one of 2.
   constexpr int kRows = tile_rows(kVectors);
@@ -169,8 +161,8 @@ HWY_INLINE int64_t panel_width() {
 // C = A B, C + A B, or scale[m] C + A B; with a scale but Keep::kNothing, scale[m] (A B). n_count
 // is a multiple of Lanes(F32()); m_count and k_count are any. `ahead`: rows to ask
 // for meanwhile.
-HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, MatrixA a, MatrixB b,
-                         MatrixC c, Keep keep, const float* scale = nullptr,
+HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, const MatrixA& a,
+                         MatrixB b, MatrixC c, Keep keep, const float* scale = nullptr,
                          RowsAhead* ahead = nullptr) {
   const int64_t lanes = hn::Lanes(F32());
   int64_t n = 0;

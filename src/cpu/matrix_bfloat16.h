@@ -60,7 +60,8 @@ FK_PAIRS_BODY inline void repeat_pairs(const Body& body) {
 }
 
 template <int kRows, int kVectors, bool kAhead>
-FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(const PairsA& a, PairsB b, int64_t k_count,
+FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(const uint32_t* a, int64_t a_row,
+                                                       int64_t a_column, PairsB b, int64_t k_count,
                                                        MatrixC c, bool add, Lines ahead) {
   constexpr int kLanes = 16;
   __m512 sum[kRows][kVectors];
@@ -75,7 +76,6 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(const PairsA& a, PairsB b
   } else {
     for_each_sum([](__m512& x, float*) FK_PAIRS_BODY { x = _mm512_setzero_ps(); });
   }
-  const uint32_t* a_column = a.data;
   for (int64_t k = 0; k < k_count; ++k) {
     __m512bh right[kVectors];
     repeat_pairs<kVectors>([&](auto v) FK_PAIRS_BODY {
@@ -83,11 +83,11 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(const PairsA& a, PairsB b
     });
     repeat_pairs<kRows>([&](auto r) FK_PAIRS_BODY {
       const auto left =
-          reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(a_column[r * a.row])));
+          reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(a[r * a_row])));
       repeat_pairs<kVectors>(
           [&](auto v) FK_PAIRS_BODY { sum[r][v] = _mm512_dpbf16_ps(sum[r][v], left, right[v]); });
     });
-    a_column += a.column;
+    a += a_column;
     b.data += b.stride;
     if constexpr (kAhead) {
       __builtin_prefetch(ahead.data, 0, 2);
@@ -98,23 +98,24 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(const PairsA& a, PairsB b
 }
 
 template <int kRows, int kVectors>
-HWY_INLINE void multiply_pairs_rows(int64_t& m, int64_t m_count, PairsA a, PairsB b,
+HWY_INLINE void multiply_pairs_rows(int64_t& m, int64_t m_count, const PairsA& a, PairsB b,
                                     int64_t k_count, MatrixC c, bool add, RowsAhead* ahead) {
   for (; m + kRows <= m_count; m += kRows) {
-    const PairsA mine{a.data + m * a.row, a.row, a.column};
+    const uint32_t* mine = a.data + m * a.row;
     const MatrixC to{c.data + m * c.stride, c.stride};
-    constexpr bool kAhead = looks_ahead(kRows, kVectors);
+    constexpr bool kAhead = looks_ahead(kRows);
     if (kAhead && ahead != nullptr && !ahead->empty()) {
-      multiply_pairs_tile<kRows, kVectors, kAhead>(mine, b, k_count, to, add, ahead->next(k_count));
+      multiply_pairs_tile<kRows, kVectors, kAhead>(mine, a.row, a.column, b, k_count, to, add,
+                                                   ahead->next(k_count));
     } else {
-      multiply_pairs_tile<kRows, kVectors, false>(mine, b, k_count, to, add, {});
+      multiply_pairs_tile<kRows, kVectors, false>(mine, a.row, a.column, b, k_count, to, add, {});
     }
   }
 }
 
 template <int kVectors>
-void multiply_pairs_panel(int64_t m_count, int64_t k_count, PairsA a, PairsB b, MatrixC c, bool add,
-                          RowsAhead* ahead) {
+void multiply_pairs_panel(int64_t m_count, int64_t k_count, const PairsA& a, PairsB b, MatrixC c,
+                          bool add, RowsAhead* ahead) {
   int64_t m = 0;
   multiply_pairs_rows<tile_rows(kVectors), kVectors>(m, m_count, a, b, k_count, c, add, ahead);
   multiply_pairs_rows<4, kVectors>(m, m_count, a, b, k_count, c, add, ahead);
@@ -125,7 +126,7 @@ void multiply_pairs_panel(int64_t m_count, int64_t k_count, PairsA a, PairsB b, 
 }  // namespace detail
 
 // C = A B or C + A B, with k_count pairs along K. n_count is a multiple of 16.
-HWY_INLINE void multiply_pairs(int64_t m_count, int64_t n_count, int64_t k_count, PairsA a,
+HWY_INLINE void multiply_pairs(int64_t m_count, int64_t n_count, int64_t k_count, const PairsA& a,
                                PairsB b, MatrixC c, bool add, RowsAhead* ahead = nullptr) {
   int64_t n = 0;
   const auto panels = [&](auto vectors) HWY_ATTR {

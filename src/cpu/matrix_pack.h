@@ -102,20 +102,38 @@ HWY_INLINE void unpack_rows(const float* in, int64_t width, int64_t rows, int64_
   }
 }
 
-// out[c, r] = in[r, c], for a multiple of four rows and of four columns. Blocks of 4 x 4: their
-// shuffles stay inside 128 bits, which is where every instruction set is fast.
-HWY_INLINE void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns,
-                          float* out, int64_t out_stride) {
-  const hn::Full128<float> d;
-  const hn::Full128<double> pairs;
-  for (int64_t r = 0; r < rows; r += 4) {
-    const float* x = in + r * in_stride;
+namespace detail {
+
+// Four numbers from each of rows[0], rows[1], ...
+template <class D>
+HWY_INLINE hn::Vec<D> load_fours(D d, const float* const* rows, int64_t offset) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return hn::LoadU(d, rows[0] + offset);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, load_fours(half, rows + hn::MaxLanes(half) / 4, offset),
+                       load_fours(half, rows, offset));
+  }
+}
+
+template <bool kScaled>
+void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns, float* out,
+               int64_t out_stride, float scale) {
+  const F32 d;
+  const hn::Repartition<double, F32> pairs;
+  constexpr int64_t kFours = hn::MaxLanes(F32()) / 4;
+  for (int64_t r = 0; r < rows; r += 4 * kFours) {
+    const float* x[kFours];
+    for (int64_t i = 0; i < kFours; ++i) x[i] = in + std::min(r + 4 * i, rows - 4) * in_stride;
+    const auto load = [&](int64_t offset) HWY_ATTR {
+      const auto v = load_fours(d, x, offset);
+      if constexpr (kScaled) return hn::Mul(v, hn::Set(d, scale));
+      return v;
+    };
     float* y = out + r;
     for (int64_t c = 0; c < columns; c += 4, y += 4 * out_stride) {
-      const auto x0 = hn::LoadU(d, x + c);
-      const auto x1 = hn::LoadU(d, x + in_stride + c);
-      const auto x2 = hn::LoadU(d, x + 2 * in_stride + c);
-      const auto x3 = hn::LoadU(d, x + 3 * in_stride + c);
+      const auto x0 = load(0), x1 = load(in_stride), x2 = load(2 * in_stride);
+      const auto x3 = load(3 * in_stride);
       const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, x0, x1));
       const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, x2, x3));
       const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, x0, x1));
@@ -124,8 +142,24 @@ HWY_INLINE void transpose(const float* in, int64_t in_stride, int64_t rows, int6
       hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, y + out_stride);
       hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, y + 2 * out_stride);
       hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, y + 3 * out_stride);
+      for (int64_t i = 0; i < kFours; ++i) x[i] += 4;
     }
   }
+}
+
+}  // namespace detail
+
+// out[c, r] = in[r, c] for a multiple of four rows and of four columns. `out` gets whole vectors:
+// behind the last four rows they are repeated. The shuffles stay inside 128 bits, which is where
+// every instruction set is fast.
+HWY_INLINE void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns,
+                          float* out, int64_t out_stride) {
+  detail::transpose<false>(in, in_stride, rows, columns, out, out_stride, 1.0f);
+}
+// The same, and all numbers times `scale`.
+HWY_INLINE void transpose_scaled(const float* in, int64_t in_stride, int64_t rows, int64_t columns,
+                                 float* out, int64_t out_stride, float scale) {
+  detail::transpose<true>(in, in_stride, rows, columns, out, out_stride, scale);
 }
 
 }  // namespace HWY_NAMESPACE

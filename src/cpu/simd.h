@@ -317,40 +317,79 @@ HWY_INLINE V MaxNaN(V a, V b) {
   return hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, b));
 }
 
-// exp(x) to 1 ulp. Underflows gradually to 0 and overflows to infinity; exp(NaN) is NaN.
-template <class D, class V>
-HWY_INLINE V Exp(D d, V x) {
+namespace detail {
+
+#define FK_MATRIX_BODY HWY_ATTR __attribute__((always_inline))
+
+// body(i) for i in [0, kCount), unrolled, so that arrays indexed by i can live in registers.
+template <int kCount, class Body>
+HWY_INLINE void repeat(const Body& body) {
+  if constexpr (kCount > 0) {
+    repeat<kCount - 1>(body);
+    body(std::integral_constant<int, kCount - 1>());
+  }
+}
+
+}  // namespace detail
+
+// exp(x) to 1 ulp. Underflows gradually to 0 and overflows to infinity; exp(NaN) is NaN. Of several
+// vectors at once, step by step: each step of one waits for the step before, but not for the
+// others.
+template <class D, class V, int kCount>
+HWY_INLINE void Exp(D d, V (&x)[kCount]) {
+  V shifted[kCount], n[kCount], p[kCount];
+  const auto each = [](const auto& body) FK_MATRIX_BODY { detail::repeat<kCount>(body); };
   // The second operand comes through if it is NaN.
-  x = hn::Min(hn::Set(d, 89.0f), hn::Max(hn::Set(d, -104.0f), x));
+  each([&](auto i) FK_MATRIX_BODY {
+    x[i] = hn::Min(hn::Set(d, 89.0f), hn::Max(hn::Set(d, -104.0f), x[i]));
+  });
 
   // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer, which then stands
   // in the low bits; 254 more leave it twice the exponent bias too large, as is needed below.
   const auto magic = hn::Set(d, 0x1.8p23f + 254.0f);
-  const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504f), magic);
-  const auto n = hn::Sub(shifted, magic);
+  each([&](auto i)
+           FK_MATRIX_BODY { shifted[i] = hn::MulAdd(x[i], hn::Set(d, 1.44269504f), magic); });
+  each([&](auto i) FK_MATRIX_BODY { n[i] = hn::Sub(shifted[i], magic); });
   // n times the high part is exact, with or without fused multiply-add.
-  auto r = hn::NegMulAdd(n, hn::Set(d, 0x1.62e4p-1f), x);
-  r = hn::NegMulAdd(n, hn::Set(d, 0x1.7f7d1cp-20f), r);
+  each([&](auto i) FK_MATRIX_BODY { x[i] = hn::NegMulAdd(n[i], hn::Set(d, 0x1.62e4p-1f), x[i]); });
+  each([&](auto i)
+           FK_MATRIX_BODY { x[i] = hn::NegMulAdd(n[i], hn::Set(d, 0x1.7f7d1cp-20f), x[i]); });
 
   // exp(r) = 1 + r (1 + r P(r)): minimax in relative error, 2^-28.
-  auto p = hn::MulAdd(hn::Set(d, 0x1.6a1a72p-10f), r, hn::Set(d, 0x1.123fc6p-7f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.555916p-5f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.55548ap-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffffcp-2f));
-  const auto one = hn::Set(d, 1.0f);
-  p = hn::MulAdd(hn::MulAdd(p, r, one), r, one);
+  each([&](auto i) FK_MATRIX_BODY {
+    p[i] = hn::MulAdd(hn::Set(d, 0x1.6a1a72p-10f), x[i], hn::Set(d, 0x1.123fc6p-7f));
+  });
+  const auto times_r_plus = [&](float c) FK_MATRIX_BODY {
+    each([&](auto i) FK_MATRIX_BODY { p[i] = hn::MulAdd(p[i], x[i], hn::Set(d, c)); });
+  };
+  times_r_plus(0x1.555916p-5f);
+  times_r_plus(0x1.55548ap-3f);
+  times_r_plus(0x1.fffffcp-2f);
+  times_r_plus(1.0f);
+  times_r_plus(1.0f);
 
 #if HWY_TARGET == HWY_AVX3
-  if constexpr (hn::MaxLanes(D()) == 16) return V{_mm512_scalef_ps(p.raw, n.raw)};
+  if constexpr (hn::MaxLanes(D()) == 16) {
+    each([&](auto i) FK_MATRIX_BODY { x[i] = V{_mm512_scalef_ps(p[i].raw, n[i].raw)}; });
+    return;
+  }
 #endif
   // 2^n as the product of two powers, so that neither the smallest nor the largest n leaves the
   // exponent's range.
-  const hn::Rebind<int32_t, D> di;
-  const auto bits = hn::BitCast(di, shifted);
-  const auto half = hn::ShiftRight<1>(bits);
-  const auto scale1 = hn::BitCast(d, hn::ShiftLeft<23>(half));
-  const auto scale2 = hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(bits, half)));
-  return hn::Mul(hn::Mul(p, scale1), scale2);
+  each([&](auto i) FK_MATRIX_BODY {
+    const hn::Rebind<int32_t, D> di;
+    const auto bits = hn::BitCast(di, shifted[i]);
+    const auto half = hn::ShiftRight<1>(bits);
+    const auto scale1 = hn::BitCast(d, hn::ShiftLeft<23>(half));
+    const auto scale2 = hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(bits, half)));
+    x[i] = hn::Mul(hn::Mul(p[i], scale1), scale2);
+  });
+}
+template <class D, class V>
+HWY_INLINE V Exp(D d, V x) {
+  V one[1] = {x};
+  Exp(d, one);
+  return one[0];
 }
 
 }  // namespace HWY_NAMESPACE

@@ -35,6 +35,7 @@ void multiply_part(const PackedMatrix& w, const Team::Member& me, const Activati
 
 void CpuEngine::decode(int32_t token, float* logits) {
   float* const out = padded(config_.vocab) == config_.vocab ? logits : logits_;
+  reserve_rows(config_.heads * (position_ / kKeyChunk + 1));  // one for each chunk of keys
   Team::run([&](Team::Member& me) {
     const MemberBuffers& mine = members_[static_cast<size_t>(me.index())];
     const auto norm = [&](const float* add, const float* weight, const float* bias,

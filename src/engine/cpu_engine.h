@@ -59,6 +59,7 @@ class CpuEngine final : public Engine {
   void pack(const model::Weight& weight, const model::Weight& bias, PackedMatrix* matrix);
   const float* read_vector(const model::Weight& weight);
   void allocate_buffers();
+  void reserve_rows(int64_t count);
   bool reserve_members(int count);
 
   // cpu_decode.cc: one token, by all threads together.

@@ -8,6 +8,7 @@
 #include "engine/cpu_engine.h"
 #include "engine/parallel.h"
 #include "engine/quantize.h"
+#include "model/check_config.h"
 
 namespace fk::engine {
 namespace {
@@ -53,7 +54,10 @@ int64_t activation_bytes(int64_t columns, int64_t tokens) { return tokens * colu
 
 Status parse_options(int64_t context, const std::string& cache, const std::string& quantize,
                      EngineOptions* options) {
-  if (context < 0) return invalid("context: expected 0 or more, got " + std::to_string(context));
+  if (context < 0 || context > model::kMaxContext) {
+    return invalid("context: expected 0 to " + std::to_string(model::kMaxContext) + ", got " +
+                   std::to_string(context));
+  }
   options->context = context;
   if (cache == "f16") {
     options->cache = EngineOptions::Cache::kHalf;
@@ -195,8 +199,6 @@ void CpuEngine::allocate_buffers() {
   const int64_t hidden = padded(config_.hidden);
   const int64_t dim = padded(config_.dim);
   qkv_stride_ = q_rows + 2 * k_rows;
-  const int64_t rows = config_.heads * kBatch;
-  const int64_t head_dim = padded(config_.head_dim);
   const int64_t floats = kBatch * (2 * dim + qkv_stride_ + config_.rotary_dim + 2 * hidden) +
                          kLogitRows * padded(config_.vocab) + 1024;
   const int64_t bytes = floats * 4 + activation_bytes(config_.dim, kBatch) +
@@ -214,17 +216,20 @@ void CpuEngine::allocate_buffers() {
   normed_ = take_activations(buffers_, config_.dim, kBatch);
   attended_ = take_activations(buffers_, config_.heads * config_.head_dim, kBatch);
   hidden_ = take_activations(buffers_, config_.hidden, kBatch);
+  reserve_rows(config_.heads * kBatch);
+}
 
-  // A single token over a long context has as many rows as chunks of keys.
-  const int64_t chunks = (context_ + kKeyChunk - 1) / kKeyChunk;
-  const size_t all = static_cast<size_t>(std::max(rows, config_.heads * chunks));
+void CpuEngine::reserve_rows(int64_t count) {
+  if (count <= static_cast<int64_t>(row_q_.size())) return;
+  const size_t all = std::max(static_cast<size_t>(count), 2 * row_q_.size());
+  const auto head_dim = static_cast<size_t>(padded(config_.head_dim));
   row_q_.resize(all);
   row_out_.resize(all);
   row_first_.resize(all);
   row_last_.resize(all);
   row_max_.resize(all);
   row_sum_.resize(all);
-  row_values_.resize(all * static_cast<size_t>(head_dim));
+  row_values_.resize(all * head_dim);
   for (size_t i = 0; i < all; ++i) row_out_[i] = row_values_.data() + i * head_dim;
 }
 

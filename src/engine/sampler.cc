@@ -64,7 +64,7 @@ int32_t Sampler::sample(float* logits) {
 int32_t Sampler::choose(float* logits) {
   const int32_t best = likeliest(logits, vocab_);
   // Infinity and NaN leave nothing to draw from.
-  if (options_.temperature <= 0 || !std::isfinite(logits[best])) return best;
+  if (!(options_.temperature > 0) || !std::isfinite(logits[best])) return best;
 
   const float largest = logits[best];
   const float lowest = largest - kNegligible * options_.temperature;

@@ -246,7 +246,13 @@ Status load_tokenizer(const std::string& path, int64_t vocab,
 }
 
 Status load(const std::string& path, const LoadOptions& options, Model* model) {
-  if (path.empty()) return load_memory(builtin_model(), {}, "the built-in model", model);
+  if (path.empty()) {
+    if (options.tokenizer.empty()) {
+      return load_memory(builtin_model(), {}, "the built-in model", model);
+    }
+    return invalid("tokenizer: expected none for the built-in model, which has its own, got " +
+                   options.tokenizer);
+  }
   *model = Model();
   model->path = path;
   if (!exists(path)) return file_error(path, "there is no such file or folder");

@@ -62,6 +62,10 @@ def test_roofline(tmp_path):
         (["--op", "sofmax"], "--op: expected one of"),
         (["--peer", "nobody"], "--peer: expected one of"),
         (["--framework", "numpy", "--device", "cuda"], "has no device cuda"),
+        (["--framework", "numpy", "--direction", "bwd"], "no case of the suite is what was asked"),
+        (["demo", "--op", "sum"], "no case of the suite is what was asked for"),
+        (["--json", os.path.dirname(__file__)], "--json: "),
+        (["--json", __file__], "expected a result file or none"),
     ],
 )
 def test_refuses(arguments, message):

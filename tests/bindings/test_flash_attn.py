@@ -4,6 +4,8 @@ torch."""
 import inspect
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -308,3 +310,10 @@ def test_errors():
         flash_attn.flash_attn_qkvpacked_func(q)
     with pytest.raises(fk.Error, match="attention: k: expected"):
         flash_attn.flash_attn_func(q, q[..., :4], q)
+
+
+def test_modules_are_found_by_name():
+    """Of the package, as of `import flashkernel.compat.flash_attn`."""
+    script = "import flashkernel as fk; print(fk.compat.flash_attn, fk.compat.mamba_ssm)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert not hasattr(fk.compat, "xformers")

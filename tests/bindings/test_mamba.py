@@ -274,6 +274,23 @@ def test_mamba_step_by_step(device):
         torch.testing.assert_close(torch.cat(parts, 1), whole.detach(), rtol=1e-4, atol=1e-5)
 
 
+def test_mamba_under_autocast():
+    torch.manual_seed(0)
+    for module in (fk.torch.Mamba(16), fk.torch.MambaStack(16, 2), theirs.Mamba(16, layer_idx=0)):
+        x = torch.randn(3, 7, 16)
+        exact = module(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            whole = module(x)
+            if isinstance(module, theirs.Mamba):
+                carried = theirs.InferenceParams(max_seqlen=7, max_batch_size=3)
+                steps = module(x, carried)
+            else:
+                steps = module.step(x, module.allocate_state(3))
+        whole.float().sum().backward()
+        for result in (whole, steps):
+            torch.testing.assert_close(result.float(), exact, rtol=0.05, atol=0.02)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mamba_with_inference_params(dtype):
     torch.manual_seed(0)

@@ -1,5 +1,8 @@
 """The NumPy binding, for every op by its declaration: attributes, dtypes, writing in place."""
 
+import os
+import pickle
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +24,10 @@ def test_wrong_attributes_name_the_argument(op):
         for wrong in ("no such thing", "", [1], 2**70 if f.kind in ("integer", "axis") else {}):
             with pytest.raises(fk.Error, match=f"{op.public_name}: {f.name}: expected .* got"):
                 sampling.call(op, {**sample, f.name: wrong})
+    for name in op.extra_keywords:
+        for wrong in ("no", None, np.ones(2)):
+            with pytest.raises(fk.Error, match=f"{op.public_name}: {name}: expected True or False"):
+                sampling.call(op, sample, **{name: wrong})
 
 
 @EVERY_OP
@@ -44,6 +51,33 @@ def test_unknown_dtypes_name_the_argument(op):
                 continue
             with pytest.raises(fk.Error, match=f"{op.public_name}: {f.name}: expected .*, got"):
                 sampling.call(op, {**sample, f.name: sample[f.name].astype(dtype)})
+
+
+@pytest.mark.parametrize("value", ["dispatch", "DISPATCH", ""])
+def test_log(value):
+    script = "import numpy, flashkernel as fk; fk.softmax(numpy.ones(3, 'f'))"
+    environment = {**os.environ, "FK_LOG": value}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    known = 'FK_LOG: expected dispatch, got "DISPATCH"' if value == "DISPATCH" else "softmax_fwd ->"
+    assert known in done.stderr if value else not done.stderr
+
+
+def test_errors_are_named_as_users_know_them():
+    assert str(fk.Error) == "<class 'flashkernel.Error'>"
+    error = pickle.loads(pickle.dumps(fk.Error("text")))
+    assert type(error) is fk.Error and str(error) == "text"
+
+
+def test_masks_are_not_ignored():
+    with pytest.raises(fk.Error, match="softmax: x: expected an array without a mask"):
+        fk.softmax(np.ma.masked_array(np.ones(3, np.float32), mask=[0, 1, 0]))
+
+
+@pytest.mark.parametrize("threads", [0, -1, "two", 1.5])
+def test_number_of_threads_that_is_none(threads):
+    with pytest.raises(fk.Error, match="set_num_threads: threads: expected a number from 1, got"):
+        fk.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,24 @@ def test_only_the_gradients_asked_for(op, optionals, attributes):
         assert all(alone[n].grad is None for n in names if n != name)
 
 
+class WithoutGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+@DIFFERENTIABLE_CASE
+def test_outputs_whose_users_give_no_gradient(op, optionals, attributes):
+    sample = sampling.draw(op, 8, optionals=optionals, attributes=attributes)
+    arguments = to_torch(sample, requires_grad=with_gradient(op, sample))
+    loss_of(tuple(map(WithoutGradient.apply, outputs_of(call(op, arguments))))).backward()
+    assert all(v.grad is None for v in arguments.values() if isinstance(v, torch.Tensor))
+
+
 @DIFFERENTIABLE_CASE
 def test_an_output_nobody_uses_has_no_gradient(op, optionals, attributes):
     sample = sampling.draw(op, 7, optionals=optionals, attributes=attributes)

@@ -1,5 +1,6 @@
 """What the torch binding refuses, and in which words."""
 
+import math
 import subprocess
 import sys
 
@@ -58,9 +59,15 @@ def test_wrong_dtypes_and_types_name_the_argument(op):
 def test_wrong_attributes_name_the_argument(op):
     arguments = to_torch(sampling.draw(op, 20))
     for f in op.attributes:
-        for wrong in ("no such thing", "", [1], 2**70 if f.kind in ("integer", "axis") else {}):
+        wrongs = ["no such thing", "", [1], 2**70 if f.kind in ("integer", "axis") else {}]
+        # Numbers that torch's own operators would make integers and booleans of.
+        wrongs += [] if f.kind in ("number", "choice") else [np.float32(1.5), 0.5, math.nan]
+        for wrong in wrongs:
             with pytest.raises(fk.Error, match=f"{op.public_name}: {f.name}: expected .* got"):
                 call(op, {**arguments, f.name: wrong})
+    for name in op.extra_keywords:
+        with pytest.raises(fk.Error, match=f"{op.public_name}: {name}: expected True or False"):
+            call(op, arguments, **{name: "no"})
     if op.axis:
         with pytest.raises(fk.Error, match=f"{op.public_name}: {op.axis.name}: expected -"):
             call(op, {**arguments, op.axis.name: 9})
@@ -75,11 +82,46 @@ def test_shapes_that_do_not_fit():
         fk.rms_norm(torch.randn(3, 8, requires_grad=True), torch.randn(7))
 
 
-def test_errors_inside_a_compiled_graph_have_the_same_text():
-    torch._dynamo.reset()
-    f = torch.compile(lambda x, w: fk.rms_norm(x, w), fullgraph=True, backend="aot_eager")
-    with pytest.raises(RuntimeError, match="rms_norm: weight: expected shape"):
-        f(torch.randn(3, 8), torch.randn(7))
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_errors_inside_a_compiled_graph_have_the_same_text(dynamic, requires_grad):
+    wrong = [
+        lambda x: fk.softmax(x, 7),
+        lambda x: fk.softmax(x, 0.5),
+        lambda x: fk.rope(x, x, x),
+        lambda x: fk.attention(x, x, x, causal="no"),
+        lambda x: fk.attention(x, x, x, rotary=(x,)),
+        lambda x: fk.causal_conv1d(x, x[0], activation="relu"),
+        lambda x: fk.causal_conv1d(x[0], x[0], return_final_state=True),
+    ]
+    if not (dynamic and requires_grad):  # then torch itself meets the gradients first
+        wrong.append(lambda x: fk.rms_norm(x, x[0, 0, :7]))
+    for function in wrong:
+        torch._dynamo.reset()
+        x = torch.randn(3, 4, 8, requires_grad=requires_grad)
+        with pytest.raises(fk.Error) as eager:
+            function(x)
+        compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        with pytest.raises(RuntimeError) as error:
+            compiled(x)
+        text = str(error.value).replace("\\'", "'")
+        assert str(eager.value) in text
+
+
+def test_what_is_written_over_has_no_repeated_elements():
+    x, weight = torch.randn(2, 6), torch.randn(6, 4)
+    state = torch.zeros(1, 3, 6).expand(2, 3, 6)
+    with pytest.raises(fk.Error, match="causal_conv1d_update: state: expected an output without"):
+        fk.causal_conv1d_update(x, state, weight)
+    heads, table = torch.zeros(1, 2, 1, 4).expand(3, 2, 1, 4), torch.zeros(2, 2)
+    with pytest.raises(fk.Error, match="rope: x: expected an output without repeated elements"):
+        fk.rope(heads, table, table, inplace=True)
+
+
+def test_nested_tensors():
+    nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
+    with pytest.raises(fk.Error, match="softmax: x: expected a dense tensor, got a nested one"):
+        fk.softmax(nested)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -213,12 +213,18 @@ def test_compile_with_transforms():
 def test_first_call_inside_compile():
     """Neither flashkernel.torch nor its operators exist before the compiler meets the call."""
     script = """
-import flashkernel as fk, torch
-f = torch.compile(lambda x: fk.rms_norm(x) * 2, fullgraph=True, backend="aot_eager")
+import sys, flashkernel as fk, torch
+dynamic = eval(sys.argv[1])  # with True, the compiler starts again on its way
+f = torch.compile(
+    lambda x: fk.rms_norm(x) * 2, fullgraph=True, dynamic=dynamic, backend="aot_eager"
+)
 x = torch.randn(3, 8)
-torch.testing.assert_close(f(x), fk.rms_norm(x) * 2)
+for _ in range(2):
+    torch.testing.assert_close(f(x), fk.rms_norm(x) * 2)
+assert torch.Tensor in fk._CALLS["rms_norm"]
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    for dynamic in ("None", "True"):
+        subprocess.run([sys.executable, "-c", script, dynamic], check=True)
 
 
 @EVERY_OP
@@ -341,6 +347,10 @@ def test_modes_see_calls():
     traced = torch.jit.trace(lambda t: fk.softmax(t), x)
     y = torch.randn(3, 8)
     same_values(traced(y), fk.softmax(y))
+    targets = torch.arange(3)
+    traced = torch.jit.trace(lambda t: fk.cross_entropy(t, targets, reduction="none"), x)
+    same_values(traced(y), fk.cross_entropy(y, targets, reduction="none"))
+    same_values(torch.func.functionalize(lambda t: fk.softmax(t))(y), fk.softmax(y))
     fake = torch._subclasses.FakeTensorMode()
     with fake:
         assert fk.softmax(torch.empty(3, 8)).shape == (3, 8)

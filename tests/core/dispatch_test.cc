@@ -247,6 +247,13 @@ TEST_F(RmsNorm, NanAttribute) {
   EXPECT_EQ(call_(), "rms_norm: eps: expected a number, got NaN");
 }
 
+TEST_F(RmsNorm, AttributeThatNoFloatHolds) {
+  call_["eps"].number = 1e39;
+  EXPECT_EQ(call_(), "rms_norm: eps: expected a number that float32 can hold, got 1e+39");
+  call_["eps"].number = std::numeric_limits<float>::max();
+  EXPECT_EQ(call_(), "");
+}
+
 TEST_F(RmsNorm, OutputWithRepeatedElements) {
   int64_t strides[] = {0, 1};
   y_.tensor().strides = strides;
@@ -405,6 +412,17 @@ TEST(Dispatch, BadChoice) {
   EXPECT_EQ(call(), "cross_entropy: reduction: expected a choice from 0 to 2, got -1");
 }
 
+TEST(Dispatch, LossOfRowsThatStaySeparate) {
+  Array logits({2, 5}), targets({2}, kI64), losses({2}), loss({});
+  Call call("cross_entropy_fwd");
+  call.with("logits", logits).with("targets", targets).with("losses", losses).with("loss", loss);
+  EXPECT_EQ(call(), "");
+  call["reduction"].integer = 0;
+  loss.data()[0] = 77;
+  EXPECT_EQ(call(), "cross_entropy: loss: expected none with reduction=none, got a tensor");
+  EXPECT_EQ(loss.data()[0], 77);
+}
+
 TEST(Dispatch, IndexDType) {
   Array logits({2, 5}), targets({2}, kF32);
   Call call("cross_entropy_fwd");
@@ -440,6 +458,13 @@ TEST(Dispatch, AlternativeShapes) {
   Array fits({2, 3}, kI32);
   call.with("positions", fits);
   EXPECT_EQ(call(), "");
+}
+
+TEST(Dispatch, SizeBelowZero) {
+  Array x({1, 3, 4}), weight({4, 0}), state({1, 0, 4}), y({1, 3, 4});
+  Call call("causal_conv1d_fwd");
+  call.with("x", x).with("weight", weight).with("initial_state", state).with("y", y);
+  EXPECT_EQ(call(), "causal_conv1d: weight: expected W to be at least 1, got 0");
 }
 
 // The backward of a norm keeps partial sums in its workspace.

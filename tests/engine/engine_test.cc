@@ -2,8 +2,10 @@
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <fstream>
 #include <vector>
 
 #include "core/thread_pool.h"
@@ -91,6 +93,35 @@ TEST_F(EngineTest, LongContextsAreChunked) {
   engine->rewind(559);
   ASSERT_TRUE(engine->forward(&ids_[559], 1, Logits::kLast, one.data()).ok());
   EXPECT_LT(largest_difference(one.data(), &all[559 * vocab], vocab), 5e-3);
+}
+
+// More of them than a batch has rows. The keys before are all 0.
+TEST_F(EngineTest, ManyChunks) {
+  EngineOptions options;
+  options.context = 100000;
+  const auto engine = make(options);
+  const auto vocab = static_cast<size_t>(engine->vocab());
+  std::vector<float> two(2 * vocab), one(vocab);
+  engine->rewind(99998);
+  ASSERT_TRUE(engine->forward(ids_.data(), 2, Logits::kAll, two.data()).ok());
+  engine->rewind(99999);
+  ASSERT_TRUE(engine->forward(&ids_[1], 1, Logits::kLast, one.data()).ok());
+  EXPECT_LT(largest_difference(one.data(), &two[vocab], vocab), 5e-3);
+}
+
+TEST_F(EngineTest, MemoryGrowsWithTheTokensThatCome) {
+  const auto pages = [] {
+    int64_t all = 0, resident = 0;
+    std::ifstream("/proc/self/statm") >> all >> resident;
+    return resident;
+  };
+  EngineOptions options;
+  options.context = 100'000'000;
+  const int64_t before = pages();
+  const auto engine = make(options);
+  std::vector<float> out(static_cast<size_t>(engine->vocab()));
+  ASSERT_TRUE(engine->forward(ids_.data(), 1, Logits::kLast, out.data()).ok());
+  EXPECT_LT((pages() - before) * sysconf(_SC_PAGESIZE), 100'000'000);
 }
 
 TEST_F(EngineTest, CachesAgree) {

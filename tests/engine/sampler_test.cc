@@ -85,6 +85,12 @@ TEST(Sampler, NonFiniteLogitsDoNotCrash) {
   EXPECT_EQ(sampler.sample(logits.data()), 1);
 }
 
+TEST(Sampler, NonFiniteTemperatureDoesNotCrash) {
+  SamplingOptions options = plain();
+  options.temperature = NAN;
+  EXPECT_EQ(shares(options, kLogits).at(0), shares(options, kLogits).begin()->second);
+}
+
 TEST(StopFilter, HoldsBackWhatMayBeAStop) {
   StopFilter filter({"END", "stop"});
   EXPECT_EQ(filter.push("an E"), "an ");

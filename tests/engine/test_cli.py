@@ -53,7 +53,16 @@ def test_prompt_from_stdin(fk_program):
     "arguments, message",
     [
         (["nothing.gguf"], "no such file or folder"),
-        (["--temp", "-1"], "--temp"),
+        (["--temp", "-1"], "--temp: expected a number from 0 up, got -1\n"),
+        (["--temp", "nan"], "--temp: expected a number from 0 up, got nan\n"),
+        (["--top-p", "0"], "--top-p: expected a number above 0, at most 1, got 0\n"),
+        (
+            ["--seed", 2**64],
+            f"--seed: expected a whole number from 0 to {2**64 - 1}, got {2**64}\n",
+        ),
+        (["--seed=-1"], "got -1\n"),
+        (["-n", "1.5"], "--max-tokens: expected a whole number from 0 up, got 1.5\n"),
+        (["--tokenizer", "nothing.json"], "tokenizer: expected none for the built-in model"),
         (["--quantize", "q2"], "quantize: expected"),
         (["--device", "cuda"], "device: expected cpu"),
     ],
@@ -62,6 +71,15 @@ def test_errors(fk_program, arguments, message):
     result = run(fk_program, "generate", *arguments)
     assert result.returncode != 0 and message in result.stderr
     assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [("check", "--samples", 0), ("bench", "decode", "--repeats", 0)]
+)
+def test_errors_of_other_commands(fk_program, arguments):
+    result = run(fk_program, *arguments)
+    assert result.returncode != 0
+    assert f"{arguments[-2]}: expected a whole number from 1 up, got 0\n" in result.stderr
 
 
 def test_alone_it_helps(fk_program):

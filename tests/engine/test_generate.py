@@ -1,5 +1,8 @@
 """Text: the stories model's golden text, the built-in model, sampling, stops, streams."""
 
+import concurrent.futures
+import weakref
+
 import numpy as np
 import pytest
 
@@ -110,6 +113,12 @@ def test_context_ends(builtin):
         ({"repetition_penalty": 0}, "repetition_penalty: expected more than 0"),
         ({"prompt": [99999]}, "token 0: expected an id below"),
         ({"prompt": [0.5]}, "prompt: expected a list of integers"),
+        ({"prompt": 5}, "prompt: expected a list of integers"),
+        ({"prompt": [{"role": "user"}]}, "messages: expected a text as role and as content"),
+        ({"temperature": "hot"}, "temperature: expected a number, got 'hot'"),
+        ({"top_k": 1.5}, "top_k: expected an integer, got 1.5"),
+        ({"seed": 2**64}, "seed: expected at most"),
+        ({"stop": [5]}, "stop: expected a text or a list of texts"),
     ],
 )
 def test_errors(builtin, arguments, message):
@@ -117,9 +126,50 @@ def test_errors(builtin, arguments, message):
         builtin.generate(**arguments)
 
 
+def test_token_that_no_integer_of_32_bits_holds(builtin):
+    with pytest.raises(fk.Error, match="step: token_id: expected at most"):
+        builtin.step(2**32)
+
+
+def test_threads_take_turns(builtin):
+    expected = builtin.generate("The sea", max_tokens=40, temperature=0)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        calls = [
+            pool.submit(builtin.generate, "The sea", max_tokens=40, temperature=0)
+            for _ in range(12)
+        ]
+    assert {c.result() for c in calls} == {expected}
+
+
+def test_another_call_ends_a_stream(builtin):
+    for other in (lambda: builtin.generate("King", max_tokens=3), lambda: builtin.logits([1, 2])):
+        stream = builtin.generate("The sea", max_tokens=40, stream=True)
+        next(stream)
+        other()
+        with pytest.raises(fk.Error, match="the stream was ended by another call"):
+            next(stream)
+
+
+def test_models_are_freed_at_once():
+    model = fk.load()
+    gone, tokenizer = weakref.ref(model), model.tokenizer
+    expected = tokenizer.encode("The sea")
+    del model
+    assert gone() is None
+    assert tokenizer.encode("The sea") == expected
+
+
 def test_load_errors(tmp_path):
+    with pytest.raises(fk.Error, match="load: path_or_name: expected a path, got 5"):
+        fk.load(5)
+    with pytest.raises(fk.Error, match="load: context: expected an integer, got 'long'"):
+        fk.load(context="long")
     with pytest.raises(fk.Error, match="no such file or folder, and no known model"):
         fk.load(tmp_path / "nothing")
+    with pytest.raises(fk.Error, match="tokenizer: expected none for the built-in model"):
+        fk.load(tokenizer=tmp_path / "nothing")
+    with pytest.raises(fk.Error, match="context: expected 0 to 2147483648, got 4294967296"):
+        fk.load(context=2**32)
     with pytest.raises(fk.Error, match="quantize: expected f16"):
         fk.load(quantize="q3_k")
     with pytest.raises(fk.Error, match="cache: expected auto, f16 or f32"):

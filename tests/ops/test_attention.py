@@ -544,6 +544,8 @@ def test_errors(make):
         (r"window: expected a tuple \(left, right\), got 3", {"window": 3}),
         (r"window: expected a tuple", {"window": (1, 2, 3)}),
         ("softcap: expected a number from 0 up, got -1", {"softcap": -1.0}),
+        (r"softcap: expected a number that float32 can hold, got 1e\+39", {"softcap": 1e39}),
+        (r"scale: expected a number that float32 can hold, got -1e\+39", {"scale": -1e39}),
         ("scale: expected a finite number or None, got inf", {"scale": math.inf}),
         ("cu_seqlens_q: expected none", {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}),
         ("cu_seqlens_q: expected offsets", {"q": packed, "k": packed, "v": packed}),

@@ -196,6 +196,8 @@ def test_errors_name_the_argument():
         fk.causal_conv1d(x, torch.ones(4, 9))
     with raises("causal_conv1d: weight: expected 2 to 8 taps .its last size., got 1"):
         fk.causal_conv1d(x, torch.ones(4, 1))
+    with raises("causal_conv1d: weight: expected W to be at least 1, got 0"):
+        fk.causal_conv1d(x, torch.ones(4, 0), initial_state=torch.ones(2, 0, 4))
     with raises("causal_conv1d: weight: expected shape .4, W. to fit x"):
         fk.causal_conv1d(x, torch.ones(5, 4))
     with raises("causal_conv1d: initial_state: expected 2 rows, one per sequence, got 1"):

@@ -427,6 +427,11 @@ def test_errors_name_the_argument():
              initial_state=None)  # fmt: skip
     with raises("selective_scan: B: expected a number of groups that divides u's 4 channels"):
         call(B=torch.zeros(2, 6, 3, 3), C=torch.zeros(2, 6, 3, 3))
+    none = torch.zeros(1, 2, 0)
+    with raises("selective_scan: B: expected a number of groups .* 0 channels, got 0"):
+        fk.selective_scan(
+            none, none, torch.zeros(0, 2), torch.zeros(1, 2, 0, 2), torch.zeros(1, 2, 0, 2)
+        )
     with raises("selective_scan: C: expected 3 dimensions, as B has"):
         call(C=t["C"][:, :, None])
     with raises("selective_scan: initial_state: expected 2 rows, one per sequence, got 3"):

@@ -84,9 +84,10 @@ def _find_call(op: str, argument: str, value):
         framework = cls.__module__.partition(".")[0]
         if framework in _FRAMEWORKS and cls.__name__ != "generic":
             backend = _FRAMEWORKS[framework]()
-            # Torch's own types are served once it is imported; its compiler takes no writing here.
             if framework != "torch":
                 _serve(backend, type(value))
+            elif cls is type(value) and not backend._is_compiling():
+                backend._serve_types()
             return getattr(backend, op)
     raise Error(
         f"{op}: {argument}: expected a NumPy array, torch tensor or JAX array, "

@@ -362,8 +362,14 @@ class Op:
             if isinstance(value, (tuple, list)) and len(value) == len(members):
                 return value
             expected = ", ".join(f.name.removeprefix(f"{name}_") for f in members)
+            if members[0].kind != "input":
+                got = repr(value)
+            elif isinstance(value, (tuple, list)):
+                got = f"a {type(value).__name__} of {len(value)}"
+            else:
+                got = type(value).__name__
             raise _library.Error(
-                f"{self.public_name}: {name}: expected a tuple ({expected}), got {value!r}"
+                f"{self.public_name}: {name}: expected a tuple ({expected}), got {got}"
             )
 
         def stacked(name: str, parts):

@@ -2,8 +2,10 @@
 
 import ctypes
 import json
+import operator
 import os
 import secrets
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -51,13 +53,29 @@ def _ids(call: str, argument: str, values) -> np.ndarray:
     return np.ascontiguousarray(array, dtype=np.int32)
 
 
+def _number(call: str, argument: str, kind, value, below=2**63):
+    """A value as a float, or as an integer (kind operator.index) that a C integer holds."""
+    try:
+        number = kind(value)
+        if kind is float or -below <= number < below:
+            return number
+        expected = f"at most {below - 1}"
+    except (TypeError, ValueError):
+        expected = "a number" if kind is float else "an integer"
+    raise Error(f"{call}: {argument}: expected {expected}, got {value!r}")
+
+
 class Model(ModelFile):
-    """A model that is ready to run on the CPU. One call at a time."""
+    """A model that is ready to run on the CPU. Calls from several threads take turns; a call ends
+    the stream that was begun before it."""
 
     def __init__(self, path, tokenizer=None, context=0, cache=None, quantize=None):
         self._engine = _P()
+        self._turn, self._stream = threading.RLock(), None
+        context = _number("load", "context", operator.index, context)
         super().__init__(path, tokenizer)
-        check(_open(self._handle, context, _bytes(cache), _bytes(quantize), self._engine))
+        cache, quantize = _bytes("cache", cache), _bytes("quantize", quantize)
+        check(_open(self._handle, context, cache, quantize, self._engine))
         self.config["model_context"] = self.config["context"]
         self.config |= json.loads(_info(self._engine))
 
@@ -65,7 +83,6 @@ class Model(ModelFile):
         # At exit the module's names may be gone already.
         if getattr(self, "_engine", None) and _close is not None:
             _close(self._engine)
-        super().__del__()
 
     def __repr__(self) -> str:
         c = self.config
@@ -75,13 +92,18 @@ class Model(ModelFile):
         """The logits after each token of a text: float32 (len(token_ids), vocab)."""
         ids = _ids("logits", "token_ids", token_ids)
         out = np.empty((ids.size, self.config["vocab"]), np.float32)
-        check(_logits(self._engine, ids.ctypes.data, ids.size, out.ctypes.data))
+        with self._turn:
+            self._stream = None
+            check(_logits(self._engine, ids.ctypes.data, ids.size, out.ctypes.data))
         return out
 
     def step(self, token_id: int) -> np.ndarray:
         """One more token after `logits` or `step`: its logits, float32 (vocab)."""
+        token = _number("step", "token_id", operator.index, token_id, 2**31)
         out = np.empty(self.config["vocab"], np.float32)
-        check(_step(self._engine, token_id, out.ctypes.data))
+        with self._turn:
+            self._stream = None
+            check(_step(self._engine, token, out.ctypes.data))
         return out
 
     def generate(
@@ -104,21 +126,25 @@ class Model(ModelFile):
         pieces as they come. temperature=0 always takes the likeliest token. The same seed gives
         the same text, whatever the number of threads; seed=None takes a new one each time.
         `last_result` then says how it ended and how long it took."""
-        pieces = self._pieces(
-            self._prompt_ids(prompt),
-            _Sampling(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=secrets.randbits(32) if seed is None else seed,
-                ignore_eos=int(ignore_eos),
-            ),
-            [stop] if isinstance(stop, str) else list(stop or ()),
+        index, name = operator.index, "generate"
+        seed = secrets.randbits(32) if seed is None else seed
+        sampling = _Sampling(
+            max_tokens=_number(name, "max_tokens", index, max_tokens),
+            temperature=_number(name, "temperature", float, temperature),
+            top_k=_number(name, "top_k", index, top_k),
+            top_p=_number(name, "top_p", float, top_p),
+            min_p=_number(name, "min_p", float, min_p),
+            repetition_penalty=_number(name, "repetition_penalty", float, repetition_penalty),
+            seed=_number(name, "seed", index, seed, 2**64),
+            ignore_eos=bool(ignore_eos),
         )
-        return pieces if stream else "".join(pieces)
+        stop = [stop] if isinstance(stop, str) else [] if stop is None else stop
+        if not isinstance(stop, (list, tuple)) or not all(isinstance(s, str) for s in stop):
+            raise Error(f"{name}: stop: expected a text or a list of texts, got {stop!r}")
+        ids = self._prompt_ids(prompt)
+        with self._turn:
+            pieces = self._pieces(ids, sampling, stop)
+            return pieces if stream else "".join(pieces)
 
     @property
     def last_result(self) -> dict:
@@ -133,7 +159,7 @@ class Model(ModelFile):
             if not ids:  # what begins a text, or ends the one before it
                 first = self.tokenizer.bos
                 ids = [first] if first is not None else self.tokenizer.eos[:1]
-        elif len(prompt) and isinstance(prompt[0], dict):
+        elif isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
             ids = self.tokenizer.encode_chat(prompt)
         else:
             ids = prompt
@@ -142,23 +168,33 @@ class Model(ModelFile):
     def _pieces(self, ids: np.ndarray, sampling: _Sampling, stop: list[str]) -> Iterator[str]:
         stops = (_S * len(stop))(*(s.encode() for s in stop))
         sampling.stop, sampling.stop_count = stops, len(stop)
+        self._stream = own = object()
         check(_begin(self._engine, ids.ctypes.data, ids.size, ctypes.byref(sampling)))
 
         def pieces():
             text, count, more = _P(), _N(), _i32(1)
             while more.value:
-                check(_next(self._engine, text, count, ctypes.byref(more)))
-                if count.value:
-                    yield ctypes.string_at(text, count.value).decode()
+                with self._turn:
+                    if self._stream is not own:
+                        raise Error("generate: the stream was ended by another call of the model")
+                    check(_next(self._engine, text, count, ctypes.byref(more)))
+                    piece = ctypes.string_at(text, count.value).decode()
+                if piece:
+                    yield piece
 
         return pieces()
 
 
-def _bytes(text: str | None) -> bytes | None:
+def _bytes(argument: str, text: str | None) -> bytes | None:
+    if text is not None and not isinstance(text, str):
+        raise Error(f"load: {argument}: expected a text, got {text!r}")
     return None if text is None else text.encode()
 
 
 def load(path_or_name, tokenizer, context, cache, quantize) -> Model:
+    for argument, path in (("path_or_name", path_or_name), ("tokenizer", tokenizer or "")):
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            raise Error(f"load: {argument}: expected a path, got {path!r}")
     name = os.fsencode(path_or_name)
     count = _N()
     check(_find(name, None, 0, count))

@@ -1,6 +1,7 @@
 """The shared library: where it is, its C functions, its errors."""
 
 import ctypes
+import numbers
 import os
 import pathlib
 
@@ -8,6 +9,8 @@ import pathlib
 class Error(ValueError):
     """A call that FlashKernel refused. The text names the op, the argument, what was expected and
     what came."""
+
+    __module__ = "flashkernel"  # where users find it, and tracebacks say so
 
 
 def _find() -> str:
@@ -39,8 +42,8 @@ find_op = function("fk_find_op", ctypes.c_void_p, ctypes.c_char_p)
 declarations = function("fk_declarations", ctypes.c_char_p)
 build_info = function("fk_build_info", ctypes.c_char_p)
 version = function("fk_version", ctypes.c_char_p)
-set_num_threads = function("fk_set_num_threads", None, ctypes.c_int32)
-num_threads = function("fk_num_threads", ctypes.c_int32)
+_set_num_threads = function("fk_set_num_threads", None, ctypes.c_int32)
+_num_threads = function("fk_num_threads", ctypes.c_int32)
 _set_cpu_target = function("fk_set_cpu_target", ctypes.c_int, ctypes.c_char_p)
 _force = function("fk_force_implementation", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
 
@@ -48,6 +51,18 @@ _force = function("fk_force_implementation", ctypes.c_int, ctypes.c_void_p, ctyp
 def check(status: int) -> None:
     if status:
         raise Error(last_error().decode())
+
+
+def num_threads() -> int:
+    """Threads of FlashKernel's own pool."""
+    return _num_threads()
+
+
+def set_num_threads(threads: int) -> None:
+    """Sets that number, from 1."""
+    if not isinstance(threads, numbers.Integral) or threads < 1:
+        raise Error(f"set_num_threads: threads: expected a number from 1, got {threads!r}")
+    _set_num_threads(min(threads, 2**31 - 1))
 
 
 def set_cpu_target(name: str | None) -> None:

@@ -70,7 +70,7 @@ class Tokenizer:
 
     @classmethod
     def of(cls, handle: int, owner) -> "Tokenizer":
-        """A model's own; `owner` keeps the model open."""
+        """A model's own; `owner` keeps its files open."""
         self = cls.__new__(cls)
         self._owned, self._owner = None, owner
         self._use(handle)
@@ -117,6 +117,9 @@ class Tokenizer:
         return text.raw[: count.value].decode()
 
     def _run_chat(self, messages, prompt) -> tuple[list[int], str]:
+        for m in messages:
+            if not all(isinstance(m.get(key), str) for key in ("role", "content")):
+                raise Error(f"chat: messages: expected a text as role and as content, got {m!r}")
         roles = [m["role"].encode() for m in messages]
         contents = [m["content"].encode("utf-8", "replace") for m in messages]
         if any(b"\0" in c for c in roles + contents):
@@ -147,22 +150,29 @@ class Tokenizer:
         return found if found >= 0 else None
 
 
+class _Files:
+    """Closes a model's files once neither the model nor its tokenizer is there any more."""
+
+    def __init__(self, handle: int):
+        self.handle = handle
+
+    def __del__(self):
+        # At exit the module's names may be gone already.
+        if _close is not None:
+            _close(self.handle)
+
+
 class ModelFile:
     """A model's files, mapped: its configuration, its tokenizer and its weights."""
 
     def __init__(self, path, tokenizer=None):
         handle = _pointer()
-        self._handle = None
         name = None if tokenizer is None else _path(tokenizer)
         check(_open(_path(path), name, ctypes.byref(handle)))
-        self._handle = handle.value
+        self._handle, self._files = handle.value, _Files(handle.value)
         self.config: dict = json.loads(_info(self._handle))
         own = _tokenizer_of(self._handle)
-        self.tokenizer = Tokenizer.of(own, self) if own else None
-
-    def __del__(self):
-        if getattr(self, "_handle", None):
-            _close(self._handle)
+        self.tokenizer = Tokenizer.of(own, self._files) if own else None
 
     def weights(self) -> dict[str, tuple[str, int, int]]:
         """Each weight's type and shape, by name."""

@@ -90,6 +90,8 @@ def _describe(op: Op, name: str, array) -> tuple[_DLTensor, tuple]:
         raise _library.Error(
             f"{op.public_name}: {name}: expected a NumPy array, got {type(array).__name__}"
         )
+    if isinstance(array, np.ma.MaskedArray):
+        raise _library.Error(f"{op.public_name}: {name}: expected an array without a mask, got one")
     if array.dtype not in _DLPACK:
         expected = op.by_name[name].expected_dtypes
         raise _library.Error(f"{op.public_name}: {name}: expected {expected}, got {array.dtype}")
@@ -158,7 +160,8 @@ def _make(op: Op):
         prepare.append(f"if {op.axis.name} is None:")
         prepare.append(f"    {source}, {op.axis.name} = {source}.reshape(-1), 0")
     for i, f in enumerate(op.switches):
-        prepare.append(f"{f.name} = normalise(op.switches[{i}], {f.name})")
+        prepare.append(f"if type({f.name}) is not bool:")
+        prepare.append(f"    {f.name} = normalise(op.switches[{i}], {f.name})")
     named = ", ".join(f.name for f in op.arguments)
     for f in op.outputs:
         if written := f.updates or f.may_alias:

@@ -100,20 +100,21 @@ HWY_INLINE void softmax_column(float* s, int64_t keys, int64_t stride, float* ma
   const V shift = hn::IfThenElse(hn::Eq(after, hn::Set(d, -kInfinity)), hn::Zero(d), after);
   const V factor = Exp(d, hn::Sub(before, shift));
 
-  V s0 = hn::Zero(d), s1 = s0;
-  const auto step = [&](float* p, V& acc) HWY_ATTR {
-    const V e = Exp(d, hn::Sub(hn::LoadU(d, p), shift));
-    hn::StoreU(e, d, p);
-    acc = hn::Add(acc, e);
-  };
-  for (j = 0; j + 2 <= keys; j += 2) {
-    step(s + j * stride, s0);
-    step(s + (j + 1) * stride, s1);
-  }
-  if (j < keys) step(s + j * stride, s0);
+  V sums[2] = {hn::Zero(d), hn::Zero(d)};
+  for_each_few(keys, [&](int64_t row, auto count) HWY_ATTR {
+    V e[count];
+    float* p = s + row * stride;
+    detail::repeat<count>(
+        [&](auto i) FK_MATRIX_BODY { e[i] = hn::Sub(hn::LoadU(d, p + i * stride), shift); });
+    Exp(d, e);
+    detail::repeat<count>([&](auto i) FK_MATRIX_BODY {
+      hn::StoreU(e[i], d, p + i * stride);
+      sums[i % 2] = hn::Add(sums[i % 2], e[i]);
+    });
+  });
   hn::StoreU(after, d, max);
   hn::StoreU(factor, d, change);
-  hn::StoreU(hn::MulAdd(hn::LoadU(d, sum), factor, hn::Add(s0, s1)), d, sum);
+  hn::StoreU(hn::MulAdd(hn::LoadU(d, sum), factor, hn::Add(sums[0], sums[1])), d, sum);
 }
 
 // Once lanes [begin, end) have met all keys: their lse, and in `change` what their sums are
@@ -168,7 +169,7 @@ void forward_tile(const ForwardJob& job, const ForwardScratch& scratch, const Qu
   if (at_once) finish_lanes(job, group, begin, end, state);
   multiply(end - begin, call.v_width(), tile.keys, {tile.s, 1, tile.stride}, v,
            {sums.data + begin * sums.stride, sums.stride}, at_once ? Keep::kNothing : Keep::kScaled,
-           state.change + begin);
+           state.change + begin, &ahead);
 }
 
 // The rows that block `item` will read and write.
@@ -198,8 +199,7 @@ void forward_block(const ForwardJob& job, void* memory, int64_t item, int64_t ne
   const int64_t n = group.lanes(), lanes = whole_vectors(n), g = h / call.p.group();
   const int64_t q_width = call.q_width(), v_width = call.v_width();
 
-  pack_queries(call, group, lanes, scratch.queries);
-  transpose(scratch.queries, q_width, lanes, q_width, scratch.queries_t, kQueryBlock);
+  turn_queries(call, group, scratch.queries, scratch.queries_t);
   Softmax state;
   std::fill(state.max, state.max + lanes, -kInfinity);
   std::fill(state.sum, state.sum + lanes, 0.0f);

@@ -81,11 +81,11 @@ using attention::KeyRows;
 using attention::SumRows;
 
 // Adds x[key, query] y[query, column] to the rows of a tile's keys, which begin with `from`.
-void add_keys(RowsAhead* ahead, const BlockTile& tile, int64_t from, const float* x, const float* y,
+void add_keys(RowsAhead* ahead, const BlockTile& tile, int64_t from, const float* x, MatrixB y,
               int64_t width, const SumRows& sums, Keep keep) {
   tile.for_each_keys([&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
     multiply(end - key, width, last - first,
-             {x + (key - from) * kQueryBlock + first, kQueryBlock, 1}, {y + first * width, width},
+             {x + (key - from) * kQueryBlock + first, kQueryBlock, 1}, y.from(first),
              {sums.data + key * sums.stride, sums.stride}, keep, nullptr, ahead);
   });
 }
@@ -96,11 +96,11 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
   const CpuCall& call = job.call;
   const int64_t q_width = call.q_width(), v_width = call.v_width();
   const bool wants_ds = job.has_dq || job.has_dk;
-  load_queries(job, scratch, q);
   const KeyRange seen = q.keys_seen(call.p.mask, 0, q.n);
+  const bool once = seen.end - seen.begin <= kBackwardKeys;
+  const QueryRows rows = load_queries(job, scratch, q, once);
   const MatrixView dq_rows = call.rows(job.dq, q.b, q.h, q.s.q_begin + q.first);
-  const bool in_place = seen.end - seen.begin <= kBackwardKeys && !call.rotary_cos &&
-                        call.is_plain(job.dq, call.p.head_dim);
+  const bool in_place = once && !call.rotary_cos && call.is_plain(job.dq, call.p.head_dim);
   const SumRows dq = in_place ? SumRows{static_cast<float*>(dq_rows.data), dq_rows.row}
                               : SumRows{scratch.dqueries, q_width};
   // Without a limit to the left all queries that see anything see the first key.
@@ -109,15 +109,15 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
   const ScoreRules rules(call, q, scratch.bias);
   const Keep keep = memory.are_empty ? Keep::kNothing : Keep::kSum;
   for (int64_t from = seen.begin; from < seen.end; from += kBackwardKeys) {
-    const BlockTile tile(q, call.p.mask, from, std::min(from + kBackwardKeys, seen.end), 1);
+    const BlockTile tile(q, call.p.mask, from, std::min(from + kBackwardKeys, seen.end));
     const MatrixB k{memory.keys + from * memory.key_stride, memory.key_stride};
     const MatrixB v{memory.values + from * memory.value_stride, memory.value_stride};
     tile_gradient(job, scratch, rules, tile, from, k, v, wants_ds, false);
     if (job.has_dv) {
-      add_keys(scratch.ahead, tile, from, scratch.p, scratch.douts, v_width, memory.dvalues, keep);
+      add_keys(scratch.ahead, tile, from, scratch.p, rows.douts, v_width, memory.dvalues, keep);
     }
     if (job.has_dk) {
-      add_keys(scratch.ahead, tile, from, scratch.ds, scratch.queries, q_width, memory.dkeys, keep);
+      add_keys(scratch.ahead, tile, from, scratch.ds, rows.queries, q_width, memory.dkeys, keep);
     }
     if (!job.has_dq) continue;
     const Keep keep_dq = dq_is_empty && from == seen.begin ? Keep::kNothing : Keep::kSum;

@@ -89,7 +89,12 @@ Factors scale_scores(const CpuCall& call, float* s, int64_t keys, int64_t lanes)
   if (call.p.softcap <= 0 && !call.has_bias && call.slopes.data == nullptr && scale > 0) {
     return {scale, scale};
   }
-  scale_rows(s, kQueryBlock, keys, lanes, scale);
+  const F32 d;
+  for (int64_t j = 0; j < keys; ++j, s += kQueryBlock) {
+    for (int64_t i = 0; i < lanes; i += hn::Lanes(d)) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, s + i), hn::Set(d, scale)), d, s + i);
+    }
+  }
   return {1.0f, scale};
 }
 
@@ -202,7 +207,7 @@ void backward_pairs(const BackwardJob& job, const BackwardScratch& scratch, cons
   const int64_t last = std::min((seen.end + 1) / 2 * 2, q.s.k_len);
   const ScoreRules rules(call, q, scratch.bias);
   for (int64_t from = seen.begin / 2 * 2; from < last; from += kBackwardKeys) {
-    const BlockTile tile(q, call.p.mask, from, std::min(from + kBackwardKeys, last), 2);
+    const BlockTile tile(q, call.p.mask, from, std::min(from + kBackwardKeys, last));
     tile_gradient(job, scratch, pairs, rules, tile, from, q.n, memory);
     if (job.has_dv) {
       add_keys(scratch.ahead, tile, from, pairs.p, pairs.dout_pairs, v_width, memory.dvalues,

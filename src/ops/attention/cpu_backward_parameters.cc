@@ -38,7 +38,7 @@ void add_tile(const BackwardJob& job, const BackwardScratch& scratch, const Quer
   const int64_t g = q.h / call.p.group();
   const MatrixB k = keys_of(call, q.s, q.b, g, from, to - from, scratch.keys);
   const MatrixB v = values_of(call, q.s, q.b, g, from, to - from, scratch.values);
-  const BlockTile tile(q, call.p.mask, from, to, 1);
+  const BlockTile tile(q, call.p.mask, from, to);
   tile_gradient(job, scratch, ScoreRules(call, q, scratch.bias), tile, from, k, v, true, true);
   for (const KeyRun& run : tile) {
     for (int64_t j = run.from - from; j < run.to - from; ++j) {
@@ -74,7 +74,7 @@ void bias_item(const BackwardJob& job, void* memory, int64_t item) {
       for (int64_t i = qs.begin; i < qs.end; ++i) {
         const int64_t first = i * kQueryBlock;
         const QueryGroup q{p.sequence(b), b, h, 1, first, std::min(kQueryBlock, p.q_len - first)};
-        load_queries(job, scratch, q);
+        load_queries(job, scratch, q, true);
         for (int64_t j = ks.begin; j < ks.end; ++j) {
           add_tile(job, scratch, q, j * kBackwardKeys, std::min((j + 1) * kBackwardKeys, p.k_len));
         }

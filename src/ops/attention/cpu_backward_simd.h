@@ -27,19 +27,16 @@ void dot_rows(const MatrixView& x, const MatrixView& y, int64_t rows, int64_t co
               float* sums) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
+  const int64_t whole = x.column == 1 && y.column == 1 ? columns / lanes * lanes : 0;
   const T *a = static_cast<const T*>(x.data), *b = static_cast<const T*>(y.data);
   for (int64_t i = 0; i < rows; ++i, a += x.row, b += y.row) {
     V sum = hn::Zero(d);
-    for (int64_t c = 0; c < columns; c += lanes) {
+    int64_t c = 0;
+    for (; c < whole; c += lanes) sum = hn::MulAdd(LoadF32(d, a + c), LoadF32(d, b + c), sum);
+    for (; c < columns; c += lanes) {
       const size_t n = static_cast<size_t>(std::min(lanes, columns - c));
-      if (x.column != 1 || y.column != 1) {
-        sum = hn::MulAdd(LoadStridedF32(d, a + c * x.column, x.column, n),
-                         LoadStridedF32(d, b + c * y.column, y.column, n), sum);
-      } else if (c + lanes <= columns) {
-        sum = hn::MulAdd(LoadF32(d, a + c), LoadF32(d, b + c), sum);
-      } else {
-        sum = hn::MulAdd(LoadNF32(d, a + c, n), LoadNF32(d, b + c, n), sum);
-      }
+      sum = hn::MulAdd(LoadStridedF32(d, a + c * x.column, x.column, n),
+                       LoadStridedF32(d, b + c * y.column, y.column, n), sum);
     }
     sums[i] = ReduceSum(d, sum);
   }
@@ -78,33 +75,38 @@ void load_sums(const BackwardJob& job, const BackwardScratch& scratch, const Que
   std::fill(scratch.delta + q.n, scratch.delta + lanes, 0.0f);
 }
 
-void scale_rows(float* x, int64_t stride, int64_t rows, int64_t columns, float scale) {
-  const F32 d;
-  for (int64_t r = 0; r < rows; ++r, x += stride) {
-    for (int64_t c = 0; c < columns; c += hn::Lanes(d)) {
-      hn::StoreU(hn::Mul(hn::LoadU(d, x + c), hn::Set(d, scale)), d, x + c);
-    }
-  }
-}
+// A block's rows of q and dout, as right operands.
+struct QueryRows {
+  MatrixB queries, douts;
+};
 
-// All that a block needs before it meets keys.
-void load_queries(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q) {
+// All that a block needs before it meets keys. `once`: the rows will be used a single time, and
+// stay where they are if they can.
+QueryRows load_queries(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q,
+                       bool once) {
   const CpuCall& call = job.call;
-  const int64_t q_width = call.q_width(), v_width = call.v_width(), lanes = whole_vectors(q.n);
-  pack_rows(call.rows(call.q, q.b, q.h, q.s.q_begin + q.first), q.n, call.p.head_dim,
-            scratch.queries, q_width);
-  if (call.rotary_cos) {
-    rotate_rows(call, scratch.queries, q_width, q.n, q.first + q.s.k_len - q.s.q_len, 1.0f);
-  }
-  std::fill(scratch.queries + q.n * q_width, scratch.queries + lanes * q_width, 0.0f);
-  transpose(scratch.queries, q_width, lanes, q_width, scratch.queries_t, kQueryBlock);
-  // As the forward did it: p of a query that sees one key is 1.
-  scale_rows(scratch.queries_t, kQueryBlock, q_width, lanes, static_cast<float>(call.p.scale));
+  const int64_t row = q.s.q_begin + q.first, lanes = (q.n + 3) / 4 * 4;
+  const auto load = [&](const View& view, int64_t columns, float* room, bool rotated) HWY_ATTR {
+    const MatrixView rows = call.rows(view, q.b, q.h, row);
+    if (once && call.is_plain(view, columns) && !rotated && lanes == q.n) {
+      return MatrixB{static_cast<const float*>(rows.data), rows.row};
+    }
+    const int64_t width = padded_columns(columns);
+    pack_rows(rows, q.n, columns, room, width);
+    if (rotated) rotate_rows(call, room, width, q.n, q.first + q.s.k_len - q.s.q_len, 1.0f);
+    std::fill(room + q.n * width, room + lanes * width, 0.0f);
+    return MatrixB{room, width};
+  };
+  const QueryRows rows{
+      load(call.q, call.p.head_dim, scratch.queries, static_cast<bool>(call.rotary_cos)),
+      load(job.dout, call.p.value_dim, scratch.douts, false)};
+  // Scaled as the forward did it: p of a query that sees one key is 1.
+  transpose_scaled(rows.queries.data, rows.queries.stride, lanes, call.q_width(), scratch.queries_t,
+                   kQueryBlock, static_cast<float>(call.p.scale));
+  transpose(rows.douts.data, rows.douts.stride, lanes, call.v_width(), scratch.douts_t,
+            kQueryBlock);
   load_sums(job, scratch, q);
-  pack_rows(call.rows(job.dout, q.b, q.h, q.s.q_begin + q.first), q.n, call.p.value_dim,
-            scratch.douts, v_width);
-  std::fill(scratch.douts + q.n * v_width, scratch.douts + lanes * v_width, 0.0f);
-  transpose(scratch.douts, v_width, lanes, v_width, scratch.douts_t, kQueryBlock);
+  return rows;
 }
 
 // p = exp(s - lse) and ds = p (dp - delta) `scale` where s and dp stand, for one vector of lanes.
@@ -113,12 +115,22 @@ HWY_INLINE void gradient_column(float* s, float* dp, const float* slope, int64_t
                                 const float* lse, const float* delta, float scale) {
   const F32 d;
   const V shift = hn::LoadU(d, lse), less = hn::LoadU(d, delta), factor = hn::Set(d, scale);
-  for (int64_t j = 0; j < keys; ++j, s += kQueryBlock, dp += kQueryBlock) {
-    const V p = Exp(d, hn::Sub(hn::LoadU(d, s), shift));
-    V ds = hn::Mul(hn::Mul(p, factor), hn::Sub(hn::LoadU(d, dp), less));
-    if (slope != nullptr) ds = hn::Mul(ds, hn::LoadU(d, slope + j * kQueryBlock));
-    hn::StoreU(p, d, s);
-    hn::StoreU(ds, d, dp);
+  for_each_few(keys, [&](int64_t j, auto count) HWY_ATTR {
+    V p[count];
+    detail::repeat<count>([&](auto i) FK_MATRIX_BODY {
+      p[i] = hn::Sub(hn::LoadU(d, s + (j + i) * kQueryBlock), shift);
+    });
+    Exp(d, p);
+    detail::repeat<count>([&](auto i) FK_MATRIX_BODY {
+      const int64_t at = (j + i) * kQueryBlock;
+      const V above = hn::Sub(hn::LoadU(d, dp + at), less);
+      hn::StoreU(p[i], d, s + at);
+      hn::StoreU(hn::Mul(hn::Mul(p[i], factor), above), d, dp + at);
+    });
+  });
+  for (int64_t j = 0; slope != nullptr && j < keys; ++j) {
+    float* ds = dp + j * kQueryBlock;
+    hn::StoreU(hn::Mul(hn::LoadU(d, ds), hn::LoadU(d, slope + j * kQueryBlock)), d, ds);
   }
 }
 
@@ -128,13 +140,13 @@ struct KeyRun {
   int64_t begin, end;  // lanes
 };
 
-// A block of queries and the keys [from, to), `step` of which are worked on together. Of p and ds
+// A block of queries and the keys [from, to), four of which are worked on together. Of p and ds
 // of a tile only what belongs to a run is ever made or used. Products that sum over keys or over
 // lanes take few rows at a time where a mask cuts the tile, and leave out what none of these rows
 // sees.
 class BlockTile {
  public:
-  BlockTile(const QueryGroup& q, const Mask& mask, int64_t from, int64_t to, int64_t step)
+  BlockTile(const QueryGroup& q, const Mask& mask, int64_t from, int64_t to)
       : q_(q), mask_(mask), from_(from), to_(to) {
     whole_ = q.sees_all(mask, 0, q.n, from, to);
     if (whole_) {
@@ -142,11 +154,11 @@ class BlockTile {
       return;
     }
     for (int64_t key = from, end; key < to; key = end) {
-      end = std::min(key + step, to);
+      end = std::min(key + 4, to);
       KeyRange lanes = lanes_seeing(key, end);
       if (lanes.begin >= lanes.end) continue;
-      lanes.begin = lanes.begin / kRunLanes * kRunLanes;
-      lanes.end = std::min(padded_columns(lanes.end), whole_vectors(q.n));
+      lanes.begin = run_begin(lanes.begin);
+      lanes.end = lanes.begin + whole_vectors(std::min(run_end(lanes.end), q.n) - lanes.begin);
       KeyRun* last = runs_ + count_ - 1;
       if (count_ > 0 && last->to == key && last->begin == lanes.begin && last->end == lanes.end) {
         last->to = end;
@@ -175,7 +187,7 @@ class BlockTile {
   template <class Body>
   HWY_INLINE void for_each_lanes(const Body& body) const {
     for (int64_t lane = 0, end; lane < q_.n; lane = end) {
-      end = std::min(q_.n, std::min(lane + kTileRows, (lane / kRunLanes + 1) * kRunLanes));
+      end = std::min({q_.n, lane + kTileRows, run_end(lane + 1)});
       if (whole_) end = q_.n;
       const KeyRange seen = q_.keys_seen(mask_, lane, end);
       const int64_t key = std::clamp(seen.begin, from_, to_);
@@ -185,6 +197,16 @@ class BlockTile {
 
  private:
   static constexpr int64_t kRunLanes = 16;  // whole vectors
+
+  // Runs begin with multiples of kRunLanes, counted from the block's end: where that is the
+  // diagonal, fewer vectors are cut by it.
+  int64_t run_end(int64_t lane) const {
+    const int64_t last = (q_.n + 3) / 4 * 4;
+    return last - (last - lane) / kRunLanes * kRunLanes;
+  }
+  int64_t run_begin(int64_t lane) const {
+    return std::max<int64_t>(0, run_end(lane + 1) - kRunLanes);
+  }
 
   KeyRange lanes_seeing(int64_t from, int64_t to) const {
     const int64_t first = mask_.first_query(from, q_.s.q_len, q_.s.k_len) - q_.first;

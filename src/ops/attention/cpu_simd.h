@@ -125,6 +125,16 @@ HWY_INLINE V Tanh(V x) {
   return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.65f)), small, hn::CopySign(large, x));
 }
 
+// body(j, count) for the rows [0, keys) of scores, a few at a time: as many vectors as Exp should
+// get at once.
+template <class Body>
+HWY_INLINE void for_each_few(int64_t keys, const Body& body) {
+  constexpr int kFew = 4;
+  int64_t j = 0;
+  for (; j + kFew <= keys; j += kFew) body(j, std::integral_constant<int, kFew>());
+  for (; j < keys; ++j) body(j, std::integral_constant<int, 1>());
+}
+
 // Queries that are worked on together: the same n of one head, or of each of a few neighbouring
 // heads that share their keys. Lane i holds query i % n of head i / n.
 struct QueryGroup {
@@ -138,13 +148,17 @@ struct QueryGroup {
     return heads == 1 ? attention::keys_seen(mask, s, first + begin, end - begin)
                       : attention::keys_seen(mask, s, first, n);
   }
+  // The keys that all of the lanes [begin, end) see; there may be none.
+  KeyRange keys_all_see(const Mask& mask, int64_t begin, int64_t end) const {
+    const int64_t low = first + (heads == 1 ? begin : 0);
+    const int64_t high = first + (heads == 1 ? std::min(end, n) : n);
+    return {mask.first_key(high - 1, s.q_len, s.k_len), mask.end_key(low, s.q_len, s.k_len)};
+  }
   // Whether all of the lanes [begin, end) see all of the keys [from, to).
   bool sees_all(const Mask& mask, int64_t begin, int64_t end, int64_t from, int64_t to) const {
     if (mask.unlimited()) return true;
-    const int64_t low = first + (heads == 1 ? begin : 0);
-    const int64_t high = first + (heads == 1 ? std::min(end, n) : n);
-    return mask.first_key(high - 1, s.q_len, s.k_len) <= from &&
-           mask.end_key(low, s.q_len, s.k_len) >= to;
+    const KeyRange seen = keys_all_see(mask, begin, end);
+    return seen.begin <= from && seen.end >= to;
   }
   // Where the panel of lanes from `begin` on should end that meets the keys [from, to). It has two
   // vectors, or one if there are no more queries, or, with registers enough to make a product of
@@ -167,27 +181,41 @@ struct QueryGroup {
   }
 };
 
-// The queries of a group as floats, rotated and scaled, a row per lane, with rows of zeros up to
-// `rows`.
-HWY_INLINE void pack_queries(const CpuCall& call, const QueryGroup& group, int64_t rows,
+// The queries of a group as floats, rotated and scaled, turned: a column per lane, for whole
+// vectors of lanes. `room`: for as many rows.
+HWY_INLINE void turn_queries(const CpuCall& call, const QueryGroup& group, float* room,
                              float* out) {
   const F32 d;
   const int64_t width = call.q_width(), n = group.n;
   const Sequence& s = group.s;
+  const int64_t lanes = group.lanes(), rows = (lanes + 3) / 4 * 4;
+  const auto scale_of = [&](int64_t head) {
+    return static_cast<float>(call.p.scale) *
+           call.scales.scores(group.b, group.h + head, call.p.group());
+  };
+  const auto rows_of = [&](int64_t head) {
+    return call.rows(call.q, group.b, group.h + head, s.q_begin + group.first);
+  };
+  if (group.heads == 1 && rows == lanes && call.is_plain(call.q, call.p.head_dim) &&
+      !call.rotary_cos) {
+    const MatrixView q = rows_of(0);
+    transpose_scaled(static_cast<const float*>(q.data), q.row, rows, width, out, kQueryBlock,
+                     scale_of(0));
+    return;
+  }
   for (int64_t head = 0; head < group.heads; ++head) {
-    float* mine = out + head * n * width;
-    pack_rows(call.rows(call.q, group.b, group.h + head, s.q_begin + group.first), n,
-              call.p.head_dim, mine, width);
+    float* mine = room + head * n * width;
+    pack_rows(rows_of(head), n, call.p.head_dim, mine, width);
     if (call.rotary_cos) {
       rotate_rows(call, mine, width, n, group.first + s.k_len - s.q_len, 1.0f);
     }
-    const float own = call.scales.scores(group.b, group.h + head, call.p.group());
-    const auto scale = hn::Set(d, static_cast<float>(call.p.scale) * own);
+    const auto scale = hn::Set(d, scale_of(head));
     for (int64_t i = 0; i < n * width; i += hn::Lanes(d)) {
       hn::StoreU(hn::Mul(hn::LoadU(d, mine + i), scale), d, mine + i);
     }
   }
-  std::fill(out + group.lanes() * width, out + rows * width, 0.0f);
+  std::fill(room + lanes * width, room + rows * width, 0.0f);
+  transpose(room, width, rows, width, out, kQueryBlock);
 }
 
 // The scores of some lanes of a group, from lane `begin` on, with some of the keys they see.
@@ -292,9 +320,12 @@ class ScoreRules {
     const auto lanes = static_cast<int64_t>(hn::Lanes(d));
     for (int64_t i = 0; i < t.lanes; i += lanes) {
       const int64_t lane = t.begin + i;
-      if (group_.sees_all(mask, lane, lane + lanes, t.key, t.key + t.keys)) continue;
+      // Rows [begin, end) need no look.
+      const KeyRange all = group_.keys_all_see(mask, lane, lane + lanes);
+      const int64_t begin = std::clamp<int64_t>(all.begin - t.key, 0, t.keys);
+      const int64_t end = std::clamp<int64_t>(all.end - t.key, begin, t.keys);
       const V query = hn::LoadU(d, queries_ + lane);
-      for (int64_t j = 0; j < t.keys; ++j) {
+      for (int64_t j = begin == 0 ? end : 0; j < t.keys; j = j + 1 == begin ? end : j + 1) {
         const auto seen =
             hn::And(hn::Ge(query, hn::Set(d, static_cast<float>(j - mask.right - first))),
                     hn::Le(query, hn::Set(d, static_cast<float>(j + mask.left - first))));

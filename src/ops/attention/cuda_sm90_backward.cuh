@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     Consumer<T, kD, kM, kKind> consumer{
         {p, shared, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32}};
     consumer.run();
-    if (p.done != nullptr) convert_blocks<T, kD, kM, kKind, kM == 80 ? 5 : 4>(p, shared.dq_block);
+    if (p.done != nullptr) convert_blocks<T, kKind, kM == 80 ? 5 : 4>(p, shared);
   }
 #endif
 }

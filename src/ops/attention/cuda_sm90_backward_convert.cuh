@@ -60,11 +60,29 @@ __device__ __forceinline__ int sequence_at(const Params& p, int from, int place,
   return from;
 }
 
+// Four lanes hold 32 columns of a row in words of two; here each gets 8 neighbours of its own.
+__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
+#pragma unroll
+  for (int step = 2; step >= 1; step /= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+      if (a & step) continue;
+      const uint32_t got = __shfl_xor_sync(~0u, upper ? w[a] : w[a + step], step);
+      if (upper) {
+        w[a] = got;
+      } else {
+        w[a + step] = got;
+      }
+    }
+  }
+}
+
 // Finds the next block of dQ to bring into its final form and waits until all its key blocks are
 // added. One thread; `block` is in shared memory, since registers are few.
-template <class T, int kD, int kM, Kind kKind>
+template <class T, class Shared, Kind kKind>
 __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& block) {
-  constexpr int kN = keys_a_block(kD);
+  constexpr int kD = Shared::kD, kM = Shared::kM, kN = Shared::kN;
   const int heads = p.kv_heads * p.group;
   while (true) {
     const int i = atomicAdd(&p.counters->block, 1);
@@ -107,47 +125,96 @@ __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& bl
   }
 }
 
-// A warp brings blocks of dQ from their sum of floats, in the order of the registers
-// (Consumer::add_dq) to rows of q's type, and zeroes the sum if another head takes its place.
-template <class T, int kD, int kM, Kind kKind, int kAtOnce>
-__device__ __forceinline__ void convert_blocks(const Params& p, volatile DqBlock* blocks) {
+// 16 columns and all queries (half of them at a head size of 64) of a block of dQ, from their sum.
+template <class T, class Shared, int kAtOnce>
+__device__ __forceinline__ void convert_columns(const Params& p, const volatile DqBlock& block,
+                                                int part) {
+  constexpr int kD = Shared::kD, kM = Shared::kM;
   constexpr int kGroups = kD == 64 ? kM / 16 : kM / 8;  // of 8 queries, in a warp's part
   static_assert(kGroups % kAtOnce == 0);
+  if ((kD == 64 ? part % 4 : part) * 16 >= p.columns) return;
+  const int lane = lane_now();
+  float4* sum = reinterpret_cast<float4*>(block.sum) + part * kGroups * 32 + lane;
+  int row = (kD == 64 ? part / 4 * (kM / 2) : 0) + lane / 4;
+  T* to =
+      static_cast<T*>(block.to) + row * p.dq.row + (kD == 64 ? part % 4 : part) * 16 + lane % 4 * 2;
+  row -= block.rows;
+  const bool again = block.again;
+#pragma unroll 1
+  for (int g = 0; g < kGroups; g += kAtOnce) {
+    float4 x[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) x[j] = __ldcg(sum + j * 32);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const uint32_t low = transpose_matrix(pack_pair<T>(x[j].x * p.scale, x[j].y * p.scale));
+      const uint32_t high = transpose_matrix(pack_pair<T>(x[j].z * p.scale, x[j].w * p.scale));
+      if (row < 0) {
+        *reinterpret_cast<uint32_t*>(to) = low;
+        *reinterpret_cast<uint32_t*>(to + 8) = high;
+      }
+      row += 8;
+      to += 8 * p.dq.row;
+      if (again) __stcg(sum, make_float4(0.f, 0.f, 0.f, 0.f));
+      sum += 32;
+    }
+  }
+}
+
+// The same for the sums of pairs: 16 queries and half of the columns.
+template <class T, class Shared>
+__device__ __forceinline__ void convert_queries(const Params& p, const volatile DqBlock& block,
+                                                int part) {
+  constexpr int kD = Shared::kD;
+  const int lane = lane_now();
+  float4* sum = reinterpret_cast<float4*>(block.sum) + part * (kD / 16 * 32) + lane;
+  int row = part % 4 * 16 + lane / 4, column = part / 4 * (kD / 2) + lane % 4 * 8;
+  T* to = static_cast<T*>(block.to) + row * p.dq.row + column;
+  row -= block.rows;
+  const bool again = block.again;
+#pragma unroll 1
+  for (int i = 0; i < kD / 2; i += 32) {
+    float4 x[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] = __ldcg(sum + j * 32);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t w[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        w[j] = h == 0 ? pack_pair<T>(x[j].x * p.scale, x[j].y * p.scale)
+                      : pack_pair<T>(x[j].z * p.scale, x[j].w * p.scale);
+      }
+      transpose_quad(w, lane);
+      if (row + 8 * h < 0 && column + i < p.columns) {
+        *reinterpret_cast<uint4*>(to + 8 * h * p.dq.row + i) = make_uint4(w[0], w[1], w[2], w[3]);
+      }
+    }
+    if (again) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) __stcg(sum + j * 32, make_float4(0.f, 0.f, 0.f, 0.f));
+    }
+    sum += 4 * 32;
+  }
+}
+
+// A warp brings blocks of dQ from their sum of floats, in the order of the registers
+// (Consumer::add_dq) to rows of q's type, and zeroes the sum if another head takes its place.
+template <class T, Kind kKind, int kAtOnce, class Shared>
+__device__ __forceinline__ void convert_blocks(const Params& p, Shared& shared) {
   // If offsets do not rise to the end, no tile is listed, and nobody would say that one is done.
   if (is_packed<kKind>(p) && p.list[p.tiles].number != p.tiles) return;
-  volatile DqBlock& block = blocks[thread_now() / 32 - 1];
+  volatile DqBlock& block = shared.dq_block[thread_now() / 32 - 1];
   while (true) {
-    if (lane_now() == 0) find_block<T, kD, kM, kKind>(p, block);
+    if (lane_now() == 0) find_block<T, Shared, kKind>(p, block);
     __syncwarp();
     if (block.rows <= 0) return;
 #pragma unroll 1
-    for (int part = 0; part < dq_parts(kD); ++part) {
-      if ((kD == 64 ? part % 4 : part) * 16 >= p.columns) continue;
-      const int lane = lane_now();
-      float4* sum = reinterpret_cast<float4*>(block.sum) + part * kGroups * 32 + lane;
-      int row = (kD == 64 ? part / 4 * (kM / 2) : 0) + lane / 4;
-      T* to = static_cast<T*>(block.to) + row * p.dq.row + (kD == 64 ? part % 4 : part) * 16 +
-              lane % 4 * 2;
-      row -= block.rows;
-      const bool again = block.again;
-#pragma unroll 1
-      for (int g = 0; g < kGroups; g += kAtOnce) {
-        float4 x[kAtOnce];
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) x[j] = __ldcg(sum + j * 32);
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          const uint32_t low = transpose_matrix(pack_pair<T>(x[j].x * p.scale, x[j].y * p.scale));
-          const uint32_t high = transpose_matrix(pack_pair<T>(x[j].z * p.scale, x[j].w * p.scale));
-          if (row < 0) {
-            *reinterpret_cast<uint32_t*>(to) = low;
-            *reinterpret_cast<uint32_t*>(to + 8) = high;
-          }
-          row += 8;
-          to += 8 * p.dq.row;
-          if (again) __stcg(sum, make_float4(0.f, 0.f, 0.f, 0.f));
-          sum += 32;
-        }
+    for (int part = 0; part < (Shared::kPair ? kConsumerWarps : dq_parts(Shared::kD)); ++part) {
+      if constexpr (Shared::kPair) {
+        convert_queries<T, Shared>(p, block, part);
+      } else {
+        convert_columns<T, Shared, kAtOnce>(p, block, part);
       }
     }
     fence_async();

@@ -25,7 +25,7 @@ constexpr int prepare_blocks(int d, int m) { return d > 128 ? 2 : m == 80 ? 3 : 
 
 // A block of threads per kM rows and head. Rows that are not there, and queries that see no key,
 // get lse = inf: their P is 0.
-template <class T, int kD, int kM>
+template <class T, int kD, int kM, int kN>
 __global__ void __launch_bounds__(kRowThreads, prepare_blocks(kD, kM))
     prepare_kernel(const __grid_constant__ RowParams p) {
   constexpr int kLanes = kD <= 64 ? 8 : kD <= 128 ? 16 : 32;
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kRowThreads, prepare_blocks(kD, kM))
   cuda::wait_for_earlier_kernels();
   if (index >= p.row_blocks) {
     cuda::let_next_kernel_start();
-    list_tiles<kM, keys_a_block(kD), kRowThreads>(p.problem, p, p.list, index - p.row_blocks,
-                                                  static_cast<int>(gridDim.x) - p.row_blocks);
+    list_tiles<kM, kN, kRowThreads>(p.problem, p, p.list, index - p.row_blocks,
+                                    static_cast<int>(gridDim.x) - p.row_blocks);
     return;
   }
   const int slot = index / p.heads, head = index - slot * p.heads, lane = threadIdx.x % kLanes;
@@ -189,6 +189,11 @@ inline int head_size(const AttentionBwd& a) {
   return d <= 192 ? 192 : 256;
 }
 
+// Whether two blocks share the sums of dQ of their keys (cuda_sm90_backward_pair.cuh).
+inline bool in_pairs(const AttentionBwd& a) {
+  return head_size(a) == 192 && a.v.size(-1) <= 128 && !has_features(a);
+}
+
 // Queries a block: what the registers hold. 80 of them, at D 128, only without masks, in any order,
 // and where not much of the last block is left empty.
 inline int queries(const AttentionBwd& a, const attention::Problem& problem, bool deterministic) {
@@ -206,7 +211,8 @@ inline int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 struct Plan {
   attention::Problem problem;
-  int d, m, n;  // head size of the kernel, queries and keys a block
+  int d, m, n;  // head size of the kernel, queries and keys a tile
+  bool pair;    // tiles are of two blocks
   int64_t m_blocks, n_blocks, slots, blocks, tiles;
   int64_t together, last_tiles, most_together, ring, segment;  // Params
   int64_t beside;  // Params: all, none, or some; the rest after the main kernel
@@ -217,7 +223,8 @@ struct Plan {
   Plan(const AttentionBwd& a, bool deterministic) : problem(attention::problem_of(a)) {
     d = head_size(a);
     m = queries(a, problem, deterministic);
-    n = keys_a_block(d);
+    pair = in_pairs(a);
+    n = pair ? kPairKeys : keys_a_block(d);
     m_blocks = divide_up(problem.q_len, m);
     n_blocks = divide_up(problem.k_len, n);
     slots = problem.packed ? problem.q_len / m + problem.batch : problem.batch * m_blocks;
@@ -246,7 +253,7 @@ struct Plan {
     const int64_t block_bytes = int64_t{m} * d * 4;
     // Bytes of sums.
     constexpr int64_t kTogether = 4 << 20, kRing = 24 << 20, kPackedRing = 36 << 20;
-    const int64_t processors = cuda::device_properties(device).multiprocessors;
+    const int64_t processors = cuda::device_properties(device).multiprocessors / (pair ? 2 : 1);
     const bool causal = problem.mask.right < kFar && problem.mask.left >= kFar && !deterministic;
     together = causal ? kTogether / block_bytes : 0;
     last_tiles = causal ? 2 * processors : 0;
@@ -321,8 +328,9 @@ inline Status map_rows(CUtensorMap* map, const Tensor& t, int rows) {
   return cuda::make_tensor_map(map, reinterpret_cast<const void*>(data), t.dtype, shape);
 }
 
-template <class T, int kD, int kM>
-Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), int shared) {
+template <class T, int kD, int kM, int kN = keys_a_block(kD)>
+Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), int shared,
+              int threads = kThreads) {
   const bool deterministic = a.deterministic || exec.deterministic();
   const Plan plan(a, deterministic);
   const attention::Problem& problem = plan.problem;
@@ -348,7 +356,10 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   Params p = {};
   const Tensor* mapped[4] = {&a.q, &a.dout, &a.k, &a.v};
   for (int i = 0; i < 4; ++i) {
-    FK_RETURN_IF_ERROR(map_rows(&p.maps[i], *mapped[i], i < kMapK ? kM : plan.n));
+    FK_RETURN_IF_ERROR(map_rows(&p.maps[i], *mapped[i],
+                                i < kMapK   ? kM
+                                : plan.pair ? plan.n / 2
+                                            : plan.n));
   }
   p.problem = problem;
   p.dk = attention::view(a.dk);
@@ -402,18 +413,19 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   static_cast<TileParams&>(rows) = p;
 
   FK_RETURN_IF_ERROR(cuda::launch_early(
-      prepare_kernel<T, kD, kM>, "attention_bwd prepare",
+      prepare_kernel<T, kD, kM, kN>, "attention_bwd prepare",
       {dim3(static_cast<unsigned>(row_blocks + list_blocks)), kRowThreads}, stream, rows));
   const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   FK_RETURN_IF_ERROR(cuda::check(allowed, "attention_bwd shared memory"));
   const int processors = cuda::device_properties(a.q.device_id).multiprocessors;
-  const int blocks = p.parts > 1 ? p.tiles : std::min(p.tiles, processors);
-  FK_RETURN_IF_ERROR(
-      cuda::launch_early(kernel, "attention_bwd",
-                         {dim3(static_cast<unsigned>(blocks), 1, static_cast<unsigned>(p.parts)),
-                          kThreads, shared, p.parts > 1},
-                         stream, p));
+  const bool cluster = plan.pair || p.parts > 1;  // of two blocks
+  const int blocks =
+      p.parts > 1 ? p.tiles : std::min(p.tiles, plan.pair ? processors / 2 : processors);
+  FK_RETURN_IF_ERROR(cuda::launch_early(
+      kernel, "attention_bwd",
+      {dim3(static_cast<unsigned>(blocks), 1, cluster ? 2 : 1), threads, shared, cluster}, stream,
+      p));
   if constexpr (kD <= 128) {
     if (a.dq && plan.beside < plan.blocks) {
       const dim3 rest(static_cast<unsigned>(plan.blocks - plan.beside));

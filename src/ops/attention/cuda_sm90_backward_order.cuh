@@ -160,8 +160,7 @@ __device__ __forceinline__ void list_tiles(const attention::Problem& problem, co
     rows += rows_of(b);
   }
   rise = __syncthreads_and(rise);
-  rows = __reduce_add_sync(~0u, rows);
-  if (lane == 0) atomicAdd(&sum, rows);
+  atomicAdd(&sum, rows);
   __syncthreads();
   const int total = rise ? sum : 0;
   if (thread < 32) find_last<kM, kN>(problem, p, total, last);
@@ -228,12 +227,10 @@ __device__ __forceinline__ void list_tiles(const attention::Problem& problem, co
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The next tile of a batch. All that it writes is in shared memory: the registers of the one thread
-// that calls it are few. `first`: none was found before.
+// Tile t of a batch. All that it writes is in shared memory: the registers of the one thread that
+// calls it are few.
 template <int kM, int kN>
-__device__ __forceinline__ void find_tile(const Params& p, volatile Tile& tile, bool first) {
-  int t = first ? blockIdx.x : p.tiles;
-  if (p.parts == 1) t = atomicAdd(&p.counters->tile, 1);
+__device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile& tile) {
   tile.number = t;
   if (t >= p.tiles) return;
   const int row = p.n_blocks;

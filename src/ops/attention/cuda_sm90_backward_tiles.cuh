@@ -26,8 +26,10 @@ struct DqBlock {
 // Rings have two places.
 template <int kHeadSize, int kQueries>
 struct alignas(1024) SharedTiles {
-  static constexpr bool kWide = false;
-  static constexpr int kD = kHeadSize, kM = kQueries, kN = keys_a_block(kD);
+  static constexpr bool kWide = false, kPair = false;
+  static constexpr int kThreads = backward::kThreads, kWarps = kConsumerWarps;
+  static constexpr int kServeRegisters = 24;
+  static constexpr int kD = kHeadSize, kM = kQueries, kN = keys_a_block(kD), kRows = kN;
   static constexpr int kPanels = (kD + 63) / 64, kColumns = kPanels * 64;
   static constexpr int kValuePanels = kPanels;
   static constexpr int kKeyPlaces = kM == 80 ? 1 : 2;  // 80 queries leave room for one only
@@ -51,18 +53,20 @@ struct alignas(1024) SharedTiles {
 
 // The same for head sizes above 128 (cuda_sm90_backward_wide.cuh); rings have as many places as
 // there is room for.
-template <int kHeadSize, int kValueSize>
+template <int kHeadSize>
 struct alignas(1024) WideTiles {
-  static constexpr bool kWide = true;
-  static constexpr int kD = kHeadSize, kM = 64, kN = keys_a_block(kD), kPanels = kD / 64;
-  static constexpr int kE = kValueSize, kValuePanels = kE / 64;
-  static constexpr int kKeyPlaces = kE < kD ? 2 : 1, kDoutPlaces = kD > 192 ? 1 : 2;
+  static constexpr bool kWide = true, kPair = false;
+  static constexpr int kThreads = backward::kThreads, kWarps = kConsumerWarps;
+  static constexpr int kServeRegisters = 24;
+  static constexpr int kD = kHeadSize, kM = 64, kN = keys_a_block(kD), kRows = kN;
+  static constexpr int kPanels = kD / 64, kValuePanels = kPanels;
+  static constexpr int kKeyPlaces = 1, kDoutPlaces = kD > 192 ? 1 : 2;
   // Each part of dQ has a place of its own, if there is room, or else each warp.
   static constexpr int kDqPlaces = kD > 192 ? kConsumerWarps : dq_parts(kD);
   uint16_t k[kKeyPlaces][kN * kD];
-  uint16_t v[kN * kE];
+  uint16_t v[kN * kD];
   uint16_t q[2][kM * kD];
-  uint16_t dout[kDoutPlaces][kM * kE];
+  uint16_t dout[kDoutPlaces][kM * kD];
   uint16_t ds[2][kM * kN];
   uint4 p[2][kM * kN / 8];  // weights of dP - delta: float16, in the order of the registers
   float dq[kDqPlaces][kM * 16];
@@ -118,8 +122,8 @@ __device__ __forceinline__ void init_barriers(SharedTiles<kD, kM>& shared) {
   cuda::barrier_arrive_expect(&shared.other_full, kD * shared.kN * sizeof(float));
 }
 
-template <int kD, int kE>
-__device__ __forceinline__ void init_barriers(WideTiles<kD, kE>& shared) {
+template <int kD>
+__device__ __forceinline__ void init_barriers(WideTiles<kD>& shared) {
   constexpr int kGroupWarps = kConsumerWarps / 2;
   for (int i = 0; i < 2; ++i) {
     cuda::barrier_init(&shared.q_full[i], 1);
@@ -152,12 +156,21 @@ __device__ __forceinline__ void add_release(int* to) {
 // Orders this thread's accesses and those of the copy engine.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
+// The number of the next tile, by how many there were before.
+template <class Shared>
+__device__ __forceinline__ int next_number(const Params& p, Shared&, const Turn& turn) {
+  if (p.parts == 1) return atomicAdd(&p.counters->tile, 1);
+  return turn.number == 0 ? static_cast<int>(blockIdx.x) : p.tiles;
+}
+
 // One thread.
 template <Kind kKind, class Shared>
 __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
   using namespace fk::cuda;  // NOLINT: the instructions
   constexpr int kPanels = Shared::kPanels, kValuePanels = Shared::kValuePanels;
   constexpr int kM = Shared::kM, kN = Shared::kN, kKeyPlaces = Shared::kKeyPlaces;
+  constexpr int kRows = Shared::kRows;
+  constexpr bool kPair = Shared::kPair;
   Turn stage, tile_turn;
   while (true) {
     // Late: a tile taken early would wait here while other blocks have nothing to do. Each waits
@@ -166,14 +179,14 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
     volatile Tile& tile = shared.tile[tile_turn.index()];
     const volatile Tile& last = shared.tile[tile_turn.index() ^ 1];
     const bool packed = is_packed<kKind>(p);
+    const int t = next_number(p, shared, tile_turn);
     if (packed) {
-      const int t = min(atomicAdd(&p.counters->tile, 1), p.tiles);
       barrier_arrive_expect(&shared.tile_read, sizeof(ListedTile));
-      bulk_copy_to_shared(&shared.tile[tile_turn.index()], p.list + t, sizeof(ListedTile),
-                          &shared.tile_read);
+      bulk_copy_to_shared(&shared.tile[tile_turn.index()], p.list + min(t, p.tiles),
+                          sizeof(ListedTile), &shared.tile_read);
       barrier_wait(&shared.tile_read, tile_turn.number % 2);
     } else {
-      find_tile<kM, kN>(p, tile, tile_turn.number == 0);
+      find_tile<kM, kN>(p, t, tile);
     }
     tile.loads = last.loads + (last.steps > 0);
     const bool end = tile.number >= p.tiles;
@@ -192,6 +205,7 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
       const auto first_key = [&] {
         return (packed ? static_cast<int>(p.problem.k_len) - tile.k_len : 0) + tile.n * kN;
       };
+      const auto own_key = [&] { return first_key() + (kPair ? cluster_rank() * kRows : 0); };
       const auto key_entry = [&] { return packed ? tile.k_begin + tile.k_len : tile.batch; };
       const auto load_keys = [&] {
         const Ring<kKeyPlaces> place{static_cast<uint32_t>(tile.loads)};
@@ -199,12 +213,12 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
         barrier_wait(&shared.k_empty[kv], place.phase() ^ 1);
         barrier_arrive_expect(&shared.k_full[kv], sizeof(shared.k[kv]));
         for (int c = 0; c < kPanels; ++c) {
-          tensor_load(shared.k[kv] + c * kN * 64, &p.maps[kMapK], &shared.k_full[kv], c * 64,
-                      tile.kv_head, first_key(), key_entry());
+          tensor_load(shared.k[kv] + c * kRows * 64, &p.maps[kMapK], &shared.k_full[kv], c * 64,
+                      tile.kv_head, own_key(), key_entry());
         }
       };
       // In the order in which places get free.
-      if constexpr (kKeyPlaces > 1) {
+      if constexpr (kKeyPlaces > 1 || kPair) {
         load_keys();
       } else {
         for (int c = 0; c < kPanels; ++c) {
@@ -237,10 +251,14 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
           barrier_wait(&shared.v_empty, tile.loads % 2 ^ 1);
           barrier_arrive_expect(&shared.v_full, sizeof(shared.v));
           for (int c = 0; c < kValuePanels; ++c) {
-            tensor_load(shared.v + c * kN * 64, &p.maps[kMapV], &shared.v_full, c * 64,
-                        tile.kv_head, first_key(), key_entry());
+            tensor_load(shared.v + c * kRows * 64, &p.maps[kMapV], &shared.v_full, c * 64,
+                        tile.kv_head, own_key(), key_entry());
           }
-          if constexpr (kKeyPlaces == 1) load_keys();
+          if constexpr (kPair) {
+            load_half(p, shared, tile, first_key(), key_entry());
+          } else if constexpr (kKeyPlaces == 1) {
+            load_keys();
+          }
         }
         ++stage.number;
         if (++head == (tile.kv_head + 1) * p.group) {

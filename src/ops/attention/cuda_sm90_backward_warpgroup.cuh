@@ -47,9 +47,10 @@ struct Warpgroup {
   const int group, warp, lane;  // warpgroup, warp in it
   Turn stage, tile_turn;
 
-  // This warp's first row in a block of keys: wide heads leave both warpgroups the same keys.
+  // This warp's first row in a tile of keys: wide heads leave warpgroups the same keys.
   __device__ __forceinline__ int first_row() const {
-    return (Shared::kWide ? 0 : group * 64) + warp * 16;
+    const int part = Shared::kPair ? static_cast<int>(cluster_rank()) : Shared::kWide ? 0 : group;
+    return part * 64 + warp * 16;
   }
 
   __device__ __forceinline__ void release(uint64_t* barrier) {
@@ -135,6 +136,19 @@ struct Warpgroup {
       walk.m += p.m_step;
     }
   }
+
+  // The sum over key blocks in their order: this part of the one before has to be done.
+  __device__ __forceinline__ void wait_for_turn(const int* turn, const Tile& tile, int block) {
+    const int m = (block - tile.sum) / p.group;
+    const int offset = tile.k_len - tile.q_len;
+    const int first = max(0, m * kM + offset - p.left) / kN;
+    const int last_query = min(m * kM + kM, tile.q_len) - 1;
+    const int last = min(tile.k_len - 1, last_query + offset + p.right) / kN;
+    const int earlier = p.descending ? last - tile.n : tile.n - first;
+    while (load_acquire(turn) != earlier) {
+    }
+  }
+
   // Adds a part of dQ^T to the sum through a place in shared memory of this warp's own, so warps
   // need not wait for each other; kInUse: how many of the last additions may still read other
   // places.
@@ -154,17 +168,7 @@ struct Warpgroup {
     if (lane == 0) {
       constexpr int kBytes = kSize * 32 * 4;
       int* turn = p.turns + (static_cast<int64_t>(block) * dq_parts(kD) + part);
-      if (!kTight && p.turns != nullptr) {
-        // The sum over key blocks in their order: this part of the one before has to be done.
-        const int m = (block - tile.sum) / p.group;
-        const int offset = tile.k_len - tile.q_len;
-        const int first = max(0, m * kM + offset - p.left) / kN;
-        const int last_query = min(m * kM + kM, tile.q_len) - 1;
-        const int last = min(tile.k_len - 1, last_query + offset + p.right) / kN;
-        const int earlier = p.descending ? last - tile.n : tile.n - first;
-        while (load_acquire(turn) != earlier) {
-        }
-      }
+      if (!kTight && p.turns != nullptr) wait_for_turn(turn, tile, block);
       bulk_reduce_add(p.sum + static_cast<int64_t>(block) * (kM * kD) + part * (kBytes / 4), own,
                       kBytes);
       bulk_commit();
@@ -199,7 +203,8 @@ struct Warpgroup {
   __device__ __forceinline__ void finish_tile(const Tile& tile) {
     say_done();
     __syncwarp();
-    if (lane == 0 && p.done != nullptr) shared.pending[group * 4 + warp] = tile.head;
+    const bool adds = !Shared::kPair || group == 2;  // to dQ
+    if (lane == 0 && p.done != nullptr && adds) shared.pending[group * 4 + warp] = tile.head;
     release(&shared.tile_empty[tile_turn.index()]);
     ++tile_turn.number;
   }
@@ -207,24 +212,6 @@ struct Warpgroup {
     say_done();
     if (lane == 0) bulk_wait<0>();
     __syncwarp();
-  }
-
-  // Four lanes hold 32 columns of a row in words of two; here each gets 8 neighbours of its own.
-  __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
-#pragma unroll
-    for (int step = 2; step >= 1; step /= 2) {
-      const bool upper = lane & step;
-#pragma unroll
-      for (int a = 0; a < 4; ++a) {
-        if (a & step) continue;
-        const uint32_t got = __shfl_xor_sync(~0u, upper ? w[a] : w[a + step], step);
-        if (upper) {
-          w[a] = got;
-        } else {
-          w[a + step] = got;
-        }
-      }
-    }
   }
 
   template <int kSize>
@@ -264,10 +251,10 @@ __device__ __forceinline__ void begin_block(const Params& p, Shared& shared) {
     for (const CUtensorMap& map : p.maps) prefetch_tensor_map(&map);
     shared.tile[1].loads = shared.tile[1].steps = 0;
   }
-  if (threadIdx.x < kThreads / 32 - 1) shared.dq_block[threadIdx.x].sequence = 0;
-  if (threadIdx.x < kConsumerWarps) shared.pending[threadIdx.x] = -1;
+  if (threadIdx.x < Shared::kThreads / 32 - 1) shared.dq_block[threadIdx.x].sequence = 0;
+  if (threadIdx.x < Shared::kWarps) shared.pending[threadIdx.x] = -1;
   __syncthreads();
-  if (p.parts > 1) {  // the other block's barriers
+  if (Shared::kPair || p.parts > 1) {  // the other block's barriers
     cluster_arrive();
     cluster_wait();
   }
@@ -278,11 +265,11 @@ __device__ __forceinline__ void begin_block(const Params& p, Shared& shared) {
 // What the first warpgroup does: one thread brings tiles, other warps make dq of finished sums.
 template <class T, Kind kKind, class Shared>
 __device__ __forceinline__ void serve_block(const Params& p, Shared& shared) {
-  give_registers<24>();
+  give_registers<Shared::kServeRegisters>();
   if (threadIdx.x == 0) {
     produce<kKind>(p, shared);
   } else if (threadIdx.x >= 32 && p.done != nullptr) {
-    convert_blocks<T, Shared::kD, Shared::kM, kKind, 2>(p, shared.dq_block);
+    convert_blocks<T, kKind, 2>(p, shared);
   }
 }
 

@@ -1,25 +1,27 @@
 // Attention's backward on Hopper, head sizes above 128; values of 128 columns beside 192 have
 // kernels of their own.
 #include "ops/attention/cuda_sm90_backward_launch.cuh"
+#include "ops/attention/cuda_sm90_backward_pair.cuh"
 #include "ops/attention/cuda_sm90_backward_wide.cuh"
 
 namespace fk::cuda_sm90::backward {
 namespace {
 
-template <class T, int kD, int kE>
+template <class T, int kD>
 Status launch_type(const AttentionBwd& a, const Exec& exec) {
-  auto* kernel = attention_backward_wide_kernel<T, kD, kE, Kind::kEither>;
-  if constexpr (kD == kE) {
-    if (has_features(a)) kernel = attention_backward_wide_kernel<T, kD, kE, Kind::kFeatures>;
-  }
-  return launch<T, kD, 64>(a, exec, kernel, sizeof(WideTiles<kD, kE>));
+  auto* kernel = has_features(a) ? attention_backward_wide_kernel<T, kD, Kind::kFeatures>
+                                 : attention_backward_wide_kernel<T, kD, Kind::kEither>;
+  return launch<T, kD, 64>(a, exec, kernel, sizeof(WideTiles<kD>));
 }
 
 template <class T>
 Status launch_size(const AttentionBwd& a, const Exec& exec) {
-  if (head_size(a) == 256) return launch_type<T, 256, 256>(a, exec);
-  return a.v.size(-1) > 128 || has_features(a) ? launch_type<T, 192, 192>(a, exec)
-                                               : launch_type<T, 192, 128>(a, exec);
+  if (head_size(a) == 256) return launch_type<T, 256>(a, exec);
+  if (!in_pairs(a)) return launch_type<T, 192>(a, exec);
+  using Shared = PairTiles<192, 128>;
+  return launch<T, 192, 64, kPairKeys>(a, exec,
+                                       attention_backward_pair_kernel<T, 192, 128, Kind::kEither>,
+                                       sizeof(Shared), Shared::kThreads);
 }
 
 }  // namespace

@@ -24,10 +24,11 @@ namespace fk::cuda_sm90::backward {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// kSecond: which of the two warpgroups.
-template <class T, int kD, int kE, Kind kKind, bool kSecond>
-struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
-  using Base = Warpgroup<T, WideTiles<kD, kE>, kKind>;
+// kSecond: which of the two warpgroups. SharedMemory: WideTiles, or PairTiles
+// (cuda_sm90_backward_pair.cuh).
+template <class T, class SharedMemory, Kind kKind, bool kSecond>
+struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
+  using Base = Warpgroup<T, SharedMemory, kKind>;
   using Base::kM, Base::kN, Base::kFeatures;
   using Base::next_tile, Base::finish_tile, Base::finish_block;
   using Base::p, Base::shared, Base::group, Base::warp, Base::lane;
@@ -35,13 +36,14 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
   using Base::stage;
   using typename Base::Shared;
   using typename Base::Walk;
-  // Panels of dQ, of 64 columns: of three the second warpgroup, which has no exponentials, has two.
-  static constexpr int kFirstPanel = kSecond ? kD / 128 : 0;
-  static constexpr int kDqPanels = kSecond ? (kD + 64) / 128 : kD / 128;
+  static constexpr int kD = Shared::kD, kE = Shared::kValuePanels * 64, kRows = Shared::kRows;
   static constexpr int kDepth = kSecond ? kE : kD;  // of the product of keys and queries
   static constexpr int kWidth = kSecond ? kD : kE;  // of dK or dV
   // Times 16 columns of K or V in registers.
-  static constexpr int kHeld = kD > 192 ? 0 : kSecond ? 8 : kFeatures ? 4 : kE == 128 ? 12 : 8;
+  static constexpr int kHeld = Shared::kPair ? (kSecond ? 5 : 12)
+                               : kD > 192    ? 0
+                               : kFeatures   ? (kSecond ? 8 : 4)
+                                             : 8;
   using DoutRing = Ring<Shared::kDoutPlaces>;
 
   // The tile's K or V, as the first operand of S or dP: the low word of its descriptor, and as many
@@ -57,7 +59,7 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
     for (int k = 0; k < kHeld; ++k) {
       const int piece = k % 4 * 2 + lane / 16;
       load_matrices(keys.rows[k],
-                    shared_address(tile + k / 4 * kN * 64 + row * 64 + (piece ^ row % 8) * 8));
+                    shared_address(tile + k / 4 * kRows * 64 + row * 64 + (piece ^ row % 8) * 8));
     }
   }
 
@@ -74,7 +76,7 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
       if (k < kHeld) {
         multiply<T>(s, keys.rows[k < kHeld ? k : 0], queries, k > 0);
       } else {
-        multiply<T>(s, descriptor(a0, k / 4 * kN * 128 + k % 4 * 32), queries, k > 0);
+        multiply<T>(s, descriptor(a0, k / 4 * kRows * 128 + k % 4 * 32), queries, k > 0);
       }
     }
     warpgroup_commit();
@@ -85,28 +87,6 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
                                                const uint16_t* b, int k) {
     multiply<T, Major::kOuter>(d, a, descriptor(low_word(outer_major(b, kM * 128)), k * 2048),
                                true);
-  }
-
-  // 64 columns of dQ, transposed; a: the low word of the descriptor of K^T.
-  __device__ __forceinline__ void multiply_dq(float (&dq)[kM / 2], uint32_t a, const uint16_t* ds,
-                                              int panel) {
-    const uint32_t b0 = low_word(k_major(ds));
-    warpgroup_fence();
-#pragma unroll
-    for (int k = 0; k < kN / 16; ++k) {
-      multiply<T, Major::kOuter, Major::kK>(
-          dq, descriptor(a, (kFirstPanel + panel) * kN * 128 + k * 2048), descriptor(b0, k * 32),
-          k > 0);
-    }
-    warpgroup_commit();
-  }
-
-  __device__ __forceinline__ void add_dq(const float (&dq)[kM / 2], const Tile& tile, int block,
-                                         int panel) {
-    constexpr bool kOwn = Shared::kDqPlaces == dq_parts(kD);
-    const int part = (kFirstPanel + panel) * 4 + warp;
-    Base::template add_dq<kOwn ? kDqPanels - 1 : 0>(
-        dq, tile, block, part, shared.dq[kOwn ? part : (kSecond ? 4 : 0) + warp]);
   }
 
   // S or dP of the stage that is next.
@@ -167,7 +147,8 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
                                                 float (&dk)[kWidth / 2]) {
     const int now = stage.index();
     // dS is stored as queries x keys: lane l gives row l % 8 of matrix l / 8.
-    uint16_t* ds_row = shared.ds[now] + (lane / 16 * 8 + lane % 8) * 64 +
+    const int first_key = Shared::kPair ? cluster_rank() * (kM * kRows) : 0;
+    uint16_t* ds_row = shared.ds[now] + first_key + (lane / 16 * 8 + lane % 8) * 64 +
                        (((warp * 2 + lane / 8 % 2) ^ (lane % 8)) * 8);
     const float2* delta = reinterpret_cast<const float2*>(shared.stats[now] + kM) + lane % 4;
     const uint4* from = shared.p[now] + warp * 32 + lane;
@@ -196,6 +177,63 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
     release(&shared.ds_full[now]);
   }
 
+  // All tiles, each by `run_tile`.
+  template <class RunTile>
+  __device__ __forceinline__ void run(const RunTile& run_tile) {
+    while (true) {
+      const Tile& tile = next_tile();
+      if (static_cast<int>(uniform(tile.number)) >= p.tiles) break;
+      float sum[kWidth / 2];
+#pragma unroll
+      for (int i = 0; i < kWidth / 2; ++i) sum[i] = 0;
+      if (uniform(tile.steps) != 0) run_tile(tile, sum);
+      if constexpr (kSecond) {
+        store_rows(sum, p.scale, p.dk, p.columns, tile);
+      } else {
+        store_rows(sum, 1.f, p.dv, p.value_columns, tile);
+      }
+      finish_tile(tile);
+    }
+    finish_block();
+  }
+};
+
+template <class T, class SharedMemory, Kind kKind, bool kSecond>
+struct WideConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
+  using Base = WideProducts<T, SharedMemory, kKind, kSecond>;
+  using Base::kD, Base::kM, Base::kN, Base::kWidth, Base::kHeld, Base::kDepth;
+  using Base::p, Base::shared, Base::warp, Base::stage;
+  using Base::release, Base::say_done, Base::load_keys, Base::multiply_next;
+  using typename Base::DoutRing;
+  using typename Base::Keys;
+  using typename Base::Shared;
+  using typename Base::Walk;
+  // Panels of dQ, of 64 columns: of three the second warpgroup, which has no exponentials, has two.
+  static constexpr int kFirstPanel = kSecond ? kD / 128 : 0;
+  static constexpr int kDqPanels = kSecond ? (kD + 64) / 128 : kD / 128;
+
+  // 64 columns of dQ, transposed; a: the low word of the descriptor of K^T.
+  __device__ __forceinline__ void multiply_dq(float (&dq)[kM / 2], uint32_t a, const uint16_t* ds,
+                                              int panel) {
+    const uint32_t b0 = low_word(k_major(ds));
+    warpgroup_fence();
+#pragma unroll
+    for (int k = 0; k < kN / 16; ++k) {
+      multiply<T, Major::kOuter, Major::kK>(
+          dq, descriptor(a, (kFirstPanel + panel) * kN * 128 + k * 2048), descriptor(b0, k * 32),
+          k > 0);
+    }
+    warpgroup_commit();
+  }
+
+  __device__ __forceinline__ void add_dq(const float (&dq)[kM / 2], const Tile& tile, int block,
+                                         int panel) {
+    constexpr bool kOwn = Shared::kDqPlaces == dq_parts(kD);
+    const int part = (kFirstPanel + panel) * 4 + warp;
+    Base::template add_dq<kOwn ? kDqPanels - 1 : 0>(
+        dq, tile, block, part, shared.dq[kOwn ? part : (kSecond ? 4 : 0) + warp]);
+  }
+
   // One pair of blocks. S or dP of this one is there; at the end that of the next is, and dQ of the
   // one before is added up.
   template <bool kFirst>
@@ -205,9 +243,9 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
     const int now = stage.index();
     if constexpr (kSecond) {
       if (last && kHeld < kDepth / 16) release(&shared.v_empty);
-      use_gradients(s, sum);
+      this->use_gradients(s, sum);
     } else {
-      use_scores(s, sum, tile, walk);
+      this->use_scores(s, sum, tile, walk);
     }
     [[maybe_unused]] float dq[2][kM / 2];
     if constexpr (!kFirst) {
@@ -291,33 +329,19 @@ struct WideConsumer : Warpgroup<T, WideTiles<kD, kE>, kKind> {
   }
 
   __device__ __forceinline__ void run() {
-    while (true) {
-      const Tile& tile = next_tile();
-      if (static_cast<int>(uniform(tile.number)) >= p.tiles) break;
-      float sum[kWidth / 2];
-#pragma unroll
-      for (int i = 0; i < kWidth / 2; ++i) sum[i] = 0;
-      if (uniform(tile.steps) != 0) run_tile(tile, sum);
-      if constexpr (kSecond) {
-        store_rows(sum, p.scale, p.dk, p.columns, tile);
-      } else {
-        store_rows(sum, 1.f, p.dv, p.value_columns, tile);
-      }
-      finish_tile(tile);
-    }
-    finish_block();
+    Base::run([&](const Tile& tile, float(&sum)[kWidth / 2]) { run_tile(tile, sum); });
   }
 };
 
 #endif
 
-template <class T, int kD, int kE, Kind kKind>
+template <class T, int kD, Kind kKind>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_wide_kernel([[maybe_unused]] const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t storage[];
-  auto& shared = *reinterpret_cast<WideTiles<kD, kE>*>(storage);
-  constexpr int kM = WideTiles<kD, kE>::kM;
+  using Shared = WideTiles<kD>;
+  auto& shared = *reinterpret_cast<Shared*>(storage);
   begin_block(p, shared);
   const int warp = static_cast<int>(uniform(threadIdx.x / 32));
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -326,11 +350,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<240>();
     if (warp < 8) {
-      WideConsumer<T, kD, kE, kKind, false>{{p, shared, 0, warp % 4, lane}}.run();
+      WideConsumer<T, Shared, kKind, false>{{{p, shared, 0, warp % 4, lane}}}.run();
     } else {
-      WideConsumer<T, kD, kE, kKind, true>{{p, shared, 1, warp % 4, lane}}.run();
+      WideConsumer<T, Shared, kKind, true>{{{p, shared, 1, warp % 4, lane}}}.run();
     }
-    if (p.done != nullptr) convert_blocks<T, kD, kM, kKind, 4>(p, shared.dq_block);
+    if (p.done != nullptr) convert_blocks<T, kKind, 4>(p, shared);
   }
 #endif
 }

@@ -99,7 +99,11 @@ template <class Use>
 auto with_tile(const Problem& p, const Use& use) {
   const int64_t width = std::max(p.head_dim, p.value_dim);
   if (width <= 64) return use(Float8Tile<64, 128, 3, 4>());
-  if (width <= 128) return use(Float8Tile<128, 192, 2>());
+  if (width <= 128) {
+    const int64_t keys = p.packed ? p.k_len / std::max<int64_t>(p.batch, 1) : p.k_len;
+    if (keys >= 4096) return use(Float8Tile<128, 224, 2>());
+    return use(Float8Tile<128, 192, 2>());
+  }
   return use(Float8Tile<256, 96, 2>());
 }
 

@@ -6,7 +6,8 @@
 //
 // The plan is that of cuda_sm90_forward.cuh: a producer warp, warpgroups of 64 queries that take
 // turns, scores of the next block and the product with the values of the present one in flight
-// together. What 8 bits change:
+// together. Long rows take larger blocks, with turns at exponentials instead of products. What 8
+// bits change:
 // - Both operands of a product have K along their rows. Values come the other way round, so a pass
 //   ahead of this one (pack_values) transposes them into blocks as shared memory wants them: a
 //   block is one copy without a tensor map.
@@ -61,12 +62,13 @@ struct Float8Consumer {
     if (lane == 0) cuda::barrier_arrive(empty + stage_of(i));
   }
 
-  // Named barriers: 1 + w for when it is warpgroup w's turn to issue, 4 + w for w alone.
+  // Named barriers: 1 + w for when it is warpgroup w's turn, 4 + w for w alone. `zero` is something
+  // that has to be known before the turn is passed on.
   __device__ __forceinline__ void wait_for_turn() const {
     cuda::named_barrier_sync(1 + warpgroup, 256);
   }
-  __device__ __forceinline__ void pass_turn() const {
-    cuda::named_barrier_arrive(1 + (warpgroup + 1) % Tile::kWarpgroups, 256);
+  __device__ __forceinline__ void pass_turn(int zero = 0) const {
+    cuda::named_barrier_arrive(1 + zero + (warpgroup + 1) % Tile::kWarpgroups, 256);
   }
   __device__ __forceinline__ void sync() const { cuda::named_barrier_sync(4 + warpgroup, 128); }
 
@@ -104,7 +106,6 @@ struct Float8Consumer {
   __device__ __forceinline__ void issue_scores(float (&s)[kScores], int round) const {
     const uint64_t q = cuda::k_major(queries(round));
     const uint64_t k = cuda::k_major(shared + Tile::kKOffset + stage_of(block) * Tile::kKBytes);
-    cuda::warpgroup_fence();
 #pragma unroll
     for (int i = 0; i < Tile::kWidth / 32; ++i) {
       cuda::multiply<T>(s, cuda::advance(q, i / 4 * Tile::kQueryColumnBytes + i % 4 * 32),
@@ -117,7 +118,6 @@ struct Float8Consumer {
                                                const uint32_t (&p)[kSteps][4], int i) const {
     const uint64_t v =
         cuda::in_pieces(shared + Tile::kVOffset + stage_of(i) * Tile::kVBytes, 128, 256);
-    cuda::warpgroup_fence();
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
       cuda::multiply<T>(o, p[j], cuda::advance(v, j * kValueStepBytes<Tile::kWidth>), true);
@@ -125,6 +125,9 @@ struct Float8Consumer {
     cuda::warpgroup_commit();
   }
 
+  __device__ __forceinline__ bool masked(int n, int round) const {
+    return n >= blocks(round).inner_end || n < blocks(round).inner_first;
+  }
   // -inf where a query does not see a key of block n.
   __device__ __forceinline__ void mask(float (&s)[kScores], int n, int round) const {
     const int inner_first = blocks(round).inner_first, inner_end = blocks(round).inner_end;
@@ -226,15 +229,21 @@ struct Float8Consumer {
   // Waits for the product with the values of the block before and puts this block's probabilities
   // in its place. Called after a branch only: the compiler would move the wait to before the
   // softmax.
-  __device__ __forceinline__ void next_probabilities(
-      float (&o)[Tile::kWidth / 2], const float (&s)[kScores], const uint32_t (&next)[kSteps][4],
-      uint32_t (&p)[kSteps][4], const float (&correction)[2], bool release_values) const {
+  __device__ __forceinline__ void next_probabilities(float (&o)[Tile::kWidth / 2],
+                                                     const float (&s)[kScores],
+                                                     const uint32_t (&next)[kSteps][4],
+                                                     uint32_t (&p)[kSteps][4],
+                                                     const Float8Softmax& softmax, bool grown,
+                                                     bool release_values) const {
     cuda::warpgroup_wait<0>();
     cuda::keep_registers(o);
     if (release_values) release(barriers->v_empty, block - 2);
-    if (__any_sync(0xffffffff, correction[0] != 1.f || correction[1] != 1.f)) {
+    if constexpr (!Tile::kTurnsAtExponentials) {
+      grown = __any_sync(0xffffffff, softmax.correction[0] != 1.f || softmax.correction[1] != 1.f);
+    }
+    if (grown) {
 #pragma unroll
-      for (int i = 0; i < Tile::kWidth / 2; ++i) o[i] *= correction[row_of(i)];
+      for (int i = 0; i < Tile::kWidth / 2; ++i) o[i] *= softmax.correction[row_of(i)];
     }
 #pragma unroll
     for (int c = 0; c < kSteps; ++c) {
@@ -247,10 +256,39 @@ struct Float8Consumer {
     }
   }
 
+  // Waits for the scores of block n, with kPending later products under way, and makes them
+  // probabilities. Returns whether a maximum has grown, where that is known.
+  template <int kPending>
+  __device__ __forceinline__ bool probabilities(float (&s)[kScores], uint32_t (&next)[kSteps][4],
+                                                Float8Softmax& softmax, int n, int round) {
+    bool grown = false;
+    if constexpr (Tile::kTurnsAtExponentials) {
+      const bool with_mask = masked(n, round);
+      const float scale = scale_log2(round), slack = shared_heads[round % 2].slack;
+      cuda::warpgroup_wait<kPending>();
+      cuda::keep_registers(s);
+      release(barriers->k_empty, block);
+      if (with_mask) mask(s, n, round);
+      grown = softmax.grow(s, scale, slack);
+      wait_for_turn();
+      softmax.exponentiate<Tile::kRoundLate>(s, scale, next);
+      pass_turn(softmax.sum[0] + softmax.sum[1] < 0.f);  // never, but known last
+    } else {
+      cuda::warpgroup_wait<kPending>();
+      cuda::keep_registers(s);
+      release(barriers->k_empty, block);
+      mask(s, n, round);
+      softmax.step<Tile::kRoundLate>(s, scale_log2(round), next);
+    }
+    ++block;
+    return grown;
+  }
+
   __device__ __forceinline__ void run() {
+    constexpr bool kIssueInTurns = !Tile::kTurnsAtExponentials;
     float o[Tile::kWidth / 2], s[kScores];
     uint32_t p[kSteps][4], next[kSteps][4];
-    float correction[2], factor[2];
+    float factor[2];
     if (warpgroup == Tile::kWarpgroups - 1) pass_turn();
     for (int round = 0;; ++round) {
       cuda::barrier_wait(&barriers->q_full[round % 2], (round / 2) & 1);
@@ -263,36 +301,35 @@ struct Float8Consumer {
       for (int i = 0; i < Tile::kWidth / 2; ++i) o[i] = 0.f;
       if (first_block < end_block(round)) {  // else no query here sees a key
         wait(barriers->k_full, block);
-        wait_for_turn();
+        if (kIssueInTurns) wait_for_turn();
+        cuda::warpgroup_fence();
         issue_scores(s, round);
-        pass_turn();
-        cuda::warpgroup_wait<0>();
-        cuda::keep_registers(s);
-        release(barriers->k_empty, block);
-        mask(s, first_block, round);
-        softmax.step<Tile::kRoundLate>(s, scale_log2(round), correction, next);
-        ++block;
-        bool values_read = false;
+        if (kIssueInTurns) pass_turn();
+        probabilities<0>(s, next, softmax, first_block, round);
+        bool values_read = false, grown = false;
 #pragma unroll 1
         for (int n = first_block + 1; n < end_block(round); ++n) {
           wait(barriers->k_full, block);
-          next_probabilities(o, s, next, p, correction, values_read);
+          // In front of both products: with a branch between them the compiler would keep the
+          // probabilities twice.
+          if (!kIssueInTurns) wait(barriers->v_full, block - 1);
+          next_probabilities(o, s, next, p, softmax, grown, values_read);
           values_read = true;
-          wait_for_turn();
+          if (kIssueInTurns) wait_for_turn();
           cuda::keep_registers(o);
+          cuda::warpgroup_fence();
           issue_scores(s, round);
-          wait(barriers->v_full, block - 1);
+          if (kIssueInTurns) {
+            wait(barriers->v_full, block - 1);
+            cuda::warpgroup_fence();
+          }
           issue_values(o, p, block - 1);
-          pass_turn();
-          cuda::warpgroup_wait<1>();
-          cuda::keep_registers(s);
-          release(barriers->k_empty, block);
-          mask(s, n, round);
-          softmax.step<Tile::kRoundLate>(s, scale_log2(round), correction, next);
-          ++block;
+          if (kIssueInTurns) pass_turn();
+          grown = probabilities<1>(s, next, softmax, n, round);
         }
         wait(barriers->v_full, block - 1);
-        next_probabilities(o, s, next, p, correction, values_read);
+        next_probabilities(o, s, next, p, softmax, grown, values_read);
+        cuda::warpgroup_fence();
         issue_values(o, p, block - 1);
         finish_rows(softmax, round, factor);
         cuda::warpgroup_wait<0>();

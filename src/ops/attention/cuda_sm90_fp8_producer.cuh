@@ -4,6 +4,7 @@
 
 #include "cuda/async_copy.cuh"
 #include "cuda/math.cuh"
+#include "ops/attention/cuda_sm90_fp8_softmax.cuh"
 #include "ops/attention/cuda_sm90_schedule.cuh"
 
 namespace fk::cuda_sm90 {
@@ -17,11 +18,12 @@ struct Float8Arguments {
 };
 
 // A tile as the producer found it, with what depends on its head.
-struct Float8Head {
+struct alignas(16) Float8Head {
   TileOfQueries tile;
   // The softmax wants a positive scale: where it is negative, the queries change their signs. 0
   // becomes small enough to make no difference.
   float scale_log2, v_scale;
+  float slack;  // what a score may exceed the maximum by before that follows
   bool negative;
   int next_tile;  // for the producer
 };
@@ -40,6 +42,9 @@ struct Float8Tile {
   // Whether probabilities are rounded when the product before is done, not one by one beside the
   // exponentials, where they wait for its registers. As measured.
   static constexpr bool kRoundLate = kWidth == 128;
+  // Whether the warpgroups take turns at exponentials, not at the issue of products: for long rows,
+  // as measured.
+  static constexpr bool kTurnsAtExponentials = kKeys == 224;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   // Together no more than the block starts with.
   static constexpr int kProducerRegisters = 40;
@@ -139,6 +144,7 @@ struct Float8Producer {
     const float scale = cuda::kLog2E * f.scale * a.scales.scores(batch, query_head, f.group);
     head.negative = scale < 0.f;
     head.scale_log2 = scale == 0.f ? 1e-30f : fabsf(scale);
+    head.slack = Float8Softmax::kLag * reciprocal_fast(head.scale_log2);
     head.v_scale = a.scales.values(batch, query_head, f.group);
   }
 };

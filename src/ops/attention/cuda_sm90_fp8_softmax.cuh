@@ -37,26 +37,54 @@ struct Float8Softmax {
   static constexpr float kLag = 0.8f;
   float max[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0.f, 0.f};
+  float correction[2];  // after a step, what was summed before is to be multiplied by
 
   // Replaces scores by probabilities and, unless kLate, rounds these to `p`.
   template <bool kLate, int N>
-  __device__ __forceinline__ void step(float (&s)[N], float scale_log2, float (&correction)[2],
-                                       uint32_t (&p)[N / 16][4]) {
-    float block_max[2] = {max[0], max[1]};
+  __device__ __forceinline__ void step(float (&s)[N], float scale_log2, uint32_t (&p)[N / 16][4]) {
+    float largest[2] = {max[0], max[1]};
 #pragma unroll
-    for (int i = 0; i < N; ++i) block_max[row_of(i)] = fmaxf(block_max[row_of(i)], s[i]);
-    float offset[2];
+    for (int i = 0; i < N; ++i) largest[row_of(i)] = fmaxf(largest[row_of(i)], s[i]);
+    follow(largest, scale_log2);
+    exponentiate<kLate>(s, scale_log2, p);
+  }
+
+  // The first part of a step: whether the maximum may have grown. That a score exceeds it by
+  // `slack`, which is kLag, is looked up with integers, three at a time: right unless the maximum
+  // plus `slack` is negative, when it always seems so. Otherwise there is no correction.
+  template <int N>
+  __device__ __forceinline__ bool grow(const float (&s)[N], float scale_log2, float slack) {
+    const int bits[2] = {largest_bits<0>(s), largest_bits<1>(s)};
+    const bool grown = __any_sync(0xffffffff, (bits[0] > __float_as_int(max[0] + slack)) |
+                                                  (bits[1] > __float_as_int(max[1] + slack)));
+    if (!grown) return false;
+    float largest[2] = {__int_as_float(bits[0]), __int_as_float(bits[1])};
+    if (__any_sync(0xffffffff, bits[0] == 0 || bits[1] == 0)) {
+      // No score of a row is positive: the largest has the smallest bits.
+      unsigned smallest[2] = {~0u, ~0u};
+#pragma unroll
+      for (int i = 0; i < N; i += 2) {
+        unsigned& row = smallest[row_of(i)];
+        row = __vimin3_u32(row, __float_as_uint(s[i]), __float_as_uint(s[i + 1]));
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (bits[j] == 0) largest[j] = __uint_as_float(smallest[j]);
+      }
+    }
+    follow(largest, scale_log2);
+    return true;
+  }
+
+  // The second part.
+  template <bool kLate, int N>
+  __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2,
+                                               uint32_t (&p)[N / 16][4]) {
+    float offset[2], partial[2] = {0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 1));
-      block_max[j] = fmaxf(block_max[j], __shfl_xor_sync(0xffffffff, block_max[j], 2));
-      const bool grown = (block_max[j] - max[j]) * scale_log2 > kLag;
-      correction[j] = grown ? exp2_fast((max[j] - block_max[j]) * scale_log2) : 1.f;
-      max[j] = grown ? block_max[j] : max[j];
       offset[j] = max[j] == -INFINITY ? 0.f : max[j] * scale_log2 - kShift;
-      sum[j] *= correction[j];
     }
-    float partial[2] = {0.f, 0.f};
 #pragma unroll
     for (int c = 0; c < N / 16; ++c) {
 #pragma unroll
@@ -68,6 +96,19 @@ struct Float8Softmax {
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) sum[j] += partial[j];
+  }
+
+ private:
+  __device__ __forceinline__ void follow(float (&largest)[2], float scale_log2) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      largest[j] = fmaxf(largest[j], __shfl_xor_sync(0xffffffff, largest[j], 1));
+      largest[j] = fmaxf(largest[j], __shfl_xor_sync(0xffffffff, largest[j], 2));
+      const bool follows = (largest[j] - max[j]) * scale_log2 > kLag;
+      correction[j] = follows ? exp2_fast((max[j] - largest[j]) * scale_log2) : 1.f;
+      max[j] = follows ? largest[j] : max[j];
+      sum[j] *= correction[j];
+    }
   }
 };
 

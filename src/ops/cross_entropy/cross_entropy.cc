@@ -28,6 +28,9 @@ Status check(const Tensor& targets, int64_t columns, int64_t ignore_index, doubl
 }  // namespace
 
 Status CrossEntropyFwd::validate(const CrossEntropyFwd& a) {
+  if (a.reduction == kNone && a.loss) {
+    return invalid("loss: expected none with reduction=none, got a tensor");
+  }
   return check(a.targets, a.logits.size(1), a.ignore_index, a.label_smoothing);
 }
 

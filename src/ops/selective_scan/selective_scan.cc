@@ -29,7 +29,7 @@ Status check(const Args& a) {
                    std::to_string(a.C.ndim));
   }
   const int64_t groups = a.B.ndim == 4 ? a.B.size(2) : 1;
-  if (groups == 0 ? channels != 0 : channels % groups != 0) {
+  if (groups == 0 || channels % groups != 0) {
     return invalid("B: expected a number of groups that divides u's " + std::to_string(channels) +
                    " channels, got " + std::to_string(groups));
   }

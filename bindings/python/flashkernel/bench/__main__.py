@@ -55,6 +55,22 @@ def parse(arguments):
     for peer in options.peer or ():
         if plain_name(peer) not in known:
             parser.error(f"--peer: expected one of {', '.join(known)}, got {peer}")
+    directions = FRAMEWORKS[options.framework].directions
+    options.cases = [
+        c
+        for c in SUITES[options.suite]()
+        if c.op in (options.op or WORKLOADS)
+        and options.dtype in (None, c.dtype)
+        and c.direction in directions
+        and options.direction in (None, c.direction)
+    ]
+    if not options.cases:
+        parser.error(f"{options.suite}: no case of the suite is what was asked for")
+    if options.json:  # before anything is measured
+        try:
+            report.rows_of(options.json)
+        except ValueError as error:
+            parser.error(f"--json: {error}")
     return options
 
 
@@ -167,14 +183,7 @@ class Bench:
 def main(arguments=None) -> int:
     options = parse(arguments)
     bench = Bench(options)
-    cases = [
-        c
-        for c in SUITES[options.suite]()
-        if c.op in (options.op or WORKLOADS)
-        and options.dtype in (None, c.dtype)
-        and c.direction
-        in ((options.direction,) if options.direction else bench.framework.directions)
-    ]
+    cases = options.cases
     progress = sys.stderr.isatty()
     ceilings = bench.ceilings()
     rows = []

@@ -71,12 +71,22 @@ def write_json(path: str, result: dict) -> None:
     target = pathlib.Path(path)
     stamp = {"commit": result["commit"], "date": result["date"]}
     rows = [{**row, **stamp} for row in result["rows"]]
-    if target.exists():
-        new = {_key(row) for row in rows}
-        old = json.loads(target.read_text())["rows"]
-        rows = [row for row in old if _key(row) not in new] + rows
+    new = {_key(row) for row in rows}
+    rows = [row for row in rows_of(path) if _key(row) not in new] + rows
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n")
+
+
+def rows_of(path: str) -> list[dict]:
+    """The rows a result file has; none where there is no file."""
+    target = pathlib.Path(path)
+    if not target.exists():
+        return []
+    try:
+        rows = json.loads(target.read_text())["rows"]
+        return [row for row in rows if _key(row)]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{path}: expected a result file or none") from None
 
 
 def _key(row: dict) -> str:

@@ -59,7 +59,9 @@ def _apply(op: Op, inputs: tuple, attributes: tuple, **switches):
         attributes[op.attributes.index(op.axis)] = 0
         along = [f.name for f in op.inputs if f.along_axis and f.name in named]
         named |= {name: named[name].reshape(-1) for name in along}
-    function = _compiled(op.name, tuple(attributes), tuple(named), switches.get("inplace_backward", False))
+    function = _compiled(
+        op.name, tuple(attributes), tuple(named), switches.get("inplace_backward", False)
+    )
     try:
         outputs = function(*named.values())
         if _takes_indices(op.name) and _is_on_cpu(outputs[0]):

@@ -80,6 +80,8 @@ def _results(op: Op, inputs: dict, attributes: dict, wanted: tuple[str, ...]) ->
     """Shape and dtype of each wanted output."""
     values = [inputs.get(f.name) if f.is_tensor else attributes[f.name] for f in op.arguments]
     shapes = dict(zip((f.name for f in op.outputs), op.output_shapes(*values), strict=True))
+    if any(size < 0 for name in wanted for size in shapes[name]):
+        raise _library.Error(f"{op.public_name}: expected inputs that give outputs a size")
     return [
         jax.ShapeDtypeStruct(shapes[name], _dtype(op, op.by_name[name], inputs)) for name in wanted
     ]

@@ -68,7 +68,16 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
     )
     primal = call(name, attributes, given, visible)
     if op.backward is None:
-        return primal
+
+        def refuse(primals, tangents):
+            asked = zip(given, tangents, strict=True)
+            raise _not_differentiable(
+                op, next(n for n, t in asked if not isinstance(t, SymbolicZero))
+            )
+
+        function = jax.custom_jvp(primal)
+        function.defjvp(refuse, symbolic_zeros=True)
+        return function
 
     backward = op.backward
     gradient_outputs = _gradient_outputs(op)
@@ -81,7 +90,7 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
         if f.name not in cotangent_of and source in everything:
             source_of[f.name] = source
     kept = tuple(f.name for f in existing if f.name in visible or f.name in source_of.values())
-    forward = call(name, attributes, given, kept)
+    forward = _once(op, call(name, attributes, given, kept))
 
     def backward_attribute(f: Field, inputs: dict):
         if f.name in by_name:
@@ -93,10 +102,7 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
         perturbed = tuple(n for n, p in zip(given, primals, strict=True) if _is_perturbed(p))
         for n in perturbed:
             if n not in gradient_outputs:
-                raise _library.Error(
-                    f"{op.public_name}: {n}: expected an input that no gradient is asked of, got "
-                    f"one under differentiation; pass jax.lax.stop_gradient({n})"
-                )
+                raise _not_differentiable(op, n)
         inputs = {n: p.value for n, p in zip(given, primals, strict=True)}
         if perturbed and any(v.dtype == jnp.float8_e4m3fn for v in inputs.values()):
             raise op.no_float8_gradient()
@@ -131,12 +137,35 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
             f.name for f in _wanted(backward, backward_given, settings) if f.name in asked
         )
         run = call(backward.name, residuals.attributes, backward_given, wanted, in_place_backward)
-        gradients = dict(zip(wanted, run(*(arrays[n] for n in backward_given)), strict=True))
+        gradients = dict(
+            zip(wanted, _once(op, run)(*(arrays[n] for n in backward_given)), strict=True)
+        )
         return tuple(gradients[gradient_outputs[n]] if n in perturbed else None for n in given)
 
     function = jax.custom_vjp(primal)
     function.defvjp(fwd, bwd, symbolic_zeros=True)
     return lambda *arrays: function(*same_axes(arrays))
+
+
+def _not_differentiable(op: Op, name: str) -> _library.Error:
+    return _library.Error(
+        f"{op.public_name}: {name}: expected an input that no gradient is asked of, got one under "
+        f"differentiation; pass jax.lax.stop_gradient({name})"
+    )
+
+
+def _once(op: Op, run):
+    """A part of an op's gradient; a gradient of it is refused in the op's name."""
+
+    def refuse(primals, tangents):
+        raise _library.Error(
+            f"{op.public_name}: expected a single backward, got a gradient of its gradient, which "
+            "is not defined"
+        )
+
+    function = jax.custom_jvp(run)
+    function.defjvp(refuse)
+    return function
 
 
 def _is_perturbed(p) -> bool:

@@ -23,12 +23,18 @@ def _functions(op):
 _made = {name: _functions(op) for name, op in _PUBLIC.items()}
 globals().update({name: function for name, (function, _) in _made.items()})
 
-# Known from here on, so that a first call inside torch.compile need not find out.
-_serve(
-    _types.SimpleNamespace(**{name: direct for name, (_, direct) in _made.items()}),
-    _torch.Tensor,
-    _torch.nn.Parameter,
-)
+_is_compiling = _torch.compiler.is_compiling
+
+
+def _serve_types() -> None:
+    """Lets calls find the functions of torch's own types at once."""
+    direct = _types.SimpleNamespace(**{name: direct for name, (_, direct) in _made.items()})
+    _serve(direct, _torch.Tensor, _torch.nn.Parameter)
+
+
+# A compiler that meets a first call may start again, and must then find what it found before.
+if _torch._guards.TracingContext.try_get() is None:
+    _serve_types()
 
 from .mamba import Mamba, MambaStack  # noqa: E402
 

@@ -8,19 +8,7 @@ from .. import _library
 from .._declarations import Op, _compile
 from . import _plain
 from ._gradients import refuse_tangents
-from ._operators import Operators
-
-_KNOWN = {
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.int32,
-    torch.int64,
-    torch.int8,
-    torch.uint8,
-    torch.float8_e4m3fn,
-}
+from ._operators import DLPACK, Operators
 
 
 def make(operators: Operators):
@@ -28,6 +16,7 @@ def make(operators: Operators):
     everything = [f.name for f in op.arguments] + op.extra_keywords
     namespace = {
         "op": op,
+        "normalise": op.normalise,
         "recover": _recover,
         "plain": _plain_value,
         "grad_enabled": torch.is_grad_enabled,
@@ -47,10 +36,12 @@ def make(operators: Operators):
     for f in op.attributes:
         if f.kind == "choice":
             namespace[f"choices_{f.name}"] = {c or None: i for i, c in enumerate(f.choices)}
-            body.append(f"{_value(f)} = choices_{f.name}[{f.name}]")
+            namespace[f"field_{f.name}"] = f
+            body.append(f"{_value(f)} = choices_{f.name}.get({f.name}, -1)")
+            body.append(f"if {_value(f)} < 0:")
+            body.append(f"    normalise(field_{f.name}, {f.name})")
         elif f.kind == "number" and f.nullable:
             namespace[f"field_{f.name}"] = f
-            namespace["normalise"] = op.normalise
             body.append(f"{_value(f)} = normalise(field_{f.name}, {f.name})")
     if op.axis and op.axis.nullable:
         source = next(f.name for f in op.inputs if f.along_axis)
@@ -257,5 +248,5 @@ def _check_tensor(op: Op, f, value) -> None:
         wrong("a dense tensor", "a nested one" if value.is_nested else value.layout)
     elif value.device.type not in ("cpu", "cuda", "meta"):
         wrong("a CPU or CUDA tensor", value.device)
-    elif value.dtype not in _KNOWN:
+    elif value.dtype not in DLPACK:
         wrong(f.expected_dtypes, str(value.dtype).removeprefix("torch."))

@@ -15,12 +15,14 @@ schemas, the fake kernels and the gradients."""
 
 import ctypes
 import itertools
+import struct
 from dataclasses import dataclass, field
 
 import torch
 
 from .. import _library
 from .._declarations import Field, Op
+from .._numpy import _DLTensor, _workspace
 from ._gradients import Gradient
 
 _lib = torch.library.Library("flashkernel", "DEF")
@@ -39,8 +41,21 @@ _layout_of = _library.function(
 )
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32}
+# DLPack's (code, bits) of each dtype the library knows.
+DLPACK = {
+    torch.float32: (2, 32),
+    torch.float16: (2, 16),
+    torch.bfloat16: (4, 16),
+    torch.float64: (2, 64),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.int8: (0, 8),
+    torch.uint8: (1, 8),
+    torch.float8_e4m3fn: (10, 8),
+}
 _CHOSEN_BY_CALL = -1
 _NOT_IN_PLACE = -1
+_INVALID_ARGUMENT = 1  # fk_status
 
 
 @dataclass
@@ -285,7 +300,13 @@ def _fake(op: Op, returned: list[int], chosen_by_call: bool, absent: set[str]):
                     f"{op.public_name}: {names[i]}: expected {like.device}, where {names[first]} "
                     f"is, got {arguments[i].device}"
                 )
-        shapes = op.output_shapes(*arguments[: len(names)])
+        if all(type(s) is int for i in given_tensors for s in arguments[i].shape):
+            _check(op, arguments)
+        try:
+            shapes = op.output_shapes(*arguments[: len(names)])
+        except Exception:
+            _check(op, arguments)  # names the argument that does not fit
+            raise
         results = []
         for i in returned:
             if chosen_by_call and not arguments[-1] >> i & 1:
@@ -305,6 +326,31 @@ def _fake(op: Op, returned: list[int], chosen_by_call: bool, absent: set[str]):
         return tuple(results) or None
 
     return fake
+
+
+def _check(op: Op, arguments: list) -> None:
+    """Raises what the library finds wrong with a call, as far as that is known without its data."""
+    values = dict(zip((f.name for f in op.arguments), arguments, strict=False))
+    slots, alive = [], []
+    for f in op.fields:
+        value = values.get(f.name)
+        if not f.is_tensor:
+            if not isinstance(value, (int, float)):
+                return  # symbolic
+            slots.append(struct.pack("d" if f.kind == "number" else "q", value))
+        elif value is None:
+            slots.append(struct.pack("Q", 0))
+        elif value.dtype not in DLPACK:
+            expected, got = f.expected_dtypes, str(value.dtype).removeprefix("torch.")
+            raise RuntimeError(f"{op.public_name}: {f.name}: expected {expected}, got {got}")
+        else:
+            shape = (ctypes.c_int64 * max(value.dim(), 1))(*(int(s) for s in value.shape))
+            tensor = _DLTensor(None, 1, 0, value.dim(), *DLPACK[value.dtype], 1, shape, None, 0)
+            alive += [shape, tensor]
+            slots.append(struct.pack("Q", ctypes.addressof(tensor)))
+    status = _workspace(op.handle, b"".join(slots), ctypes.byref(ctypes.c_size_t()))
+    if status == _INVALID_ARGUMENT:
+        raise RuntimeError(_library.last_error().decode())
 
 
 def _bump_version(overload, written: int) -> None:

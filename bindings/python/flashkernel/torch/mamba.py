@@ -77,9 +77,12 @@ class Mamba(nn.Module):
         place."""
         conv, scan = state
         x, z = self.in_proj(x).chunk(2, -1)
+        recent = conv.to(x.dtype)  # which differs under autocast
         x = fk.causal_conv1d_update(
-            x, conv, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
+            x, recent, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
         )
+        if recent is not conv:
+            conv.copy_(recent)
         if x.ndim == 3:
             y, last = self._scan(x, z, initial_state=scan, return_last_state=True)
             scan.copy_(last)
@@ -123,10 +126,11 @@ class _Layer(nn.Module):
 
 
 def _add_norm(x, residual, norm):
-    """The norm of a sum, and the sum; a residual of None is 0."""
+    """The norm of a sum, and the sum; a residual of None is 0. Under autocast the sum keeps the
+    dtype that the first had."""
     if residual is None:
         return fk.rms_norm(x, norm.weight, eps=norm.eps), x
-    return fk.rms_norm(x, norm.weight, residual=residual, eps=norm.eps)
+    return fk.rms_norm(x.to(residual.dtype), norm.weight, residual=residual, eps=norm.eps)
 
 
 class MambaStack(nn.Module):
