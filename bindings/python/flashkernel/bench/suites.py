@@ -101,7 +101,8 @@ def attention_portable():
 
 
 def attention_more():
-    """Shared key heads, packed sequences and the same unpacked, one sequence, float32."""
+    """Shared key heads, packed sequences and the same unpacked, one sequence, float32, wide
+    heads."""
     for direction in ("fwd", "bwd"):
         for causal in (False, True):
             for d in (64, 128):
@@ -120,6 +121,11 @@ def attention_more():
             yield _attention(direction, "bfloat16", both, 1, 4096, 16, 128, causal)
             for d in (96, 192, 256):
                 yield _attention(direction, "bfloat16", both, 4, 4096, 8, d, causal)
+            for length in (1024, 4096, 16384):
+                yield _attention(
+                    direction, "bfloat16", ("cudnn",), 16384 // length, length, 8, 192, causal,
+                    E=128,
+                )  # fmt: skip
 
 
 def attention_float8():

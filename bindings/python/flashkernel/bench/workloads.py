@@ -166,13 +166,14 @@ def _norm_call(fk, name, t):
 def _attention_inputs(params, rng):
     b, length, heads, d = (params[k] for k in "BLHD")
     kv = params.get("G", heads)
-    shapes = {"q": heads, "k": kv, "v": kv}
-    return {n: normal(rng, b, length, h, d) for n, h in shapes.items()}
+    sizes = {"q": (heads, d), "k": (kv, d), "v": (kv, params.get("E", d))}
+    return {n: normal(rng, b, length, *size) for n, size in sizes.items()}
 
 
 def _attention_flops(params):
     b, length, heads, d = (params[k] for k in "BLHD")
-    return 4 * b * heads * length * length * d / (2 if params["causal"] else 1)
+    columns = d + params.get("E", d)
+    return 2 * b * heads * length * length * columns / (2 if params["causal"] else 1)
 
 
 def _packed(params, tensors, torch):
