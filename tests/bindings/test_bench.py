@@ -38,6 +38,22 @@ def test_file_page_and_table(tmp_path):
         assert "softmax_fwd 4096 x 768 float32" in page.read_text()
 
 
+def test_a_case_that_fails_takes_no_other_with_it(tmp_path):
+    file = tmp_path / "result.json"
+    call = ["--quick", "--framework", "numpy", "--op", "softmax", "--op", "rope"]
+    broken = f"import {report.__package__}.__main__ as m, sys;" + (
+        "row = m.Bench.row;"
+        "m.Bench.row = lambda self, c, *a: 1 // 0 if c.op == 'softmax' else row(self, c, *a);"
+        "sys.exit(m.main(sys.argv[1:]))"
+    )
+    call = [sys.executable, "-c", broken, *call, "--json", str(file)]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "softmax_fwd 4096 x 768 float32: ZeroDivisionError" in done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["op"] == "rope_fwd"
+
+
 def test_roofline(tmp_path):
     file, page = tmp_path / "result.json", tmp_path / "page.html"
     call = ["--quick", "--framework", "numpy", "--op", "logsumexp", "--op", "rope"]

@@ -186,7 +186,7 @@ def main(arguments=None) -> int:
     cases = options.cases
     progress = sys.stderr.isatty()
     ceilings = bench.ceilings()
-    rows = []
+    rows, failed = [], 0
     for i, case in enumerate(cases):
         if progress:
             print(
@@ -196,6 +196,9 @@ def main(arguments=None) -> int:
             rows.append(bench.row(case, ceilings))
         except KeyboardInterrupt:  # what was measured so far is not lost
             break
+        except Exception as error:  # nor what comes after
+            failed += 1
+            print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
     if progress:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     timer = "cuda graph replay over rotating inputs" if bench.graphs else "perf_counter, in turns"
@@ -212,7 +215,7 @@ def main(arguments=None) -> int:
         report.write_json(options.json, result)
     if options.html:
         report.write_html(options.html, result)
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

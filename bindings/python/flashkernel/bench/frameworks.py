@@ -137,6 +137,8 @@ class Torch(Numpy):
                 # Matrix products have tiles to choose from.
                 mode = "max-autotune-no-cudagraphs" if workload.products else None
                 dynamic = name.endswith("_dynamic")
+                # Or a backward could run only once.
+                torch._functorch.config.donated_buffer = False
                 functions[name] = torch.compile(functions[name], dynamic=dynamic, mode=mode)
         return functions
 
