@@ -87,12 +87,15 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Stores a float in another block's shared memory, which completes on a barrier there.
-__device__ __forceinline__ void store_remote(uint32_t to, float value, uint32_t barrier) {
+// Stores a value in another block's shared memory, which completes on a barrier there.
+__device__ __forceinline__ void store_remote(uint32_t to, int value, uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-      "r"(__float_as_uint(value)), "r"(barrier)
+      "r"(value), "r"(barrier)
       : "memory");
+}
+__device__ __forceinline__ void store_remote(uint32_t to, float value, uint32_t barrier) {
+  store_remote(to, __float_as_int(value), barrier);
 }
 __device__ __forceinline__ void store_remote(uint32_t to, float4 value, uint32_t barrier) {
   asm volatile(

@@ -310,9 +310,7 @@ template <class T, int kD, int kM, Kind kKind>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_kernel([[maybe_unused]] const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) uint8_t storage[];
-  auto& shared = *reinterpret_cast<SharedTiles<kD, kM>*>(storage);
-  begin_block(p, shared);
+  auto& shared = begin_block<SharedTiles<kD, kM>>(p);
   if (uniform(thread_now() / 32) < 4) {
     serve_block<T, kKind>(p, shared);
   } else {

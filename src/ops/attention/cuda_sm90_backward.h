@@ -45,6 +45,7 @@ struct Counters {
 // Sequences are taken one after another, of each the key heads. The sums of dQ of such a pair stand
 // one after another, [slots of the sequence][group]; counted through all pairs, block i of sums has
 // place i % ring, but a pair goes on behind the ring's end.
+
 // What the tiles, and the order in which blocks take them, follow from.
 struct TileParams {
   int slots, tiles, m_blocks, n_blocks, kv_heads, group;

@@ -251,8 +251,8 @@ struct Plan {
   // multiprocessor.
   void order_tiles(bool deterministic, int device) {
     const int64_t block_bytes = int64_t{m} * d * 4;
-    // Bytes of sums.
-    constexpr int64_t kTogether = 4 << 20, kRing = 24 << 20, kPackedRing = 36 << 20;
+    // Bytes of sums; kInCache: that stay in the L2 cache.
+    constexpr int64_t kTogether = 4 << 20, kRing = 24 << 20, kInCache = 36 << 20;
     const int64_t processors = cuda::device_properties(device).multiprocessors / (pair ? 2 : 1);
     const bool causal = problem.mask.right < kFar && problem.mask.left >= kFar && !deterministic;
     together = causal ? kTogether / block_bytes : 0;
@@ -260,7 +260,7 @@ struct Plan {
     if (problem.packed) {
       // Any sequence may be as long as all are together.
       const bool small = problem.mask.unlimited() && problem.q_len <= 2048 * problem.batch;
-      const int64_t bytes = small ? kRing : kPackedRing;
+      const int64_t bytes = small ? kRing : kInCache;
       ring = std::max(bytes / block_bytes, 3 * slots * problem.group());
       segment = std::max<int64_t>(1, ring / 16);
       most_together = ring * 10 / 16;
@@ -282,7 +282,7 @@ struct Plan {
     beside = d > 128 || seen > 4 * (problem.packed ? problem.batch : 1) ? blocks : 0;
     // After the main kernel it is faster as long as all sums stay in the L2 cache; nor is there
     // anything beside the heads that end with the last tiles.
-    if (d <= 128 && blocks * block_bytes <= kPackedRing) beside = 0;
+    if (d <= 128 && blocks * block_bytes <= kInCache) beside = 0;
     if (beside > 0 && d <= 128 && !problem.packed) {
       const int64_t row = std::max<int64_t>(n_blocks, 1);
       const int64_t last_heads = divide_up(std::max(last_tiles, processors), row) + 1;
@@ -355,11 +355,9 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
 
   Params p = {};
   const Tensor* mapped[4] = {&a.q, &a.dout, &a.k, &a.v};
+  const int key_rows = plan.pair ? plan.n / 2 : plan.n;  // of a block
   for (int i = 0; i < 4; ++i) {
-    FK_RETURN_IF_ERROR(map_rows(&p.maps[i], *mapped[i],
-                                i < kMapK   ? kM
-                                : plan.pair ? plan.n / 2
-                                            : plan.n));
+    FK_RETURN_IF_ERROR(map_rows(&p.maps[i], *mapped[i], i < kMapK ? kM : key_rows));
   }
   p.problem = problem;
   p.dk = attention::view(a.dk);

@@ -40,7 +40,7 @@ struct alignas(1024) PairTiles {
   // ds_came: that of the other block; ds_empty: both blocks are done with this one's.
   uint64_t p_full[2], p_empty[2], ds_full[2], ds_empty[2], ds_came[2];
   uint64_t tile_full[2], tile_empty[2], tile_read, number_full[2], number_empty[2];
-  float number[2];  // of a tile, its bits: the first block takes it for both
+  int number[2];  // of a tile: the first block takes it for both
   Tile tile[2];
   int pending[kWarps];
   DqBlock dq_block[kThreads / 32 - 1];
@@ -85,13 +85,13 @@ __device__ __forceinline__ int next_number(const Params& p, PairTiles<kD, kE>& s
   if (cluster_rank() == 0) {
     const int t = atomicAdd(&p.counters->tile, 1);
     barrier_wait(&shared.number_empty[i], turn.phase() ^ 1);
-    store_remote(remote_address(&shared.number[i], 1), __int_as_float(t),
+    store_remote(remote_address(&shared.number[i], 1), t,
                  remote_address(&shared.number_full[i], 1));
     return t;
   }
-  barrier_arrive_expect(&shared.number_full[i], sizeof(float));
+  barrier_arrive_expect(&shared.number_full[i], sizeof(int));
   barrier_wait(&shared.number_full[i], turn.phase());
-  const int t = __float_as_int(*static_cast<volatile float*>(&shared.number[i]));
+  const int t = *static_cast<volatile int*>(&shared.number[i]);
   barrier_arrive_remote(&shared.number_empty[i], 0);
   return t;
 }
@@ -290,10 +290,8 @@ template <class T, int kD, int kE, Kind kKind>
 __global__ void __launch_bounds__(PairTiles<kD, kE>::kThreads, 1)
     attention_backward_pair_kernel([[maybe_unused]] const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) uint8_t storage[];
   using Shared = PairTiles<kD, kE>;
-  auto& shared = *reinterpret_cast<Shared*>(storage);
-  begin_block(p, shared);
+  Shared& shared = begin_block<Shared>(p);
   const int warp = static_cast<int>(uniform(threadIdx.x / 32));
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (warp < 4) {

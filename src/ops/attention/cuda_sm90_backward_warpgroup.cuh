@@ -242,9 +242,11 @@ struct Warpgroup {
   }
 };
 
-// What a block begins with; all its threads.
+// What a block begins with; all its threads. Returns its shared memory.
 template <class Shared>
-__device__ __forceinline__ void begin_block(const Params& p, Shared& shared) {
+__device__ __forceinline__ Shared& begin_block(const Params& p) {
+  extern __shared__ __align__(1024) uint8_t storage[];
+  auto& shared = *reinterpret_cast<Shared*>(storage);
   static_assert(sizeof(shared) <= 227 * 1024);
   if (threadIdx.x == 0) {
     init_barriers(shared);
@@ -260,6 +262,7 @@ __device__ __forceinline__ void begin_block(const Params& p, Shared& shared) {
   }
   let_next_kernel_start();
   wait_for_earlier_kernels();
+  return shared;
 }
 
 // What the first warpgroup does: one thread brings tiles, other warps make dq of finished sums.

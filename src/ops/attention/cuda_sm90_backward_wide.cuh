@@ -339,10 +339,8 @@ template <class T, int kD, Kind kKind>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_wide_kernel([[maybe_unused]] const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) uint8_t storage[];
   using Shared = WideTiles<kD>;
-  auto& shared = *reinterpret_cast<Shared*>(storage);
-  begin_block(p, shared);
+  Shared& shared = begin_block<Shared>(p);
   const int warp = static_cast<int>(uniform(threadIdx.x / 32));
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (warp < 4) {
