@@ -66,11 +66,12 @@ struct HeldRow {
   }
 };
 
-// Unit-stride rows of kVectors vectors, which stay in registers from the load to the output, or of
-// log_softmax to the sum.
-template <int kVectors, class T>
+// Unit-stride rows of kColumns, which stay in registers, as far as there are so many, from the load
+// to the output, or of log_softmax to the sum.
+template <int kColumns, class T>
 void ForwardHeldRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
   const F32 d;
+  constexpr int kVectors = kColumns / static_cast<int>(hn::MaxLanes(F32()));
   const int64_t lanes = hn::Lanes(d);
   const auto x = [&](int64_t r) { return job.x.ptr<const T>() + job.x_rows.offset(r); };
   const auto y = [&](int64_t r) { return job.out.ptr<T>() + job.out_rows.offset(r); };
@@ -106,11 +107,11 @@ void ForwardHeldRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
 template <class T>
 void ForwardShortRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
   const F32 d;
-  const int64_t n = job.x.size(-1), lanes = hn::Lanes(d);
+  const int64_t n = job.x.size(-1);
   if (job.form != Form::kLogSumExp && !job.stream) {
-    if (n == 4 * lanes) return ForwardHeldRows<4, T>(job, begin, end);
-    if (n == 2 * lanes) return ForwardHeldRows<2, T>(job, begin, end);
-    if (n == lanes) return ForwardHeldRows<1, T>(job, begin, end);
+    if (n == 64) return ForwardHeldRows<64, T>(job, begin, end);
+    if (n == 32) return ForwardHeldRows<32, T>(job, begin, end);
+    if (n == 16) return ForwardHeldRows<16, T>(job, begin, end);
   }
   const auto x = [&](int64_t r) { return job.x.ptr<const T>() + job.x_rows.offset(r); };
   const auto y = [&](int64_t r) { return job.out.ptr<T>() + job.out_rows.offset(r); };

@@ -79,11 +79,18 @@ HWY_INLINE void FetchNextRow(const T* dy, const T* y, int64_t n) {
 
 template <class G, class T>
 void BackwardRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
+  constexpr int64_t kSecondLevelBytes = int64_t{256} << 10;
   const F32 d;
   T dy_buffer[kBlock], y_buffer[kBlock], dx_buffer[kBlock];
   const int64_t n = job.y.size(-1);
   const int64_t dy_stride = job.dy.stride(-1), y_stride = job.y.stride(-1);
   const int64_t dx_stride = job.dx.stride(-1);
+  const bool far = job.far;  // not to be read again after every store
+  // The second pass: as the hardware fetches ahead, if the caches still hold the row; else from its
+  // end, which they do.
+  const bool forwards = !far && 2 * n * static_cast<int64_t>(sizeof(T)) <= kSecondLevelBytes;
+  const int64_t first = forwards ? 0 : (n - 1) / kBlock * kBlock;
+  const int64_t step = forwards ? kBlock : -kBlock;
   for (int64_t r = begin; r < end; ++r) {
     const T* dy = job.dy.ptr<const T>() + job.dy_rows.offset(r);
     const T* y = job.y.ptr<const T>() + job.y_rows.offset(r);
@@ -97,14 +104,13 @@ void BackwardRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
                                 HWY_ATTR { return G::Term(Load(dyb + c, k), Load(yb + c, k)); });
     }
     const auto vsum = hn::Set(d, static_cast<float>(sum));
-    // From the end, which the caches still hold.
-    for (int64_t i = (n - 1) / kBlock * kBlock; i >= 0; i -= kBlock) {
+    for (int64_t i = first; i >= 0 && i < n; i += step) {
       const int64_t count = std::min(kBlock, n - i);
       const T* dyb = Gather(dy + i * dy_stride, dy_stride, count, dy_buffer);
       const T* yb = Gather(y + i * y_stride, y_stride, count, y_buffer);
       T* dxb = dx_stride == 1 ? dx + i : dx_buffer;
-      WriteVectors(dxb, count, job.stream && dx_stride == 1, [&](int64_t c, auto k) HWY_ATTR {
-        if (job.far) FetchNextRow(dyb + c, yb + c, n);
+      WriteVectors(dxb, count, job.stream && dx_stride == 1, [=](int64_t c, auto k) HWY_ATTR {
+        if (far) FetchNextRow(dyb + c, yb + c, n);
         return G::Gradient(Load(dyb + c, k), Load(yb + c, k), vsum);
       });
       if (dx_stride != 1) Scatter(dxb, count, dx + i * dx_stride, dx_stride);
@@ -112,10 +118,12 @@ void BackwardRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   }
 }
 
-// Unit-stride rows of kVectors vectors, which stay in registers between the sum and the output.
-template <class G, int kVectors, class T>
+// Unit-stride rows of kColumns, which stay in registers between the sum and the output, as far as
+// there are so many.
+template <class G, int kColumns, class T>
 void BackwardHeldRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   const F32 d;
+  constexpr int kVectors = kColumns / static_cast<int>(hn::MaxLanes(F32()));
   const int64_t lanes = hn::Lanes(d);
   for (int64_t r = begin; r < end; ++r) {
     const T* dy = job.dy.ptr<const T>() + job.dy_rows.offset(r);
@@ -202,17 +210,17 @@ template <class G>
 void Backward(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   const bool held =
       job.dy.stride(-1) == 1 && job.y.stride(-1) == 1 && job.dx.stride(-1) == 1 && !job.stream;
-  const int64_t n = job.y.size(-1), lanes = hn::Lanes(F32());
+  const int64_t n = job.y.size(-1);
   ByDType(job.y.dtype, [&](auto t) {
     using T = decltype(t);
     if (job.tiles.count > 0) {
       BackwardColumns<G, T>(job, begin, end);
-    } else if (held && n == 4 * lanes) {
-      BackwardHeldRows<G, 4, T>(job, begin, end);
-    } else if (held && n == 2 * lanes) {
-      BackwardHeldRows<G, 2, T>(job, begin, end);
-    } else if (held && n == lanes) {
-      BackwardHeldRows<G, 1, T>(job, begin, end);
+    } else if (held && n == 64) {
+      BackwardHeldRows<G, 64, T>(job, begin, end);
+    } else if (held && n == 32) {
+      BackwardHeldRows<G, 32, T>(job, begin, end);
+    } else if (held && n == 16) {
+      BackwardHeldRows<G, 16, T>(job, begin, end);
     } else {
       BackwardRows<G, T>(job, begin, end);
     }
