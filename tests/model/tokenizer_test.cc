@@ -9,30 +9,30 @@
 namespace fk::model {
 namespace {
 
-const std::string kFile = "tokenizer.json";
+const std::string kTokenizerJson = "tokenizer.json";
 
-Status read(const std::string& text, std::unique_ptr<Tokenizer>* tokenizer) {
+Status read_tokenizer(const std::string& text, std::unique_ptr<Tokenizer>* tokenizer) {
   Json json;
-  FK_RETURN_IF_ERROR(parse_json(kFile, text, &json));
-  return tokenizer_from_json(kFile, json, nullptr, tokenizer);
+  FK_RETURN_IF_ERROR(parse_json(kTokenizerJson, text, &json));
+  return tokenizer_from_json(kTokenizerJson, json, nullptr, tokenizer);
 }
 
-Status read(const std::string& text) {
+Status read_tokenizer(const std::string& text) {
   std::unique_ptr<Tokenizer> tokenizer;
-  return read(text, &tokenizer);
+  return read_tokenizer(text, &tokenizer);
 }
 
 std::unique_ptr<Tokenizer> chat(const std::string& chat_template) {
   Json json, config = {{"chat_template", chat_template}};
-  EXPECT_TRUE(parse_json(kFile, tokenizer_json(), &json).ok());
+  EXPECT_TRUE(parse_json(kTokenizerJson, tokenizer_json(), &json).ok());
   std::unique_ptr<Tokenizer> tokenizer;
-  EXPECT_TRUE(tokenizer_from_json(kFile, json, &config, &tokenizer).ok());
+  EXPECT_TRUE(tokenizer_from_json(kTokenizerJson, json, &config, &tokenizer).ok());
   return tokenizer;
 }
 
 TEST(TokenizerJson, GoodFileIsRead) {
   std::unique_ptr<Tokenizer> tokenizer;
-  const Status status = read(tokenizer_json(), &tokenizer);
+  const Status status = read_tokenizer(tokenizer_json(), &tokenizer);
   ASSERT_TRUE(status.ok()) << status.message();
   std::vector<int32_t> ids;
   ASSERT_TRUE(tokenizer->encode("aba11 ab<s>", {}, &ids).ok());
@@ -98,15 +98,15 @@ TEST(TokenizerJson, BadFilesAreRefused) {
     ASSERT_NE(at, std::string::npos);
     text.replace(at, b.from.size(), b.to);
     std::vector<std::string> message = b.message;
-    message.push_back(kFile);
-    expect_error(read(text), message);
+    message.push_back(kTokenizerJson);
+    expect_error(read_tokenizer(text), message);
   }
 }
 
 TEST(TokenizerJson, CutAnywhere) {
   const std::string text = tokenizer_json();
   for (size_t size = 0; size < text.size(); size += 7) {
-    EXPECT_FALSE(read(text.substr(0, size)).ok()) << size;
+    EXPECT_FALSE(read_tokenizer(text.substr(0, size)).ok()) << size;
   }
 }
 
