@@ -13,7 +13,8 @@
 // is added up in float32 by atomics, in the order in which warps hold it (cuda_tiles.cuh).
 // backward_queries: a block takes queries and walks along the keys, as the forward does: dq without
 // atomics, for 7 products in all.
-// backward_bias: a block takes a tile of bias and walks along all that it is repeated over.
+// dbias is made by the same kernel, whose blocks then take a tile of bias each and walk along all
+// that it is repeated over.
 #pragma once
 
 #include "ops/attention/cuda_scores.cuh"

@@ -29,7 +29,7 @@ template <class Tile>
 Status launch_bias_tile(const Backward& p, cudaStream_t stream) {
   const int64_t blocks = ceil_div(p.bias_keys, Tile::kKeys) *
                          ceil_div(p.bias_queries, Tile::kRows) * p.bias_heads * p.bias_batch;
-  return launch_tile<Tile>(backward_bias<Tile>, "attention backward_bias", grid_of(blocks), p,
+  return launch_tile<Tile>(backward_queries<Tile>, "attention backward_bias", grid_of(blocks), p,
                            stream);
 }
 

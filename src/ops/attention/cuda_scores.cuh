@@ -33,6 +33,7 @@ struct HeadScore {
   int64_t bias_at, bias_row, bias_column;
   float slope, scale, softcap;
   int offset;
+  bool direct = false;  // gradients are wanted of scores, as those of bias are
 
   __device__ __forceinline__ HeadScore(const ScoreChange& c, const Place& place,
                                        float operand_scale, int offset_) {
@@ -84,10 +85,11 @@ __device__ __forceinline__ void change_scores(
     for_all([&](int m, int n, int e, int, int) { s[m][n][e] *= score.scale; });
   } else {
     const float inner = score.scale / score.softcap;
+    [[maybe_unused]] const float squeeze = score.direct ? 0.f : 1.f;
     for_all([&](int m, int n, int e, int, int) {
       const float squeezed = tanh_of<kFast>(s[m][n][e] * inner);
       s[m][n][e] = squeezed * score.softcap;
-      if constexpr (kGradients) ds[m][n][e] *= 1.f - squeezed * squeezed;
+      if constexpr (kGradients) ds[m][n][e] *= 1.f - squeeze * squeezed * squeezed;
     });
   }
   if (score.bias != nullptr) {
