@@ -49,7 +49,7 @@ Status run(const AttentionFwd& a, const Exec& exec) {
     return x.operand(problem).vectors;
   };
   const bool hopper = properties.code >= 90 && plan.form == Form::kTwoTerms && dim <= 128 &&
-                      plain_scores(change) && aligned(plan.q) && aligned(plan.k) && aligned(plan.v);
+                      change.plain && aligned(plan.q) && aligned(plan.k) && aligned(plan.v);
   if (hopper) plan.q.form = plan.k.form = plan.v.form = Form::kSame;
   FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v}, stream));
 
@@ -69,7 +69,7 @@ Status run(const AttentionFwd& a, const Exec& exec) {
   }
   if (hopper) return launch_forward_float_sm90(p, dim, properties, stream);
   const bool features =
-      !plain_scores(p.change) || (!p.q.vectors && !plan.q.inside) || !p.k.vectors || !p.v.vectors;
+      !change.plain || (!p.q.vectors && !plan.q.inside) || !p.k.vectors || !p.v.vectors;
   switch (plan.form) {
     case Form::kTwoTerms:
       return launch_forward_float(p, dim, features, properties, stream);

@@ -232,7 +232,7 @@ Status run(const AttentionBwd& a, const Exec& exec) {
     // What is done on the way where operands are prepared anyway, or by the kernel itself.
     if (takes_statistics(a.dout, a.out)) plan.dout.statistics = &plan.statistics;
     plan.k.inside = plan.v.inside = properties.code >= 90 && dim_of(problem) <= 128 && !rotated &&
-                                    plain_scores(change) && !bias && (atomics || !any_queries);
+                                    change.plain && !bias && (atomics || !any_queries);
   }
   const int64_t zeros = atomics ? plan.dq_elements : 0;
   FK_RETURN_IF_ERROR(prepare(problem, {&plan.q, &plan.k, &plan.v, &plan.dout}, stream, plan.dq_sums,
@@ -255,10 +255,9 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   p.delta = plan.statistics.delta;
   p.delta_maxima = plan.statistics.maxima;
   p.change = change;
-  p.plain = plain_scores(p.change);
   p.dk = a.dk && rotated ? sums_of(plan, a.k, plan.dk_sums) : result_of(a.dk);
   p.dv = result_of(a.dv);
-  const bool features = !p.plain || !p.q.vectors || !p.dout.vectors ||
+  const bool features = !change.plain || !p.q.vectors || !p.dout.vectors ||
                         (!plan.k.inside && (!p.k.vectors || !p.v.vectors));
   const auto launch = [&](const Backward& parameters, BackwardPass pass) {
     const auto kernels = plan.form == Form::kTwoTerms ? launch_backward_float

@@ -32,7 +32,6 @@ struct Backward {
   const float *exponents, *delta;
   const uint32_t* delta_maxima;  // as Operand::maxima; NULL: not scaled
   ScoreChange change;
-  bool plain;  // scores are only scaled
   Result dq, dk, dv;
   float* dq_sums;               // patches (cuda_tiles.cuh); NULL: not wanted here
   int64_t dq_rows, dq_columns;  // of a head
@@ -60,6 +59,16 @@ template <class Tile>
 constexpr bool kScaledOperands = true;
 #endif
 
+template <class Tile>
+__device__ __forceinline__ float scale_of(const Operand& x, int64_t batch, int kv_head) {
+  return kScaledOperands<Tile> ? x.scale(batch, kv_head) : 1.f;
+}
+// Of q.k.
+template <class Tile>
+__device__ __forceinline__ float product_scale(const Backward& p, int64_t batch, int kv_head) {
+  return product_scale(scale_of<Tile>(p.q, batch, kv_head), scale_of<Tile>(p.k, batch, kv_head));
+}
+
 // P is lifted to fill float16 where it has a low term.
 template <class Tile>
 constexpr int kProbabilityLift = Tile::kTerms == 2 ? 14 : 0;
@@ -82,9 +91,10 @@ __device__ __forceinline__ float score_gradient_scale(const Backward& p, int64_t
   return power_of_two(scale_exponent(__float_as_uint(product + delta)));
 }
 
+template <class Tile>
 __device__ __forceinline__ float score_gradient_scale(const Backward& p, int64_t batch,
                                                       int kv_head) {
-  return p.delta_maxima == nullptr
+  return !kScaledOperands<Tile> || p.delta_maxima == nullptr
              ? 1.f
              : score_gradient_scale(p, batch, kv_head, p.v.largest(batch, kv_head));
 }
@@ -98,7 +108,8 @@ __device__ __forceinline__ GradientFactors gradient_factors(float scale, float d
 template <class Tile>
 __device__ __forceinline__ GradientFactors gradient_factors(const Backward& p, int64_t batch,
                                                             int kv_head, float ds_scale) {
-  return gradient_factors<Tile>(p.dout.scale(batch, kv_head) * p.v.scale(batch, kv_head), ds_scale);
+  return gradient_factors<Tile>(
+      scale_of<Tile>(p.dout, batch, kv_head) * scale_of<Tile>(p.v, batch, kv_head), ds_scale);
 }
 
 }  // namespace fk::cuda::attention

@@ -55,24 +55,21 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
     const int queries = static_cast<int>(sequence.q_len);
     const int last_key = min(place.begin + kKeys, window.keys) - 1;
     if (last_key < place.begin) return;
-    const auto load_keys = [&](uint32_t tile, const Operand& x) {
-      const uint16_t* rows = x.at(place.batch, sequence.k_begin + place.begin, place.head);
-#pragma unroll
-      for (int term = 0; term < kTerms; ++term) {
-        load_tile<kDim, kKeys, Tile::kThreads, Tile::kFeatures>(
-            tile + term * Tile::kKeyBytes, x, rows + term * x.low, window.keys - place.begin);
-      }
-    };
     if (!kSplitsKeys<Tile> || p.k_floats == nullptr) {
-      load_keys(k_tile, p.k);
-      if constexpr (Tile::kWithKeys) load_keys(v_tile, p.v);
+#pragma unroll(Tile::kFeatures ? 1 : 2 * kTerms)
+      for (int i = 0; i < (Tile::kWithKeys ? 2 : 1) * kTerms; ++i) {  // terms of k, then of v
+        const Operand& x = i < kTerms ? p.k : p.v;
+        const uint16_t* rows = x.at(place.batch, sequence.k_begin + place.begin, place.head);
+        load_tile<kDim, kKeys, Tile::kThreads, Tile::kFeatures>(
+            k_tile + i * Tile::kKeyBytes, x, rows + i % kTerms * x.low, window.keys - place.begin);
+      }
       copies_commit();
     }
     if (threadIdx.x == 0) {
       const int i_begin = window.first_query(place.begin) / kQueries * kQueries;
       const float ds_scale = kSplitsKeys<Tile> && p.k_floats != nullptr
                                  ? 1.f
-                                 : score_gradient_scale(p, place.batch, place.head);
+                                 : score_gradient_scale<Tile>(p, place.batch, place.head);
       const int64_t head = place.batch * p.problem.heads + place.head * group;
       block = {
           {place, sequence, window},
@@ -85,9 +82,9 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
           (head * p.dq_rows + first_patch_row(p.problem, sequence.q_begin, place.b)) * p.dq_columns,
           window.first_query(last_key),
           last_key + 1 == place.begin + kKeys ? window.end_query(place.begin, queries) : 0,
-          product_scale(p.q, p.k, place.batch, place.head),
+          product_scale<Tile>(p, place.batch, place.head),
           ds_scale,
-          p.k.scale(place.batch, place.head),
+          scale_of<Tile>(p.k, place.batch, place.head),
           0,
           gradient_factors<Tile>(p, place.batch, place.head, ds_scale)};
     }
@@ -115,6 +112,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
     }
   };
 
+  const bool plain = !Tile::kFeatures || p.change.plain;
   uint32_t stage = stages;
 #pragma unroll 1
   while (next_group < group) {
@@ -138,7 +136,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
       __syncthreads();
     }
 
-#pragma unroll
+#pragma unroll(Tile::kInRegisters ? Tile::kWarpQueries / kPiece : 1)
     for (int piece_at = 0; piece_at < Tile::kWarpQueries; piece_at += kPiece) {
       const int query_at = part * Tile::kWarpQueries % kQueries + piece_at;
       // Columns are queries here.
@@ -176,13 +174,16 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
             }
           }
         }
-        // A group's heads differ in slope and bias.
-        Place query_place = block.place;
-        query_place.head = query_place.head * group + step_group;
-        const HeadScore score(p.change, query_place, block.operand_scale, block.window.offset);
-        change_scores<kTerms == 1, false, Tile::kWithKeys>(
-            score, s, dp, step_i + query_at + lane % 4 * 2, block.place.begin + key_at + lane / 4,
-            block.queries, block.window.keys);
+        if (!plain) {
+          // A group's heads differ in slope and bias.
+          Place query_place = block.place;
+          query_place.head = query_place.head * group + step_group;
+          const HeadScore score(p.change, query_place, operand_scale<Tile>(block),
+                                block.window.offset);
+          change_scores<kTerms == 1, false, Tile::kWithKeys>(
+              score, s, dp, step_i + query_at + lane % 4 * 2, block.place.begin + key_at + lane / 4,
+              block.queries, block.window.keys);
+        }
       }
       if (step_i < block.whole_begin || step_i + kQueries > block.whole_end) {
         const Window window = block.window;
@@ -203,8 +204,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
           }
         }
       }
-      const float exponent =
-          kLog2e * (Tile::kFeatures ? 1.f : p.change.scale * operand_scale<Tile>(block));
+      const float exponent = kLog2e * (plain ? p.change.scale * operand_scale<Tile>(block) : 1.f);
       Packed<T, kTerms, kKeyTiles, kPiece> probability_fragments, gradient_fragments;
 #pragma unroll
       for (int n = 0; n < kPiece / 8; ++n) {
@@ -290,21 +290,25 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
         // As many columns at a time as there are registers beside dk and dv.
         constexpr int kMost = kTerms == 2 ? 32 : 64;
         constexpr int kAll = kDim / Tile::kColumnWarps, kColumns = kAll < kMost ? kAll : kMost;
-        const int rows_at = warp % Tile::kRowWarps * Tile::kRowTiles * 16;
+        const unsigned thread = step_thread<Tile>();
+        const int dq_warp = thread / 32, dq_lane = thread % 32;
+        const int rows_at = dq_warp % Tile::kRowWarps * Tile::kRowTiles * 16;
         float factor = p.change.scale;
         if constexpr (kScaledOperands<Tile>) {
           factor *= block.ds_scale * block.k_scale;
         }
         float* sums = p.dq_sums + block.dq_at +
                       (step_group * p.dq_rows + step_i + rows_at) * p.dq_columns +
-                      lane * kPatchLane;
+                      dq_lane * kPatchLane;
 #pragma unroll 1
         for (int chunk = 0; chunk < kAll / kColumns; ++chunk) {
-          const int columns_at = warp / Tile::kRowWarps * kAll + chunk * kColumns;
+          const int columns_at = dq_warp / Tile::kRowWarps * kAll + chunk * kColumns;
           float dq[Tile::kRowTiles][kColumns / 8][4] = {};
           multiply_add_transposed<T, kTerms, kKeys / 16>(
-              dq, LaneAddress<kQueries>(ds_tile, Patch::kSide).moved(rows_at), Tile::kScoreBytes,
-              LaneAddress<kDim>(k_tile, Patch::kStacked).moved(columns_at), Tile::kKeyBytes);
+              dq, LaneAddress<kQueries>(ds_tile, Patch::kSide, thread).moved(rows_at),
+              Tile::kScoreBytes,
+              LaneAddress<kDim>(k_tile, Patch::kStacked, thread).moved(columns_at),
+              Tile::kKeyBytes);
           float* patch = sums + columns_at * 16;
           const int columns = static_cast<int>(p.dq_columns);
           if (step_i + kQueries <= block.queries && columns == kDim) {
@@ -322,36 +326,50 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
   const Place place = block.place;
   const int64_t row = block.sequence.k_begin + place.begin;
   const int valid = static_cast<int>(block.sequence.k_len) - place.begin;
-  const float dk_factor = p.change.scale * block.ds_scale * p.q.scale(place.batch, place.head);
-  const float dv_factor =
-      p.dout.scale(place.batch, place.head) / static_cast<float>(1 << kProbabilityLift<Tile>);
+  const float dk_factor = p.change.scale * (kScaledOperands<Tile> ? block.ds_scale : 1.f) *
+                          scale_of<Tile>(p.q, place.batch, place.head);
+  const float dv_factor = scale_of<Tile>(p.dout, place.batch, place.head) /
+                          static_cast<float>(1 << kProbabilityLift<Tile>);
   copies_wait<0>();
   __syncthreads();
-  if constexpr (kTerms == 1 && Tile::kWithKeys && Tile::kWithValues) {
-    // Halves go out through the places of k and v, both at once.
-    if (p.dk.dtype != DType::kFloat32 && p.dv.dtype != DType::kFloat32) {
-      put_halves<kDim>(k_tile, dk, dk_factor, key_at, part * kWarpColumns, p.dk.dtype);
-      put_halves<kDim>(v_tile, dv, dv_factor, key_at, part * kWarpColumns, p.dv.dtype);
+  const auto write = [&](auto floats, uint32_t tile, const Result& result) {
+    if (result.data == nullptr) return;
+    result.template write_tile<kDim, kKeys, Tile::kThreads, decltype(floats)::value>(
+        tile, threadIdx.x, place.batch, row, place.head, valid);
+  };
+  if constexpr (kTerms == 1) {
+    static_assert(Tile::kWithKeys && Tile::kWithValues);
+    // dk and dv go out through the places of k and v, both at once; dk that is yet to be rotated is
+    // float32 and takes both.
+    const bool dk_sums = p.dk.dtype == DType::kFloat32;
+    if (dk_sums) {
+      put_sums<kDim>(k_tile, dk, dk_factor, key_at, part * kWarpColumns);
       __syncthreads();
+      write(std::true_type(), k_tile, p.dk);
+      __syncthreads();
+    } else {
+      put_halves<kDim>(k_tile, dk, dk_factor, key_at, part * kWarpColumns, is_bfloat16<Tile>(p.dk));
+    }
+    put_halves<kDim>(v_tile, dv, dv_factor, key_at, part * kWarpColumns, is_bfloat16<Tile>(p.dv));
+    __syncthreads();
 #pragma unroll 1
-      for (int i = 0; i < 2; ++i) {
-        const Result& result = i == 0 ? p.dk : p.dv;
-        result.template write_tile<kDim, kKeys, Tile::kThreads, false>(
-            i == 0 ? k_tile : v_tile, threadIdx.x, place.batch, row, place.head, valid);
-      }
-      return;
+    for (int i = dk_sums ? 1 : 0; i < 2; ++i) {
+      write(std::false_type(), i == 0 ? k_tile : v_tile, i == 0 ? p.dk : p.dv);
+    }
+  } else {
+    // Two terms leave as much room as float32 needs.
+    if constexpr (Tile::kWithKeys) {
+      put_sums<kDim>(k_tile, dk, dk_factor, key_at, part * kWarpColumns);
+    }
+    if constexpr (Tile::kWithValues) {
+      put_sums<kDim>(Tile::kWithKeys ? v_tile : k_tile, dv, dv_factor, key_at, part * kWarpColumns);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = Tile::kWithKeys ? 0 : 1; i < (Tile::kWithValues ? 2 : 1); ++i) {
+      write(std::true_type(), i == 0 || !Tile::kWithKeys ? k_tile : v_tile, i == 0 ? p.dk : p.dv);
     }
   }
-  const auto write = [&](const auto& sums, float factor, const Result& result) {
-    if (result.data == nullptr) return;
-    put_sums<kDim>(k_tile, sums, factor, key_at, part * kWarpColumns);
-    __syncthreads();
-    result.template write_tile<kDim, kKeys, Tile::kThreads, true>(k_tile, threadIdx.x, place.batch,
-                                                                  row, place.head, valid);
-    __syncthreads();
-  };
-  if constexpr (Tile::kWithKeys) write(dk, dk_factor, p.dk);
-  if constexpr (Tile::kWithValues) write(dv, dv_factor, p.dv);
 }
 
 template <class Tile>

@@ -13,9 +13,23 @@ struct QueryBlock : Block {
   int i_begin, i_end, j_begin, j_end;
   int head_begin, head_end;
   int64_t b_end;
+  // Of the place:
+  int kv_head, keys_begin, keys_end;
+  float operand_scale, ds_scale;
+  GradientFactors factors;
 
+  template <class Tile>
+  __device__ __forceinline__ void begin_place(const Backward& p) {
+    const int last = min(place.begin + Tile::kRows, static_cast<int>(sequence.q_len)) - 1;
+    kv_head = place.head / p.group;
+    keys_begin = max(j_begin, window.first(place.begin) / Tile::kKeys * Tile::kKeys);
+    keys_end = min(j_end, window.end(last));
+    operand_scale = product_scale<Tile>(p, place.batch, kv_head);
+    ds_scale = score_gradient_scale<Tile>(p, place.batch, kv_head);
+    factors = gradient_factors<Tile>(p, place.batch, kv_head, ds_scale);
+  }
   template <int kRows>
-  __device__ __forceinline__ void advance() {
+  __device__ __forceinline__ void next_place() {
     if (place.begin + kRows < i_end) {
       place.begin += kRows;
     } else if (place.head + 1 < head_end) {
@@ -62,7 +76,7 @@ struct QueryTiles {
   __device__ __forceinline__ static void load(uint32_t tile, const Operand& x, int64_t batch,
                                               int64_t row, int64_t head, int valid) {
     const uint16_t* rows = x.at(batch, row, head);
-#pragma unroll
+#pragma unroll 1
     for (int term = 0; term < Tile::kTerms; ++term) {
       load_tile<Tile::kDim, kRows, Tile::kThreads, true>(tile + term * kRows * Tile::kDim * 2, x,
                                                          rows + term * x.low, valid);
@@ -196,34 +210,29 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   const LaneAddress<kDim> dout_at(tiles.dout + warp * 16 * kDim * 2, Patch::kStacked);
   static_assert(kWarpColumns >= kKeys);
   float sums[1][kWarpColumns / 8][4] = {};  // of dq, or of kKeys columns of dbias
-  float ds_scale;
 
 #pragma unroll 1
   do {
-    const int begin = block.place.begin, queries = static_cast<int>(block.sequence.q_len);
-    const int last_row = min(begin + Tile::kRows, queries) - 1;
-    const int kv_head = block.place.head / p.group;
-    const int keys_begin = max(block.j_begin, block.window.first(begin) / kKeys * kKeys);
-    const int keys_end = min(block.j_end, block.window.end(last_row));
-    ds_scale = score_gradient_scale(p, block.place.batch, kv_head);
-
+    if (threadIdx.x == 0) block.template begin_place<Tile>(p);
+    __syncthreads();
     const auto load_keys = [&](uint32_t tile, const Operand& x, int j) {
-      if (j < keys_end) {
-        QueryTiles<Tile>::template load<kKeys>(
-            tile, x, block.place.batch, block.sequence.k_begin + j, kv_head, block.window.keys - j);
+      if (j < block.keys_end) {
+        QueryTiles<Tile>::template load<kKeys>(tile, x, block.place.batch,
+                                               block.sequence.k_begin + j, block.kv_head,
+                                               block.window.keys - j);
       }
       copies_commit();
     };
-    if (keys_begin < keys_end) {
-      const auto load_queries = [&](uint32_t tile, const Operand& x) {
-        QueryTiles<Tile>::template load<Tile::kRows>(tile, x, block.place.batch,
-                                                     block.sequence.q_begin + begin,
-                                                     block.place.head, queries - begin);
-      };
-      load_queries(tiles.q, p.q);
-      load_queries(tiles.dout, p.dout);
-      load_keys(tiles.v, p.v, keys_begin);
-      if constexpr (!Tile::kOneTile) load_keys(tiles.k, p.k, keys_begin);
+    const int begin = block.place.begin, queries = static_cast<int>(block.sequence.q_len);
+    if (block.keys_begin < block.keys_end) {
+#pragma unroll 1
+      for (int i = 0; i < 2; ++i) {
+        QueryTiles<Tile>::template load<Tile::kRows>(
+            i == 0 ? tiles.q : tiles.dout, i == 0 ? p.q : p.dout, block.place.batch,
+            block.sequence.q_begin + begin, block.place.head, queries - begin);
+      }
+      load_keys(tiles.v, p.v, block.keys_begin);
+      if constexpr (!Tile::kOneTile) load_keys(tiles.k, p.k, block.keys_begin);
     }
     const int first_row = begin + warp * 16 + lane / 4;
     float exponents[2] = {}, deltas[2] = {};
@@ -240,7 +249,7 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
     }
 
 #pragma unroll 1
-    for (int j0 = keys_begin; j0 < keys_end; j0 += kKeys) {
+    for (int j0 = block.keys_begin; j0 < block.keys_end; j0 += kKeys) {
       copies_wait<Tile::kOneTile ? 0 : 1>();
       __syncthreads();
       float dp[1][kKeys / 8][4], s[1][kKeys / 8][4];
@@ -259,22 +268,20 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
           LaneAddress<kDim>(tiles.k, Patch::kSide), Tile::kKeyBytes);
       {
         const Window window = block.window;
-        const Place place = block.place;
-        HeadScore score(p.change, place, product_scale(p.q, p.k, place.batch, kv_head),
-                        window.offset);
+        HeadScore score(p.change, block.place, block.operand_scale, window.offset);
         score.direct = bias;
-        const GradientFactors factors = gradient_factors<Tile>(p, place.batch, kv_head, ds_scale);
-        const int last = min(place.begin + Tile::kRows, queries) - 1;
+        const int rows = static_cast<int>(block.sequence.q_len), row = block.place.begin;
         // In dq, rows after the last one are zeros, and give zeros.
-        const bool masked = bias || j0 < window.first(last) || j0 + kKeys > window.end(place.begin);
-        score_gradients<Tile>(s, dp, score, window, factors, p.plain, masked, queries, first_row,
-                              j0, exponents, deltas);
+        const bool masked = bias || j0 < window.first(min(row + Tile::kRows, rows) - 1) ||
+                            j0 + kKeys > window.end(row);
+        score_gradients<Tile>(s, dp, score, window, block.factors, p.change.plain, masked, rows,
+                              first_row, j0, exponents, deltas);
       }
       if (bias) {
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) sums[0][n][e] += dp[0][n][e] * ds_scale;
+          for (int e = 0; e < 4; ++e) sums[0][n][e] += dp[0][n][e] * block.ds_scale;
         }
       } else {
         Packed<T, Tile::kTerms, 1, kKeys> ds;
@@ -286,12 +293,13 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
       load_keys(Tile::kOneTile ? tiles.v : tiles.k, Tile::kOneTile ? p.v : p.k, j0 + kKeys);
     }
     __syncthreads();
-    if (threadIdx.x == 0) block.template advance<Tile::kRows>();
+    if (threadIdx.x == 0) block.template next_place<Tile::kRows>();
     __syncthreads();
   } while (block.place.any);
 
   const Place place = block.place;
-  const float dq_factor = p.change.scale * ds_scale * p.k.scale(place.batch, place.head / p.group);
+  const float dq_factor =
+      p.change.scale * block.ds_scale * scale_of<Tile>(p.k, place.batch, block.kv_head);
   put_sums<kDim>(tiles.q, sums, bias ? 1.f : dq_factor, warp * 16, columns_at);
   __syncthreads();
   if (bias) {

@@ -69,6 +69,19 @@ __device__ __forceinline__ GradientFactors step_factors(const KeysBlock& block) 
   return kScaledOperands<Tile> ? block.factors : GradientFactors{1.f, 1.f};
 }
 
+// threadIdx.x; read anew where P and dS leave no registers to keep over a step what depends on it.
+template <class Tile>
+__device__ __forceinline__ unsigned step_thread() {
+  return Tile::kInRegisters ? thread_index() : threadIdx.x;
+}
+
+// Whether a result of 16 bits is bfloat16: as operands are, unless those had to be scaled.
+template <class Tile>
+__device__ __forceinline__ bool is_bfloat16(const Result& result) {
+  return kScaledOperands<Tile> ? result.dtype == DType::kBFloat16
+                               : std::is_same_v<typename Tile::T, __nv_bfloat16>;
+}
+
 // P or dS, transposed, as the left side of a product: its rows from `row` on.
 template <class T_, int kTerms_, int kColumns>
 struct ScoresFromShared : FromShared<kColumns> {
@@ -143,28 +156,24 @@ struct Step {
     return rows;
   }
 
-  __device__ __forceinline__ void load_operand(const Operand& x, const uint16_t* from,
-                                               uint32_t tile) const {
-#pragma unroll
-    for (int term = 0; term < Tile::kTerms; ++term) {
-      if constexpr (Tile::kFeatures) {
-        load_tile<Tile::kDim, Tile::kQueries, Tile::kThreads, true>(tile + term * Tile::kQueryBytes,
-                                                                    x, from + term * x.low, valid);
-      } else {
-        copy_rows<Tile::kDim, Tile::kQueries, Tile::kThreads>(
-            tile + term * Tile::kQueryBytes, x, from + term * x.low, threadIdx.x, valid);
-      }
-    }
-  }
   __device__ __forceinline__ void load(const Backward& p, uint32_t stage, bool with_q,
                                        bool with_dout) const {
-    if (with_q) load_operand(p.q, q, stage);
-    if (with_dout) {
-      load_operand(p.dout, dout, stage + (Tile::kOneTile ? 0 : Tile::kTerms * Tile::kQueryBytes));
+    constexpr int kTerms = Tile::kTerms;
+    const unsigned thread = step_thread<Tile>();
+#pragma unroll(Tile::kFeatures ? 1 : 2 * kTerms)
+    for (int i = with_q ? 0 : kTerms; i < (with_dout ? 2 : 1) * kTerms; ++i) {
+      const Operand& x = i < kTerms ? p.q : p.dout;
+      const uint16_t* from = (i < kTerms ? q : dout) + i % kTerms * x.low;
+      const uint32_t tile = stage + (Tile::kOneTile ? i % kTerms : i) * Tile::kQueryBytes;
+      if constexpr (Tile::kFeatures) {
+        load_tile<Tile::kDim, Tile::kQueries, Tile::kThreads, true>(tile, x, from, valid);
+      } else {
+        copy_rows<Tile::kDim, Tile::kQueries, Tile::kThreads>(tile, x, from, thread, valid);
+      }
     }
 #pragma unroll
     for (int x0 = 0; x0 < 2 * Tile::kQueries; x0 += Tile::kThreads) {
-      const int x = x0 + threadIdx.x, row = x % Tile::kQueries;
+      const int x = x0 + thread, row = x % Tile::kQueries;
       if (2 * Tile::kQueries % Tile::kThreads == 0 || x < 2 * Tile::kQueries) {
         copy_float(stage + Tile::kStatistics + x * 4,
                    (x < Tile::kQueries ? p.exponents : p.delta) + statistics_at + row, row < valid);

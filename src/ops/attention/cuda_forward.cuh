@@ -132,7 +132,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
 
   const auto load_keys = [&](uint32_t tile, const Operand& x, const uint16_t* rows, int j,
                              int keys) {
-#pragma unroll
+#pragma unroll(Tile::kFeatures ? 1 : Tile::kTerms)
     for (int term = 0; term < Tile::kTerms; ++term) {
       load_tile<kDim, kKeys, Tile::kThreads, Tile::kFeatures>(
           tile + term * Tile::kKeyBytes, x, rows + j * x.row + term * x.low, keys - j);
@@ -165,7 +165,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
               .exponent);
     } else {
       const uint16_t* q_rows = p.q.at(place.batch, sequence.q_begin + place.begin, place.head);
-#pragma unroll
+#pragma unroll(Tile::kFeatures ? 1 : Tile::kTerms)
       for (int term = 0; term < Tile::kTerms; ++term) {
         load_tile<kDim, Tile::kRows, Tile::kThreads, Tile::kFeatures>(
             q_tile + term * Tile::kQueryBytes, p.q, q_rows + term * p.q.low, queries - place.begin);
@@ -195,7 +195,8 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
           .moved(threadIdx.x / 32 / Tile::kRowWarps * Tile::kWarpColumns);
 
   // Scores, or products where they are only scaled, times this are exponents of 2.
-  const float exponent = kLog2e * (Tile::kFeatures ? 1.f : p.change.scale * block.operand_scale);
+  const bool plain = !Tile::kFeatures || p.change.plain;
+  const float exponent = kLog2e * (plain ? p.change.scale * block.operand_scale : 1.f);
 
   float out[kRowTiles][Tile::kWarpColumns / 8][4] = {};
   float maximum[kRowTiles][2], sum[kRowTiles][2];
@@ -227,7 +228,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
     }
 
     const bool masked = j0 < block.whole_begin || j0 + kKeys > block.whole_end;
-    if (Tile::kFeatures || masked) {
+    if (!plain || masked) {
       const Window window = block.window;
       const int thread = thread_index();
       const int first_row =
@@ -235,9 +236,11 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
       const int first_key = j0 + thread % 4 * 2;
       const int queries = static_cast<int>(block.sequence.q_len);
       if constexpr (Tile::kFeatures) {
-        const HeadScore score(p.change, block.place, block.operand_scale, window.offset);
-        change_scores<Tile::kTerms == 1, true, false>(score, s, s, first_row, first_key, queries,
-                                                      window.keys);
+        if (!plain) {
+          const HeadScore score(p.change, block.place, block.operand_scale, window.offset);
+          change_scores<Tile::kTerms == 1, true, false>(score, s, s, first_row, first_key, queries,
+                                                        window.keys);
+        }
       }
       if (masked) {
 #pragma unroll

@@ -118,13 +118,9 @@ ScoreChange score_change_of(const Args& a, const Problem& problem) {
   if (a.alibi_slopes) change.slopes_dtype = a.alibi_slopes.dtype;
   change.scale = static_cast<float>(problem.scale);
   change.softcap = static_cast<float>(problem.softcap);
+  change.plain = change.bias.data == nullptr && change.slopes.data == nullptr &&
+                 change.softcap == 0.f && change.scale > 0.f && std::isfinite(change.scale);
   return change;
-}
-
-// Whether scores are q.k times a positive scale: then their maximum is that of q.k.
-inline bool plain_scores(const ScoreChange& change) {
-  return change.bias.data == nullptr && change.slopes.data == nullptr && change.softcap == 0.f &&
-         change.scale > 0.f && std::isfinite(change.scale);
 }
 
 // Such calls are rare enough for one kernel to take them, with features or without: fewer to

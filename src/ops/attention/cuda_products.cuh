@@ -360,7 +360,7 @@ __device__ __forceinline__ void put_sums(uint32_t tile,
 template <int kDim, int kRowTiles, int kColumnTiles>
 __device__ __forceinline__ void put_halves(uint32_t tile,
                                            const float (&x)[kRowTiles][kColumnTiles][4],
-                                           float factor, int row, int column, DType dtype) {
+                                           float factor, int row, int column, bool bfloat16) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -371,7 +371,7 @@ __device__ __forceinline__ void put_halves(uint32_t tile,
         const float a = x[m][n][2 * r] * factor, b = x[m][n][2 * r + 1] * factor;
         store_shared(
             piece<kDim>(tile, row + m * 16 + r * 8 + lane / 4, column / 8 + n) + lane % 4 * 4,
-            dtype == DType::kBFloat16 ? pack_pair<__nv_bfloat16>(a, b) : pack_pair<__half>(a, b));
+            bfloat16 ? pack_pair<__nv_bfloat16>(a, b) : pack_pair<__half>(a, b));
       }
     }
   }

@@ -24,6 +24,7 @@ struct ScoreChange {
   View bias, slopes;
   DType bias_dtype = DType::kFloat32, slopes_dtype = DType::kFloat32;
   float scale = 1, softcap = 0;
+  bool plain = true;  // scores are q.k times a positive scale: their maximum is that of q.k
 };
 
 // The same for one head.
@@ -93,19 +94,21 @@ __device__ __forceinline__ void change_scores(
     });
   }
   if (score.bias != nullptr) {
+    const int64_t bytes = score.bias_dtype == DType::kFloat32 ? 4 : 2;
+    const char* first = static_cast<const char*>(score.bias) + score.bias_at * bytes;
+    const int64_t bias_row = score.bias_row * bytes, bias_column = score.bias_column * bytes;
     // Of places beyond the last, which are masked anyway, the last.
-    const auto at = [&](int i, int j) {
-      return score.bias_at + min(i, queries - 1) * score.bias_row +
-             min(j, keys - 1) * score.bias_column;
+    const auto at = [&](int i, int j) -> const void* {
+      return first + min(i, queries - 1) * bias_row + min(j, keys - 1) * bias_column;
     };
     if (score.bias_dtype == DType::kFloat32) {
       for_all([&](int m, int n, int e, int i, int j) {
-        s[m][n][e] += static_cast<const float*>(score.bias)[at(i, j)];
+        s[m][n][e] += *static_cast<const float*>(at(i, j));
       });
     } else {
       const bool half = score.bias_dtype == DType::kFloat16;
       for_all([&](int m, int n, int e, int i, int j) {
-        const uint16_t bits = static_cast<const uint16_t*>(score.bias)[at(i, j)];
+        const uint16_t bits = *static_cast<const uint16_t*>(at(i, j));
         s[m][n][e] += half ? __half2float(__ushort_as_half(bits))
                            : __uint_as_float(static_cast<uint32_t>(bits) << 16);
       });

@@ -92,10 +92,6 @@ struct Operand {
 // What products of the two are to be multiplied with. Of operands that are next to nothing it would
 // underflow, and a masked score, -inf, times 0 is NaN.
 __device__ __forceinline__ float product_scale(float x, float y) { return fmaxf(x * y, 0x1p-100f); }
-__device__ __forceinline__ float product_scale(const Operand& x, const Operand& y, int64_t b,
-                                               int kv_head) {
-  return product_scale(x.scale(b, kv_head), y.scale(b, kv_head));
-}
 
 // A quotient and what is left over; 32-bit divisions are far quicker.
 __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
@@ -257,8 +253,9 @@ template <int kDim>
 struct LaneAddress {
   uint32_t lane;
 
-  __device__ __forceinline__ LaneAddress(uint32_t tile, Patch patch) {
-    const int l = threadIdx.x % 32;
+  __device__ __forceinline__ LaneAddress(uint32_t tile, Patch patch,
+                                         unsigned thread = threadIdx.x) {
+    const int l = thread % 32;
     const int row = patch == Patch::kStacked ? l & 15 : (l & 7) | ((l >> 4) << 3);
     const int column = patch == Patch::kStacked ? l >> 4 : (l >> 3) & 1;
     lane = piece<kDim>(tile, row, column);
