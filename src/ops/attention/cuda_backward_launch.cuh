@@ -45,7 +45,7 @@ struct BackwardTiles<T, 1, 64, kFeatures> {
   using Large = BackwardTile<T, 1, 64, 2, kFeatures ? 2 : 4, kFeatures ? 2 : 1, 64, 32, 1, 2,
                              kParts, kFeatures, Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 1, 64, 1, 4, 1, 64, 64, 1, 1, kParts, kFeatures, Use::kTuring>;
+  using Small = BackwardTile<T, 1, 64, 1, 4, 1, 64, 64, 1, 1, kParts, true, Use::kTuring>;
   using Queries = QueryTile<T, 1, 64, 4, 64, 2, Use::kLarge>;
   using SmallQueries = QueryTile<T, 1, 64, 4, 64, 1, Use::kTuring>;
 };
@@ -56,7 +56,7 @@ struct BackwardTiles<T, 1, 128, kFeatures> {
   using Large = BackwardTile<T, 1, 128, 2, 4, 2, 64, kFeatures ? 16 : 32, 2, 1, kParts, kFeatures,
                              Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 1, 128, 1, 4, 2, 32, 16, 1, 1, kParts, kFeatures, Use::kSmall>;
+  using Small = BackwardTile<T, 1, 128, 1, 4, 2, 32, 16, 1, 1, kParts, true, Use::kSmall>;
   using Queries = QueryTile<T, 1, 128, 4, 32, 2, Use::kLarge>;
   using SmallQueries = QueryTile<T, 1, 128, 4, 32, 1, Use::kTuring>;
 };
@@ -66,7 +66,7 @@ struct BackwardTiles<T, 1, 256, kFeatures> {
   template <int kParts>
   using Large = BackwardTile<T, 1, 256, 2, 2, 4, 64, 16, 1, 1, kParts, kFeatures, Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 1, 256, 1, 1, 4, 32, 16, 1, 1, kParts, kFeatures, Use::kSmall>;
+  using Small = BackwardTile<T, 1, 256, 1, 1, 4, 32, 16, 1, 1, kParts, true, Use::kSmall>;
   using Queries = QueryTile<T, 1, 256, 4, 32, 1, Use::kLarge>;
   using SmallQueries = QueryTile<T, 1, 256, 2, 16, 1, Use::kTuring>;
 };
@@ -77,7 +77,7 @@ struct BackwardTiles<T, 2, 64, kFeatures> {
   using Large =
       BackwardTile<T, 2, 64, 2, 2, 2, 32, 16, 1, kFeatures ? 2 : 3, kParts, kFeatures, Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 2, 64, 1, 4, 1, 16, 16, 1, 1, kParts, kFeatures, Use::kTuring>;
+  using Small = BackwardTile<T, 2, 64, 1, 4, 1, 16, 16, 1, 1, kParts, true, Use::kTuring>;
   using Queries = QueryTile<T, 2, 64, 4, 32, 2, Use::kLarge>;
   using SmallQueries = QueryTile<T, 2, 64, 2, 32, 1, Use::kTuring>;
 };
@@ -90,7 +90,7 @@ struct BackwardTiles<T, 2, 128, kFeatures> {
   template <int kParts>
   using Wide = BackwardTile<T, 2, 128, 2, 4, 2, 32, 16, 1, 1, kParts, false, Use::kHopper>;
   template <int kParts>
-  using Small = BackwardTile<T, 2, 128, 1, 1, 2, 32, 16, 1, 1, kParts, kFeatures, Use::kSmall>;
+  using Small = BackwardTile<T, 2, 128, 1, 1, 2, 32, 16, 1, 1, kParts, true, Use::kSmall>;
   using Queries = QueryTile<T, 2, 128, 4, 32, 1, Use::kLarge>;
   using SmallQueries = QueryTile<T, 2, 128, 2, 16, 1, Use::kTuring>;
 };
@@ -100,8 +100,8 @@ struct BackwardTiles<T, 2, 256, kFeatures> {
   template <int kParts>
   using Large = BackwardTile<T, 2, 256, 1, 2, 2, 32, 16, 1, 1, kParts, kFeatures, Use::kLarge>;
   template <int kParts>
-  using Small = BackwardTile<T, 2, 256, 1, 1, 4, 16, 16, kParts == kValues ? 1 : 0, 1, kParts,
-                             kFeatures, Use::kSmall>;
+  using Small = BackwardTile<T, 2, 256, 1, 1, 4, 16, 16, kParts == kValues ? 1 : 0, 1, kParts, true,
+                             Use::kSmall>;
   using Queries = QueryTile<T, 2, 256, 4, 16, 1, Use::kLarge>;
   using SmallQueries = QueryTile<T, 2, 256, 1, 16, 1, Use::kSmall, 4, true>;
 };

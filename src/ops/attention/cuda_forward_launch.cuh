@@ -24,35 +24,35 @@ struct ForwardTiles;
 template <class T, bool kFeatures>
 struct ForwardTiles<T, 1, 64, kFeatures> {
   using Large = ForwardTile<T, 1, 64, 2, 4, kFeatures ? 32 : 128, 2, false, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 1, 64, 1, 4, 64, 2, true, kFeatures, Use::kTuring>;
+  using Small = ForwardTile<T, 1, 64, 1, 4, 64, 2, true, true, Use::kTuring>;
 };
 template <class T, bool kFeatures>
 struct ForwardTiles<T, 1, 128, kFeatures> {
   using Large = ForwardTile<T, 1, 128, 2, 4, kFeatures ? 32 : 64, 2, false, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 1, 128, 1, 4, 64, 1, false, kFeatures, Use::kTuring>;
+  using Small = ForwardTile<T, 1, 128, 1, 4, 64, 1, false, true, Use::kTuring>;
 };
 template <class T, bool kFeatures>
 struct ForwardTiles<T, 1, 256, kFeatures> {
   using Large = ForwardTile<T, 1, 256, 1, 4, 64, 2, false, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 1, 256, 1, 2, 32, 1, false, kFeatures, Use::kTuring>;
+  using Small = ForwardTile<T, 1, 256, 1, 2, 32, 1, false, true, Use::kTuring>;
 };
 template <class T, bool kFeatures>
 struct ForwardTiles<T, 2, 64, kFeatures> {
   using Large =
       ForwardTile<T, 2, 64, 1, 4, 64, kFeatures ? 2 : 3, kFeatures, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 2, 64, 1, 4, 32, 1, false, kFeatures, Use::kTuring>;
+  using Small = ForwardTile<T, 2, 64, 1, 4, 32, 1, false, true, Use::kTuring>;
 };
 template <class T, bool kFeatures>
 struct ForwardTiles<T, 2, 128, kFeatures> {
   using Large = ForwardTile<T, 2, 128, kFeatures ? 1 : 2, kFeatures ? 8 : 4, 32, kFeatures ? 1 : 2,
                             false, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 2, 128, 1, 2, 32, 1, false, kFeatures, Use::kTuring>;
+  using Small = ForwardTile<T, 2, 128, 1, 2, 32, 1, false, true, Use::kTuring>;
 };
 template <class T, bool kFeatures>
 struct ForwardTiles<T, 2, 256, kFeatures> {
   using Large = ForwardTile<T, 2, 256, 1, 8, kFeatures ? 32 : 16, 1, false, kFeatures, Use::kLarge,
                             kFeatures ? 2 : 1>;
-  using Small = ForwardTile<T, 2, 256, 1, 4, 16, 1, false, kFeatures, Use::kSmall, 4>;
+  using Small = ForwardTile<T, 2, 256, 1, 4, 16, 1, false, true, Use::kSmall, 4>;
 };
 
 template <class T, int kTerms, int kDim, bool kFeatures>
