@@ -35,6 +35,7 @@ Status launch_bias_tile(const Backward& p, cudaStream_t stream) {
 
 // Key tiles a warp, warps over keys, split, queries, a piece of them, stages, blocks a
 // multiprocessor; for QueryTile: warps, keys, blocks. kWhole: dk and dv are made at once.
+// Small tiles have features always: they serve all calls.
 template <class T, int kTerms, int kDim, bool kFeatures>
 struct BackwardTiles;
 

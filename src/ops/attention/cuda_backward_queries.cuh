@@ -20,6 +20,8 @@ struct QueryBlock : Block {
 
   template <class Tile>
   __device__ __forceinline__ void begin_place(const Backward& p) {
+    keys_begin = keys_end = 0;
+    if (place.b >= p.problem.batch || place.head >= p.problem.heads) return;  // dbias is 0
     const int last = min(place.begin + Tile::kRows, static_cast<int>(sequence.q_len)) - 1;
     kv_head = place.head / p.group;
     keys_begin = max(j_begin, window.first(place.begin) / Tile::kKeys * Tile::kKeys);
@@ -239,7 +241,7 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = first_row + r * 8;
-      if (i < queries) {
+      if (i < queries && block.keys_begin < block.keys_end) {
         const int64_t at =
             (block.place.batch * p.problem.heads + block.place.head) * p.problem.q_len +
             block.sequence.q_begin + i;
@@ -298,9 +300,10 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   } while (block.place.any);
 
   const Place place = block.place;
-  const float dq_factor =
-      p.change.scale * block.ds_scale * scale_of<Tile>(p.k, place.batch, block.kv_head);
-  put_sums<kDim>(tiles.q, sums, bias ? 1.f : dq_factor, warp * 16, columns_at);
+  const float factor =
+      bias ? 1.f
+           : p.change.scale * block.ds_scale * scale_of<Tile>(p.k, place.batch, block.kv_head);
+  put_sums<kDim>(tiles.q, sums, factor, warp * 16, columns_at);
   __syncthreads();
   if (bias) {
     write_bias<Tile>(p, block, shared);

@@ -17,7 +17,7 @@ Status launch_forward_tile(Forward p, const DeviceProperties& properties, cudaSt
 
 // Row tiles a warp, warps, keys, blocks a multiprocessor, queries in registers. Large tiles: two
 // row tiles a warp halve the reads of k and v from shared memory, which else take longer than the
-// products. Small tiles fit 64 KB.
+// products. Small tiles fit 64 KB and have features always: they serve all calls.
 template <class T, int kTerms, int kDim, bool kFeatures>
 struct ForwardTiles;
 
