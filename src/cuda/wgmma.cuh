@@ -40,11 +40,17 @@ __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses to registers that a multiplication under way uses.
+// Keeps the compiler from moving accesses to registers that a multiplication under way uses. Eight
+// at a time, since each of these statements takes the compiler's time.
 template <int N>
 __device__ __forceinline__ void keep_registers(float (&d)[N]) {
+  static_assert(N % 8 == 0);
 #pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+  for (int i = 0; i < N; i += 8) {
+    asm volatile(""
+                 : "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]),
+                   "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])::"memory");
+  }
 }
 
 // Moves registers between the warpgroups of a block. kCount is a multiple of 8 from 24 to 240.
