@@ -1,12 +1,11 @@
-// Attention's backward on Hopper: which calls it takes, head sizes up to 64 and from 97 to 128, and
-//   sinks_kernel: the gradient of the sinks, from what prepare_kernel wrote.
+// Attention's backward on Hopper: which calls it takes, head sizes up to 128.
 // Rotated q and k are made ahead, and their gradients rotated back, by passes of cuda_rotate.h.
 #include <algorithm>
 #include <cstddef>
 
 #include "ops/attention/cuda_rotate.h"
 #include "ops/attention/cuda_sm90_backward.cuh"
-#include "ops/attention/cuda_sm90_backward_launch.cuh"
+#include "ops/attention/cuda_sm90_backward_launch.h"
 #include "ops/attention/cuda_sm90_tensors.h"
 
 namespace fk::cuda_sm90 {
@@ -14,43 +13,9 @@ namespace fk::cuda_sm90 {
 namespace backward {
 namespace {
 
-// dsinks = -sum(exp(sink - lse) * delta): a block of threads per head, so that the order is fixed.
-template <class P>
-__global__ void __launch_bounds__(kRowThreads)
-    sinks_kernel(const float* stats, int64_t slots, int rows, const P* sinks, int64_t sink_stride,
-                 P* dsinks, int64_t dsink_stride) {
-  const int head = static_cast<int>(blockIdx.x);
-  const float sink = cuda::to_float(sinks[head * sink_stride]) * cuda::kLog2E;
-  const float* block = stats + head * slots * 2 * rows;
-  float total = 0;
-  for (int64_t i = threadIdx.x; i < slots * rows; i += kRowThreads) {
-    const int64_t slot = i / rows;
-    const float* entry = block + slot * rows + i;  // lse and delta of a block stand side by side
-    total -= exp2f(sink + entry[0]) * entry[rows];
-  }
-  __shared__ float partial[kRowThreads];
-  partial[threadIdx.x] = total;
-  __syncthreads();
-  for (int step = kRowThreads / 2; step > 0; step /= 2) {
-    if (static_cast<int>(threadIdx.x) < step) partial[threadIdx.x] += partial[threadIdx.x + step];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) dsinks[head * dsink_stride] = cuda::from_float<P>(partial[0]);
-}
-
-template <class P>
-Status launch_sinks_type(const AttentionBwd& a, const Plan& plan, const float* stats,
-                         cudaStream_t stream) {
-  sinks_kernel<P><<<static_cast<unsigned>(plan.problem.heads), kRowThreads, 0, stream>>>(
-      stats, plan.slots, plan.m, a.sinks.ptr<P>(), a.sinks.stride(0), a.dsinks.ptr<P>(),
-      a.dsinks.stride(0));
-  return cuda::check_launch("attention_bwd sinks");
-}
-
 template <class T, int kD, int kM, Kind kKind>
-Status launch(const AttentionBwd& a, const Exec& exec) {
-  return launch<T, kD, kM>(a, exec, attention_backward_kernel<T, kD, kM, kKind>,
-                           kSharedBytes<kD, kM>);
+Status launch_kernel(const AttentionBwd& a, const Exec& exec) {
+  return launch(a, exec, attention_backward_kernel<T, kD, kM, kKind>, kSharedBytes<kD, kM>);
 }
 
 template <class T>
@@ -58,20 +23,23 @@ Status launch_type(const AttentionBwd& a, const Exec& exec) {
   const attention::Problem problem = attention::problem_of(a);
   const bool features = has_features(a);
   const int d = head_size(a);
-  if (d == 96) return launch_96(a, exec);
   if (d > 128) return launch_wide(a, exec);
+  if (d == 96) {
+    return problem.packed ? launch_kernel<T, 96, 80, Kind::kPacked>(a, exec)
+                          : launch_kernel<T, 96, 80, Kind::kBatch>(a, exec);
+  }
   if (d == 64) {
-    if (features) return launch<T, 64, 64, Kind::kFeatures>(a, exec);
-    return problem.packed ? launch<T, 64, 128, Kind::kPacked>(a, exec)
-                          : launch<T, 64, 128, Kind::kBatch>(a, exec);
+    if (features) return launch_kernel<T, 64, 64, Kind::kFeatures>(a, exec);
+    return problem.packed ? launch_kernel<T, 64, 128, Kind::kPacked>(a, exec)
+                          : launch_kernel<T, 64, 128, Kind::kBatch>(a, exec);
   }
-  if (features) return launch<T, 128, 64, Kind::kFeatures>(a, exec);
+  if (features) return launch_kernel<T, 128, 64, Kind::kFeatures>(a, exec);
   if (queries(a, problem, a.deterministic || exec.deterministic()) == 80) {
-    return problem.packed ? launch<T, 128, 80, Kind::kPacked>(a, exec)
-                          : launch<T, 128, 80, Kind::kBatch>(a, exec);
+    return problem.packed ? launch_kernel<T, 128, 80, Kind::kPacked>(a, exec)
+                          : launch_kernel<T, 128, 80, Kind::kBatch>(a, exec);
   }
-  return problem.packed ? launch<T, 128, 64, Kind::kPacked>(a, exec)
-                        : launch<T, 128, 64, Kind::kBatch>(a, exec);
+  return problem.packed ? launch_kernel<T, 128, 64, Kind::kPacked>(a, exec)
+                        : launch_kernel<T, 128, 64, Kind::kBatch>(a, exec);
 }
 
 // Strides that the copy engine and accesses of 16 bytes take.
@@ -129,18 +97,6 @@ Status launch_rotated(const AttentionBwd& a, const Exec& exec) {
 }
 
 }  // namespace
-
-Status launch_sinks(const AttentionBwd& a, const Plan& plan, const float* stats,
-                    cudaStream_t stream) {
-  switch (a.sinks.dtype) {
-    case DType::kFloat16:
-      return launch_sinks_type<__half>(a, plan, stats, stream);
-    case DType::kBFloat16:
-      return launch_sinks_type<__nv_bfloat16>(a, plan, stats, stream);
-    default:
-      return launch_sinks_type<float>(a, plan, stats, stream);
-  }
-}
 
 }  // namespace backward
 

@@ -30,6 +30,10 @@ FK_HOST_DEVICE constexpr int dq_parts(int64_t head_size) {
 // slopes.
 enum class Kind { kBatch, kPacked, kEither, kFeatures };
 
+struct TileSize {
+  int queries, keys;
+};
+
 enum MapOf { kMapQ, kMapDout, kMapK, kMapV };
 
 // All 0 at the start.

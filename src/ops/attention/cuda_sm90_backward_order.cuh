@@ -74,9 +74,9 @@ __device__ __forceinline__ HeadTile find_head(const TileParams& p, HeadOrder ord
 
 // What follows from a tile's place in its sequence; `sum`: its place among all blocks of sums,
 // `blocks`: how many of them its head has.
-template <int kM, int kN, class AnyTile>
-__device__ __forceinline__ void describe_tile(const TileParams& p, int sum, int blocks,
-                                              AnyTile& tile) {
+template <class AnyTile>
+__device__ __forceinline__ void describe_tile(const TileParams& p, TileSize size, int sum,
+                                              int blocks, AnyTile& tile) {
   tile.segment_end = 0;
   tile.sum = sum;
   if (sum + blocks > p.ring) {
@@ -85,18 +85,18 @@ __device__ __forceinline__ void describe_tile(const TileParams& p, int sum, int 
     tile.segment = max(sum, 0) / p.segment;
     tile.segment_end = (sum + blocks + p.segment - 1) / p.segment;
   }
-  const int n0 = tile.n * kN, n1 = min(n0 + kN, tile.k_len);
+  const int n0 = tile.n * size.keys, n1 = min(n0 + size.keys, tile.k_len);
   const int offset = tile.k_len - tile.q_len;
   const int first = max(0, n0 - p.right - offset);
   const int end = n0 < tile.k_len ? min(tile.q_len, n1 + p.left - offset) : 0;
-  tile.m_first = first / kM;
-  tile.m_end = end > first ? (end + kM - 1) / kM : tile.m_first;
+  tile.m_first = first / size.queries;
+  tile.m_end = end > first ? (end + size.queries - 1) / size.queries : tile.m_first;
   tile.steps = (tile.m_end - tile.m_first) * p.group;
   // Queries that are not there need no mask: their P is 0.
-  tile.plain_first = (max(0, n1 - 1 - p.right - offset) + kM - 1) / kM;
+  tile.plain_first = (max(0, n1 - 1 - p.right - offset) + size.queries - 1) / size.queries;
   const int seen_end = n0 + p.left - offset + 1;  // queries before this one see key n0
-  tile.plain_end = seen_end >= tile.q_len ? kFar : max(0, seen_end) / kM;
-  if (n0 + kN > tile.k_len) tile.plain_end = 0;
+  tile.plain_end = seen_end >= tile.q_len ? kFar : max(0, seen_end) / size.queries;
+  if (n0 + size.keys > tile.k_len) tile.plain_end = 0;
 }
 
 // The last packed sequences under a causal mask, if they are short, have their tiles taken
@@ -109,17 +109,16 @@ struct Last {
 };
 
 // A warp.
-template <int kM, int kN>
 __device__ __forceinline__ void find_last(const attention::Problem& problem, const TileParams& p,
-                                          int total, Last& last) {
+                                          TileSize size, int total, Last& last) {
   const int batch = static_cast<int>(problem.batch);
   const int i = threadIdx.x % 32, b = batch - kLastSequences + i;
   int rows = 0;
   bool fits = false;
   if (i < kLastSequences && b >= 0) {
-    rows = (key_begin(problem, b + 1) - key_begin(problem, b) + kN - 1) / kN;
+    rows = (key_begin(problem, b + 1) - key_begin(problem, b) + size.keys - 1) / size.keys;
     // Their sums must not get into each other's way.
-    const int slots = p.slots - query_begin(problem, b) / kM - b;
+    const int slots = p.slots - query_begin(problem, b) / size.queries - b;
     fits = slots * p.kv_heads * p.group <= p.most_together;
   }
   int behind = rows;  // key blocks from this sequence on
@@ -139,16 +138,16 @@ __device__ __forceinline__ void find_last(const attention::Problem& problem, con
 
 // Writes down the tiles of packed sequences in the order in which blocks take them. All threads of
 // each of `parts` blocks.
-template <int kM, int kN, int kBlockThreads>
+template <int kBlockThreads>
 __device__ __forceinline__ void list_tiles(const attention::Problem& problem, const TileParams& p,
-                                           ListedTile* list, int part, int parts) {
+                                           TileSize size, ListedTile* list, int part, int parts) {
   __shared__ int sum, warp_sums[kBlockThreads / 32];
   __shared__ int ends[kBlockThreads];  // by sequence: key blocks of those up to it
   __shared__ Last last;
   const int batch = static_cast<int>(problem.batch), heads = p.kv_heads;
   const int thread = threadIdx.x, lane = thread % 32;
   const auto rows_of = [&](int b) {
-    return (key_begin(problem, b + 1) - key_begin(problem, b) + kN - 1) / kN;
+    return (key_begin(problem, b + 1) - key_begin(problem, b) + size.keys - 1) / size.keys;
   };
   if (thread == 0) sum = 0;
   bool rise = query_begin(problem, 0) == 0 && query_begin(problem, batch) <= problem.q_len &&
@@ -163,7 +162,7 @@ __device__ __forceinline__ void list_tiles(const attention::Problem& problem, co
   atomicAdd(&sum, rows);
   __syncthreads();
   const int total = rise ? sum : 0;
-  if (thread < 32) find_last<kM, kN>(problem, p, total, last);
+  if (thread < 32) find_last(problem, p, size, total, last);
   // Behind the last: nothing to do. If offsets do not rise, nothing at all.
   for (int i = total * heads + part * kBlockThreads + thread; i <= p.tiles;
        i += parts * kBlockThreads) {
@@ -195,7 +194,8 @@ __device__ __forceinline__ void list_tiles(const attention::Problem& problem, co
       tile.q_len = query_begin(problem, b + 1) - tile.q_begin;
       tile.k_begin = key_begin(problem, b);
       tile.k_len = key_begin(problem, b + 1) - tile.k_begin;
-      const int slots = (tile.q_begin + tile.q_len) / kM + 1 - tile.q_begin / kM;
+      const int first_slot = tile.q_begin / size.queries;
+      const int slots = (tile.q_begin + tile.q_len) / size.queries + 1 - first_slot;
       const int row = ends[s] - begin, blocks = slots * p.group;
       tile.number = i;
       const int t = i - begin * heads;
@@ -215,9 +215,9 @@ __device__ __forceinline__ void list_tiles(const attention::Problem& problem, co
         tile.kv_head = at.head;
         tile.n = at.n;
       }
-      tile.slot = tile.q_begin / kM + b;
+      tile.slot = first_slot + b;
       tile.head = b * heads + tile.kv_head;
-      describe_tile<kM, kN>(p, tile.slot * heads * p.group + tile.kv_head * blocks, blocks, tile);
+      describe_tile(p, size, tile.slot * heads * p.group + tile.kv_head * blocks, blocks, tile);
       list[tile.number] = tile;
     }
     before = end;
@@ -245,7 +245,7 @@ __device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile&
   tile.q_len = static_cast<int>(p.problem.q_len);
   tile.k_len = static_cast<int>(p.problem.k_len);
   const int blocks = p.m_blocks * p.group;
-  describe_tile<kM, kN>(p, at.head * blocks, blocks, tile);
+  describe_tile(p, {kM, kN}, at.head * blocks, blocks, tile);
   if (p.parts > 1) {  // a half for each block of the cluster
     const int middle = (tile.m_first + tile.m_end + 1) / 2;
     if (blockIdx.z == 0) {

@@ -11,6 +11,9 @@
 namespace fk::cuda_sm90::backward {
 
 struct RowParams : TileParams {
+  int head_size;  // of the kernel
+  int keys;       // a tile
+  bool half;      // dout, out and dq are float16, not bfloat16
   attention::Problem problem;
   attention::View dout, out, lse, dlse, dq;
   float4* zero;  // counters, and sums in a ring
@@ -80,7 +83,7 @@ __device__ __forceinline__ int place_of_sum(const RowParams& p, const Rows& rows
 // Packed sequences have slots of their own, whose rows are not those of the blocks of threads. The
 // slots that begin among the kM rows from `row` on: zeroes their sums. What is behind the last row
 // of a sequence, if that is one of these, is filled. `first`: the sequence of the first of them.
-template <int kD, int kM>
+template <int kM>
 __device__ __forceinline__ void begin_slots(const RowParams& p, int row, int head, int first) {
   const int batch = static_cast<int>(p.problem.batch), end = row + kM;
   // Rows that are not there get lse = inf.
@@ -99,8 +102,9 @@ __device__ __forceinline__ void begin_slots(const RowParams& p, int row, int hea
     if (p.zero_sums && begin + m * kM < min(behind, end)) {
       const Rows rows = {0, 0, 0, slot, behind / kM + 1 - begin / kM};
       const int64_t place = place_of_sum(p, rows, slot + m, head);
-      float4* sum = reinterpret_cast<float4*>(p.sum + place * (kM * kD));
-      for (int i = threadIdx.x; i < kM * kD / 4; i += kRowThreads) {
+      const int values = kM * p.head_size;
+      float4* sum = reinterpret_cast<float4*>(p.sum + place * values);
+      for (int i = threadIdx.x; i < values / 4; i += kRowThreads) {
         sum[i] = make_float4(0.f, 0.f, 0.f, 0.f);
       }
     }

@@ -1,6 +1,6 @@
 // Attention's backward on Hopper, head sizes above 128; values of 128 columns beside 192 have
 // kernels of their own.
-#include "ops/attention/cuda_sm90_backward_launch.cuh"
+#include "ops/attention/cuda_sm90_backward_launch.h"
 #include "ops/attention/cuda_sm90_backward_pair.cuh"
 #include "ops/attention/cuda_sm90_backward_wide.cuh"
 
@@ -8,27 +8,26 @@ namespace fk::cuda_sm90::backward {
 namespace {
 
 template <class T, int kD>
-Status launch_type(const AttentionBwd& a, const Exec& exec) {
+Status launch_wide_size(const AttentionBwd& a, const Exec& exec) {
   auto* kernel = has_features(a) ? attention_backward_wide_kernel<T, kD, Kind::kFeatures>
                                  : attention_backward_wide_kernel<T, kD, Kind::kEither>;
-  return launch<T, kD, 64>(a, exec, kernel, sizeof(WideTiles<kD>));
+  return launch(a, exec, kernel, sizeof(WideTiles<kD>));
 }
 
 template <class T>
-Status launch_size(const AttentionBwd& a, const Exec& exec) {
-  if (head_size(a) == 256) return launch_type<T, 256>(a, exec);
-  if (!in_pairs(a)) return launch_type<T, 192>(a, exec);
+Status launch_wide_type(const AttentionBwd& a, const Exec& exec) {
+  if (head_size(a) == 256) return launch_wide_size<T, 256>(a, exec);
+  if (!in_pairs(a)) return launch_wide_size<T, 192>(a, exec);
   using Shared = PairTiles<192, 128>;
-  return launch<T, 192, 64, kPairKeys>(a, exec,
-                                       attention_backward_pair_kernel<T, 192, 128, Kind::kEither>,
-                                       sizeof(Shared), Shared::kThreads);
+  return launch(a, exec, attention_backward_pair_kernel<T, 192, 128, Kind::kEither>, sizeof(Shared),
+                Shared::kThreads);
 }
 
 }  // namespace
 
 Status launch_wide(const AttentionBwd& a, const Exec& exec) {
-  return a.q.dtype == DType::kFloat16 ? launch_size<__half>(a, exec)
-                                      : launch_size<__nv_bfloat16>(a, exec);
+  return a.q.dtype == DType::kFloat16 ? launch_wide_type<__half>(a, exec)
+                                      : launch_wide_type<__nv_bfloat16>(a, exec);
 }
 
 }  // namespace fk::cuda_sm90::backward

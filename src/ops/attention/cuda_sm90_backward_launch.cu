@@ -1,34 +1,47 @@
-// Attention's backward on Hopper: what runs around the main kernel, and the host's side of a call.
+// Attention's backward on Hopper: what runs around the main kernel, and the launches of a call.
 //   prepare_kernel: delta = rowsum(dout * out) - dlse and lse, in blocks as the main kernel loads
 //     them; zeroes the sums of dQ and the counters; lists the tiles of packed sequences. Reads dout
 //     and out once.
 //   convert_kernel: dQ from sums in the order of the registers to rows of q's type, where the main
 //     kernel has no time for it beside the multiplications: short sequences, and the last heads.
-#pragma once
-
+//   sinks_kernel: the gradient of the sinks, from what prepare_kernel wrote.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "core/workspace.h"
 #include "cuda/convert.cuh"
 #include "cuda/dependent_launch.cuh"
-#include "cuda/launch.h"
 #include "cuda/math.cuh"
 #include "cuda/tma.h"
+#include "ops/attention/cuda_sm90_backward_launch.h"
 #include "ops/attention/cuda_sm90_backward_rows.cuh"
 
 namespace fk::cuda_sm90::backward {
+namespace {
+
+// Calls function(T()) with the type of the rows.
+template <class Function>
+__device__ __forceinline__ void with_type(const RowParams& p, Function function) {
+  if (p.half) {
+    function(__half());
+  } else {
+    function(__nv_bfloat16());
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void unpack(const uint4& piece, float (&values)[8]) {
+  cuda::unpack(*reinterpret_cast<const cuda::Vec<T, 8>*>(&piece), values);
+}
 
 // Blocks of prepare_kernel on a multiprocessor, as many as its loads need.
-constexpr int prepare_blocks(int d, int m) { return d > 128 ? 2 : m == 80 ? 3 : 4; }
+constexpr int prepare_blocks(int lanes, int m) { return lanes > 16 ? 2 : m == 80 ? 3 : 4; }
 
-// A block of threads per kM rows and head. Rows that are not there, and queries that see no key,
-// get lse = inf: their P is 0.
-template <class T, int kD, int kM, int kN>
-__global__ void __launch_bounds__(kRowThreads, prepare_blocks(kD, kM))
+// A block of threads per kM rows and head, of each row a piece for each of kLanes threads. Rows
+// that are not there, and queries that see no key, get lse = inf: their P is 0.
+template <int kLanes, int kM>
+__global__ void __launch_bounds__(kRowThreads, prepare_blocks(kLanes, kM))
     prepare_kernel(const __grid_constant__ RowParams p) {
-  constexpr int kLanes = kD <= 64 ? 8 : kD <= 128 ? 16 : 32;
   constexpr int kRowsAtATime = kRowThreads / kLanes, kRounds = kM / kRowsAtATime;
   static_assert(kM % kRowsAtATime == 0);
   // The list first, then rows from the last to the first: the main kernel begins with the first,
@@ -37,8 +50,10 @@ __global__ void __launch_bounds__(kRowThreads, prepare_blocks(kD, kM))
   cuda::wait_for_earlier_kernels();
   if (index >= p.row_blocks) {
     cuda::let_next_kernel_start();
-    list_tiles<kM, kN, kRowThreads>(p.problem, p, p.list, index - p.row_blocks,
-                                    static_cast<int>(gridDim.x) - p.row_blocks);
+    // Known to the compiler up to D 128.
+    const int keys = kLanes > 16 ? p.keys : keys_a_block(8 * kLanes);
+    list_tiles<kRowThreads>(p.problem, p, {kM, keys}, p.list, index - p.row_blocks,
+                            static_cast<int>(gridDim.x) - p.row_blocks);
     return;
   }
   const int slot = index / p.heads, head = index - slot * p.heads, lane = threadIdx.x % kLanes;
@@ -47,10 +62,10 @@ __global__ void __launch_bounds__(kRowThreads, prepare_blocks(kD, kM))
   const int64_t batch = packed ? 0 : slot / p.m_blocks;
   const int begin = (slot - static_cast<int>(batch) * p.m_blocks) * kM;
   const int count = min(static_cast<int>(p.problem.q_len) - begin, kM);
-  const T* dout = cuda::after_wait(static_cast<const T*>(p.dout.data)) + batch * p.dout.batch +
-                  begin * p.dout.row + head * p.dout.head + lane * 8;
-  const T* out = cuda::after_wait(static_cast<const T*>(p.out.data)) + batch * p.out.batch +
-                 begin * p.out.row + head * p.out.head + lane * 8;
+  const uint16_t* dout = cuda::after_wait(static_cast<const uint16_t*>(p.dout.data)) +
+                         batch * p.dout.batch + begin * p.dout.row + head * p.dout.head + lane * 8;
+  const uint16_t* out = cuda::after_wait(static_cast<const uint16_t*>(p.out.data)) +
+                        batch * p.out.batch + begin * p.out.row + head * p.out.head + lane * 8;
   __shared__ float delta_of[kM];
   float lse = -INFINITY, dlse = 0.f;  // of row threadIdx.x
   if (static_cast<int>(threadIdx.x) < count) {
@@ -61,14 +76,14 @@ __global__ void __launch_bounds__(kRowThreads, prepare_blocks(kD, kM))
     lse = value(p.lse);
     if (p.dlse.data != nullptr) dlse = value(p.dlse);
   }
-  cuda::Vec<T, 8> x[kRounds], y[kRounds];
+  uint4 x[kRounds], y[kRounds];
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
     const int row = threadIdx.x / kLanes + i * kRowsAtATime;
     x[i] = y[i] = {};
     if (row < count && lane * 8 < p.value_columns) {
-      x[i] = cuda::load<8>(dout + row * p.dout.row);
-      y[i] = cuda::load<8>(out + row * p.out.row);
+      x[i] = *reinterpret_cast<const uint4*>(dout + row * p.dout.row);
+      y[i] = *reinterpret_cast<const uint4*>(out + row * p.out.row);
     }
   }
   for (int64_t i = static_cast<int64_t>(index) * kRowThreads + threadIdx.x; i < p.zeroes;
@@ -81,22 +96,28 @@ __global__ void __launch_bounds__(kRowThreads, prepare_blocks(kD, kM))
     first = last_sequence(p, [&](int b) { return begin_of(p, b) <= begin; });
     first_begin = begin_of(p, first);
     one = first_begin <= begin && begin + count <= begin_of(p, first + 1);
-    begin_slots<kD, kM>(p, begin, head, first);
+    begin_slots<kM>(p, begin, head, first);
   }
   cuda::let_next_kernel_start();
+  float delta[kRounds] = {};
+  with_type(p, [&](auto type) {
+    using T = decltype(type);
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      float a[8], b[8];
+      unpack<T>(x[i], a);
+      unpack<T>(y[i], b);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) delta[i] = fmaf(a[e], b[e], delta[i]);
+    }
+  });
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
-    float a[8], b[8];
-    cuda::unpack(x[i], a);
-    cuda::unpack(y[i], b);
-    float delta = 0;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) delta = fmaf(a[e], b[e], delta);
 #pragma unroll
     for (int step = kLanes / 2; step > 0; step /= 2) {
-      delta += __shfl_xor_sync(~0u, delta, step);
+      delta[i] += __shfl_xor_sync(~0u, delta[i], step);
     }
-    if (lane == 0) delta_of[threadIdx.x / kLanes + i * kRowsAtATime] = delta;
+    if (lane == 0) delta_of[threadIdx.x / kLanes + i * kRowsAtATime] = delta[i];
   }
   __syncthreads();
   if (threadIdx.x >= kM) return;
@@ -122,7 +143,7 @@ __global__ void __launch_bounds__(kRowThreads, prepare_blocks(kD, kM))
 
 // A block of threads per block of queries and head: through shared memory, to turn the order of the
 // registers (Consumer::add_dq) into rows.
-template <class T, int kD, int kM>
+template <int kD, int kM>
 __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p) {
   constexpr int kGroups = kD == 64 ? kM / 16 : kM / 8;  // of 8 queries, in a warp's part
   constexpr int kPitch = kD + 4;  // lanes that differ by two rows or one column: 32 banks
@@ -164,153 +185,89 @@ __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p)
     tile[(row + 1) * kPitch + column + 8] = x[j].w * p.scale;
   }
   __syncthreads();
-  T* dq = static_cast<T*>(p.dq.data) + rows.batch * p.dq.batch + rows.begin * p.dq.row +
-          head * p.dq.head;
+  const int64_t first = rows.batch * p.dq.batch + rows.begin * p.dq.row + head * p.dq.head;
+  with_type(p, [&](auto type) {
+    using T = decltype(type);
+    T* dq = static_cast<T*>(p.dq.data) + first;
 #pragma unroll
-  for (int f = threadIdx.x; f < kM * (kD / 8); f += kRowThreads) {
-    const int row = f / (kD / 8), column = f % (kD / 8) * 8;
-    if (row >= rows.count) break;
-    if (column >= p.columns) continue;
-    const float4 a = *reinterpret_cast<const float4*>(tile + row * kPitch + column);
-    const float4 b = *reinterpret_cast<const float4*>(tile + row * kPitch + column + 4);
-    const float values[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    cuda::store(dq + row * p.dq.row + column, cuda::pack<T>(values));
-  }
-}
-
-inline bool has_features(const AttentionBwd& a) { return a.alibi_slopes || a.softcap != 0; }
-
-// The head size of the kernel that takes the call.
-inline int head_size(const AttentionBwd& a) {
-  const int64_t d = std::max(a.q.size(-1), a.v.size(-1));
-  if (d <= 64) return 64;
-  if (d <= 96 && !has_features(a)) return 96;
-  if (d <= 128) return 128;
-  return d <= 192 ? 192 : 256;
-}
-
-// Whether two blocks share the sums of dQ of their keys (cuda_sm90_backward_pair.cuh).
-inline bool in_pairs(const AttentionBwd& a) {
-  return head_size(a) == 192 && a.v.size(-1) <= 128 && !has_features(a);
-}
-
-// Queries a block: what the registers hold. 80 of them, at D 128, only without masks, in any order,
-// and where not much of the last block is left empty.
-inline int queries(const AttentionBwd& a, const attention::Problem& problem, bool deterministic) {
-  const int d = head_size(a);
-  if (has_features(a) || d > 128) return 64;
-  if (d < 128) return d == 64 ? 128 : 80;
-  if (deterministic || !problem.mask.unlimited()) return 64;
-  // Of packed sequences only the average length is known here.
-  if (problem.packed) return problem.q_len >= 768 * problem.batch ? 80 : 64;
-  return problem.k_len % 128 == 0 && (problem.q_len + 79) / 80 * 80 * 32 <= problem.q_len * 33 ? 80
-                                                                                               : 64;
-}
-
-inline int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
-
-struct Plan {
-  attention::Problem problem;
-  int d, m, n;  // head size of the kernel, queries and keys a tile
-  bool pair;    // tiles are of two blocks
-  int64_t m_blocks, n_blocks, slots, blocks, tiles;
-  int64_t together, last_tiles, most_together, ring, segment;  // Params
-  int64_t beside;  // Params: all, none, or some; the rest after the main kernel
-  int parts;       // Params
-  // Where they begin in the workspace, the counters at 0. All before `stats` is 0 at the start.
-  int64_t done, converted, turns, sum, stats, list, bytes;
-
-  Plan(const AttentionBwd& a, bool deterministic) : problem(attention::problem_of(a)) {
-    d = head_size(a);
-    m = queries(a, problem, deterministic);
-    pair = in_pairs(a);
-    n = pair ? kPairKeys : keys_a_block(d);
-    m_blocks = divide_up(problem.q_len, m);
-    n_blocks = divide_up(problem.k_len, n);
-    slots = problem.packed ? problem.q_len / m + problem.batch : problem.batch * m_blocks;
-    blocks = slots * problem.heads;
-    tiles = (problem.packed ? problem.k_len / n + problem.batch : problem.batch * n_blocks) *
-            problem.kv_heads;
-    order_tiles(deterministic, a.q.device_id);
-    // The last pair of sequence and head may go on behind the ring's end.
-    const int64_t sums = ring + (problem.packed && ring < blocks ? slots * problem.group() : 0);
-    const int64_t heads = problem.batch * problem.kv_heads;
-    done = 256;
-    converted = done + WorkspaceParts::rounded(heads * 4);
-    turns = converted + WorkspaceParts::rounded((blocks / segment + 1) * 4);
-    sum = turns + (deterministic ? WorkspaceParts::rounded(sums * dq_parts(d) * 4) : 0);
-    stats = sum + (a.dq ? sums * m * d * 4 : 0);
-    list = stats + WorkspaceParts::rounded(blocks * m * 2 * 4);
-    bytes = list + (problem.packed ? WorkspaceParts::rounded((tiles + 1) * sizeof(ListedTile)) : 0);
-  }
-
- private:
-  // Where all key blocks take as long, one head after another: what is in use stays in the L2
-  // cache. Under a causal mask the first take the longest, and beginning a long one last would
-  // leave most of the chip idle: some heads together, and at the end as many as make two tiles a
-  // multiprocessor.
-  void order_tiles(bool deterministic, int device) {
-    const int64_t block_bytes = int64_t{m} * d * 4;
-    // Bytes of sums; kInCache: that stay in the L2 cache.
-    constexpr int64_t kTogether = 4 << 20, kRing = 24 << 20, kInCache = 36 << 20;
-    const int64_t processors = cuda::device_properties(device).multiprocessors / (pair ? 2 : 1);
-    const bool causal = problem.mask.right < kFar && problem.mask.left >= kFar && !deterministic;
-    together = causal ? kTogether / block_bytes : 0;
-    last_tiles = causal ? 2 * processors : 0;
-    if (problem.packed) {
-      // Any sequence may be as long as all are together.
-      const bool small = problem.mask.unlimited() && problem.q_len <= 2048 * problem.batch;
-      const int64_t bytes = small ? kRing : kInCache;
-      ring = std::max(bytes / block_bytes, 3 * slots * problem.group());
-      segment = std::max<int64_t>(1, ring / 16);
-      most_together = ring * 10 / 16;
-    } else {
-      // Never less than what is taken together, or heads would wait for each other; and long enough
-      // that tiles hardly ever wait for the conversion of the head that had their place before.
-      const int64_t row = std::max<int64_t>(n_blocks, 1), heads = tiles / row;
-      segment = std::max<int64_t>(1, m_blocks * problem.group());
-      const int64_t heads_together = std::max<int64_t>(1, together / segment);
-      const int64_t last_heads = std::min(heads, divide_up(last_tiles, row));
-      ring = std::max(heads_together, last_heads) + heads_together + 2 * divide_up(processors, row);
-      ring = std::max(ring, kRing / (segment * block_bytes)) * segment;
-      most_together = blocks;
+    for (int f = threadIdx.x; f < kM * (kD / 8); f += kRowThreads) {
+      const int row = f / (kD / 8), column = f % (kD / 8) * 8;
+      if (row >= rows.count) break;
+      if (column >= p.columns) continue;
+      const float4 a = *reinterpret_cast<const float4*>(tile + row * kPitch + column);
+      const float4 b = *reinterpret_cast<const float4*>(tile + row * kPitch + column + 4);
+      const float values[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+      cuda::store(dq + row * p.dq.row + column, cuda::pack<T>(values));
     }
-    ring = std::min(std::max<int64_t>(ring, 1), blocks);
-    // There has to be enough to multiply beside it: key blocks that a query sees. For wide heads
-    // there is no other way.
-    const int64_t seen = problem.mask.unlimited() ? n_blocks : n_blocks / 2;
-    beside = d > 128 || seen > 4 * (problem.packed ? problem.batch : 1) ? blocks : 0;
-    // After the main kernel it is faster as long as all sums stay in the L2 cache; nor is there
-    // anything beside the heads that end with the last tiles.
-    if (d <= 128 && blocks * block_bytes <= kInCache) beside = 0;
-    if (beside > 0 && d <= 128 && !problem.packed) {
-      const int64_t row = std::max<int64_t>(n_blocks, 1);
-      const int64_t last_heads = divide_up(std::max(last_tiles, processors), row) + 1;
-      beside = blocks - std::min(ring, last_heads * segment);
-    }
-    if (deterministic || beside == 0) ring = most_together = blocks;
-    // Two blocks of threads for a tile, where tiles would leave half of the chip idle, or where
-    // under a causal mask the longest of them takes twice its share of the whole.
-    const bool idle = 2 * tiles <= processors && m_blocks >= (4 * tiles <= processors ? 2 : 5);
-    const bool uneven = causal && 2 * tiles > processors && tiles <= processors && n_blocks >= 8;
-    const bool apart = d <= 128 && !problem.packed && !deterministic && beside == 0;
-    parts = apart && (idle || uneven) ? 2 : 1;
-  }
+  });
+}
+
+// The passes around the main kernel, by head size and queries a block of that one.
+struct Passes {
+  void (*prepare)(RowParams);
+  void (*convert)(RowParams);
 };
+Passes passes_of(const Plan& plan) {
+  if (plan.d > 128) return {prepare_kernel<32, 64>, nullptr};  // all is converted beside
+  if (plan.d == 96) return {prepare_kernel<16, 80>, convert_kernel<96, 80>};
+  if (plan.d == 64) {
+    return plan.m == 64 ? Passes{prepare_kernel<8, 64>, convert_kernel<64, 64>}
+                        : Passes{prepare_kernel<8, 128>, convert_kernel<64, 128>};
+  }
+  return plan.m == 64 ? Passes{prepare_kernel<16, 64>, convert_kernel<128, 64>}
+                      : Passes{prepare_kernel<16, 80>, convert_kernel<128, 80>};
+}
 
-// The gradient of the sinks, from what prepare_kernel wrote.
+// dsinks = -sum(exp(sink - lse) * delta): a block of threads per head, so that the order is fixed.
+template <class P>
+__global__ void __launch_bounds__(kRowThreads)
+    sinks_kernel(const float* stats, int64_t slots, int rows, const P* sinks, int64_t sink_stride,
+                 P* dsinks, int64_t dsink_stride) {
+  const int head = static_cast<int>(blockIdx.x);
+  const float sink = cuda::to_float(sinks[head * sink_stride]) * cuda::kLog2E;
+  const float* block = stats + head * slots * 2 * rows;
+  float total = 0;
+  for (int64_t i = threadIdx.x; i < slots * rows; i += kRowThreads) {
+    const int64_t slot = i / rows;
+    const float* entry = block + slot * rows + i;  // lse and delta of a block stand side by side
+    total -= exp2f(sink + entry[0]) * entry[rows];
+  }
+  __shared__ float partial[kRowThreads];
+  partial[threadIdx.x] = total;
+  __syncthreads();
+  for (int step = kRowThreads / 2; step > 0; step /= 2) {
+    if (static_cast<int>(threadIdx.x) < step) partial[threadIdx.x] += partial[threadIdx.x + step];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) dsinks[head * dsink_stride] = cuda::from_float<P>(partial[0]);
+}
+
+template <class P>
+Status launch_sinks_type(const AttentionBwd& a, const Plan& plan, const float* stats,
+                         cudaStream_t stream) {
+  sinks_kernel<P><<<static_cast<unsigned>(plan.problem.heads), kRowThreads, 0, stream>>>(
+      stats, plan.slots, plan.m, a.sinks.ptr<P>(), a.sinks.stride(0), a.dsinks.ptr<P>(),
+      a.dsinks.stride(0));
+  return cuda::check_launch("attention_bwd sinks");
+}
+
 Status launch_sinks(const AttentionBwd& a, const Plan& plan, const float* stats,
-                    cudaStream_t stream);
-
-// The kernels by head size: each is compiled in a file of its own.
-Status launch_96(const AttentionBwd& a, const Exec& exec);
-Status launch_wide(const AttentionBwd& a, const Exec& exec);
+                    cudaStream_t stream) {
+  switch (a.sinks.dtype) {
+    case DType::kFloat16:
+      return launch_sinks_type<__half>(a, plan, stats, stream);
+    case DType::kBFloat16:
+      return launch_sinks_type<__nv_bfloat16>(a, plan, stats, stream);
+    default:
+      return launch_sinks_type<float>(a, plan, stats, stream);
+  }
+}
 
 // Rows of a tensor (batch, length, heads, columns) as boxes of 64 columns of one head. What is
 // behind the rows of a packed sequence has to count as 0 too: entry `end` of the last dimension are
 // the rows before row `end`, as many as there are in all, so that the sequence which ends there has
 // the last ones. (Most entries begin ahead of the tensor, but nobody asks for that part.)
-inline Status map_rows(CUtensorMap* map, const Tensor& t, int rows) {
+Status map_rows(CUtensorMap* map, const Tensor& t, int rows) {
   const attention::View v = attention::view(t);
   cuda::TensorMapShape shape;
   shape.dims = 4;
@@ -328,9 +285,10 @@ inline Status map_rows(CUtensorMap* map, const Tensor& t, int rows) {
   return cuda::make_tensor_map(map, reinterpret_cast<const void*>(data), t.dtype, shape);
 }
 
-template <class T, int kD, int kM, int kN = keys_a_block(kD)>
+}  // namespace
+
 Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), int shared,
-              int threads = kThreads) {
+              int threads) {
   const bool deterministic = a.deterministic || exec.deterministic();
   const Plan plan(a, deterministic);
   const attention::Problem& problem = plan.problem;
@@ -338,6 +296,9 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   char* workspace = exec.workspace<char>();
 
   RowParams rows = {};
+  rows.head_size = plan.d;
+  rows.keys = plan.n;
+  rows.half = a.q.dtype == DType::kFloat16;
   rows.problem = problem;
   rows.dout = attention::view(a.dout);
   rows.out = attention::view(a.out);
@@ -357,7 +318,7 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   const Tensor* mapped[4] = {&a.q, &a.dout, &a.k, &a.v};
   const int key_rows = plan.pair ? plan.n / 2 : plan.n;  // of a block
   for (int i = 0; i < 4; ++i) {
-    FK_RETURN_IF_ERROR(map_rows(&p.maps[i], *mapped[i], i < kMapK ? kM : key_rows));
+    FK_RETURN_IF_ERROR(map_rows(&p.maps[i], *mapped[i], i < kMapK ? plan.m : key_rows));
   }
   p.problem = problem;
   p.dk = attention::view(a.dk);
@@ -410,8 +371,9 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
   rows.row_blocks = static_cast<int>(row_blocks);
   static_cast<TileParams&>(rows) = p;
 
+  const Passes passes = passes_of(plan);
   FK_RETURN_IF_ERROR(cuda::launch_early(
-      prepare_kernel<T, kD, kM, kN>, "attention_bwd prepare",
+      passes.prepare, "attention_bwd prepare",
       {dim3(static_cast<unsigned>(row_blocks + list_blocks)), kRowThreads}, stream, rows));
   const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
@@ -424,12 +386,10 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
       kernel, "attention_bwd",
       {dim3(static_cast<unsigned>(blocks), 1, cluster ? 2 : 1), threads, shared, cluster}, stream,
       p));
-  if constexpr (kD <= 128) {
-    if (a.dq && plan.beside < plan.blocks) {
-      const dim3 rest(static_cast<unsigned>(plan.blocks - plan.beside));
-      FK_RETURN_IF_ERROR(cuda::launch_early(convert_kernel<T, kD, kM>, "attention_bwd convert",
-                                            {rest, kRowThreads}, stream, rows));
-    }
+  if (a.dq && plan.beside < plan.blocks) {
+    const dim3 rest(static_cast<unsigned>(plan.blocks - plan.beside));
+    FK_RETURN_IF_ERROR(cuda::launch_early(passes.convert, "attention_bwd convert",
+                                          {rest, kRowThreads}, stream, rows));
   }
   return a.dsinks ? launch_sinks(a, plan, rows.stats, stream) : Status{};
 }
