@@ -107,6 +107,7 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
 
     [[maybe_unused]] uint32_t packed[kM / 4], weights[kM / 4];
     const float slope = kFeatures ? this->slope_at(tile, walk.block) : 0.f;
+    if constexpr (kFeatures) this->finish_scores(s);
     if (kTight || (walk.m >= tile.plain_first && walk.m < tile.plain_end)) {
       this->template exponentials<false>(s, packed, weights, shared.stats[now], tile, walk.m * kM,
                                          slope);

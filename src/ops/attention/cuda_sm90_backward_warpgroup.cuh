@@ -66,9 +66,26 @@ struct Warpgroup {
     return static_cast<const float*>(p.slopes.data)[i] * kLog2E;
   }
 
-  // s becomes P. With features it is not used further, for want of registers: `packed` gets P in
-  // pairs of T, `weights` P times the derivative of the softcap in pairs of float16. The thread's
-  // elements are rows (keys) g and g + 8, columns (queries) 8 i + 2 t + e.
+  // Scores with features, in units of log 2: scaled, and cut by the softcap. All of them under one
+  // condition, ahead of the two forms of the exponentials.
+  __device__ __forceinline__ void finish_scores(float (&s)[kM / 2]) {
+    if (p.softcap > 0) {
+      // tanh(y) = 1 - 2 / (exp(2 y) + 1), as exact as its float.
+      const float inner = p.scale_log2 * (2.f / p.softcap), outer = p.softcap * kLog2E;
+#pragma unroll
+      for (float& x : s) {
+        x = outer * fmaf(-2.f, reciprocal_fast(exp2_fast(x * inner) + 1.f), 1.f);
+      }
+    } else {
+#pragma unroll
+      for (float& x : s) x *= p.scale_log2;
+    }
+  }
+
+  // s becomes P. With features it is what finish_scores has made, and not used further, for want of
+  // registers: `packed` gets P in pairs of T, `weights` P times the derivative of the softcap in
+  // pairs of float16. The thread's elements are rows (keys) g and g + 8, columns (queries) 8 i + 2
+  // t + e.
   template <bool kMasked>
   __device__ __forceinline__ void exponentials(float (&s)[kM / 2],
                                                [[maybe_unused]] uint32_t (&packed)[kM / 4],
@@ -78,6 +95,7 @@ struct Warpgroup {
     const float2* neg_lse = reinterpret_cast<const float2*>(stats) + lane % 4;
     [[maybe_unused]] int low[2], place[2];
     [[maybe_unused]] uint32_t span[2];
+    [[maybe_unused]] const float to_tanh = p.softcap > 0 ? 1.f / (p.softcap * kLog2E) : 0.f;
     if constexpr (kMasked || kFeatures) {
       const int offset = tile.k_len - tile.q_len;
 #pragma unroll
@@ -99,14 +117,8 @@ struct Warpgroup {
       for (int j = 0; j < 4; ++j) {
         float x = s[4 * i + j];
         if constexpr (kFeatures) {
-          x *= p.scale_log2;
-          factor[j] = 1.f;
-          if (p.softcap > 0) {
-            // tanh(y) = 1 - 2 / (exp(2 y) + 1), as exact as its float.
-            const float t = 1.f - __fdividef(2.f, exp2_fast(x * (2.f / p.softcap)) + 1.f);
-            x = p.softcap * kLog2E * t;
-            factor[j] = 1.f - t * t;
-          }
+          const float t = x * to_tanh;
+          factor[j] = fmaf(-t, t, 1.f);
           x -= slope * fabsf(static_cast<float>(place[j / 2] + 8 * i + j % 2));
           x += j % 2 ? l.y : l.x;
         } else {
