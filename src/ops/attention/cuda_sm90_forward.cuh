@@ -180,13 +180,17 @@ struct Consumer {
                               : parameter(a.slopes.data, a.slope_type,
                                           t.batch * a.slopes.batch + t.head * a.slopes.head);
       const float inner = a.softcap > 0.f ? a.scale / a.softcap : a.scale;
+#pragma unroll
+      for (float& x : s) x *= inner;
+      if (a.softcap > 0.f) {
+#pragma unroll
+        for (float& x : s) x = a.softcap * tanh_fast(x);
+      }
       const int place = t.query + 64 * warpgroup + 16 * warp + lane / 4 + t.k_len - t.q_len;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        float x = s[i] * inner;
-        if (a.softcap > 0.f) x = a.softcap * tanh_fast(x);
         const int distance = place + 8 * row_of(i) - (first_key + 8 * (i / 4) + i % 2);
-        s[i] = cuda::kLog2E * (x - slope * static_cast<float>(abs(distance)));
+        s[i] = cuda::kLog2E * (s[i] - slope * static_cast<float>(abs(distance)));
       }
     }
     if (n < inner_end && n >= inner_first) return;

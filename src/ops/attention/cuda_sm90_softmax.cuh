@@ -16,7 +16,7 @@ using cuda::reciprocal_fast;
 
 // 1 - 2 / (1 + e^2x): right at both ends, and exact enough for scores around 0.
 __device__ __forceinline__ float tanh_fast(float x) {
-  return 1.f - 2.f / (1.f + exp2_fast(2.f * cuda::kLog2E * x));
+  return fmaf(-2.f, reciprocal_fast(1.f + exp2_fast(2.f * cuda::kLog2E * x)), 1.f);
 }
 
 template <class T>
