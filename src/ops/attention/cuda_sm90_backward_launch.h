@@ -13,19 +13,18 @@ namespace fk::cuda_sm90::backward {
 
 inline bool has_features(const AttentionBwd& a) { return a.alibi_slopes || a.softcap != 0; }
 
-// The head size of the kernel that takes the call.
+// The head size of the kernel that takes the call. Softcap and slopes have kernels of 64, 128 and
+// 256 only.
 inline int head_size(const AttentionBwd& a) {
   const int64_t d = std::max(a.q.size(-1), a.v.size(-1));
   if (d <= 64) return 64;
   if (d <= 96 && !has_features(a)) return 96;
   if (d <= 128) return 128;
-  return d <= 192 ? 192 : 256;
+  return d <= 192 && !has_features(a) ? 192 : 256;
 }
 
 // Whether two blocks share the sums of dQ of their keys (cuda_sm90_backward_pair.cuh).
-inline bool in_pairs(const AttentionBwd& a) {
-  return head_size(a) == 192 && a.v.size(-1) <= 128 && !has_features(a);
-}
+inline bool in_pairs(const AttentionBwd& a) { return head_size(a) == 192 && a.v.size(-1) <= 128; }
 
 // Queries a block: what the registers hold. 80 of them, at D 128, only without masks, in any order,
 // and where not much of the last block is left empty.

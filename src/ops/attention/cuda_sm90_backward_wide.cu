@@ -7,17 +7,16 @@
 namespace fk::cuda_sm90::backward {
 namespace {
 
-template <class T, int kD>
-Status launch_wide_size(const AttentionBwd& a, const Exec& exec) {
-  auto* kernel = has_features(a) ? attention_backward_wide_kernel<T, kD, Kind::kFeatures>
-                                 : attention_backward_wide_kernel<T, kD, Kind::kEither>;
-  return launch(a, exec, kernel, sizeof(WideTiles<kD>));
+template <class T, int kD, Kind kKind>
+Status launch_wide_kernel(const AttentionBwd& a, const Exec& exec) {
+  return launch(a, exec, attention_backward_wide_kernel<T, kD, kKind>, sizeof(WideTiles<kD>));
 }
 
 template <class T>
 Status launch_wide_type(const AttentionBwd& a, const Exec& exec) {
-  if (head_size(a) == 256) return launch_wide_size<T, 256>(a, exec);
-  if (!in_pairs(a)) return launch_wide_size<T, 192>(a, exec);
+  if (has_features(a)) return launch_wide_kernel<T, 256, Kind::kFeatures>(a, exec);
+  if (head_size(a) == 256) return launch_wide_kernel<T, 256, Kind::kEither>(a, exec);
+  if (!in_pairs(a)) return launch_wide_kernel<T, 192, Kind::kEither>(a, exec);
   using Shared = PairTiles<192, 128>;
   return launch(a, exec, attention_backward_pair_kernel<T, 192, 128, Kind::kEither>, sizeof(Shared),
                 Shared::kThreads);

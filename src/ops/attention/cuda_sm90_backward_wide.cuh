@@ -40,10 +40,7 @@ struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
   static constexpr int kDepth = kSecond ? kE : kD;  // of the product of keys and queries
   static constexpr int kWidth = kSecond ? kD : kE;  // of dK or dV
   // Times 16 columns of K or V in registers.
-  static constexpr int kHeld = Shared::kPair ? (kSecond ? 5 : 12)
-                               : kD > 192    ? 0
-                               : kFeatures   ? (kSecond ? 8 : 4)
-                                             : 8;
+  static constexpr int kHeld = Shared::kPair ? (kSecond ? 5 : 12) : kD > 192 ? 0 : 8;
   using DoutRing = Ring<Shared::kDoutPlaces>;
 
   // The tile's K or V, as the first operand of S or dP: the low word of its descriptor, and as many
