@@ -24,10 +24,7 @@ Status launch_type(const AttentionBwd& a, const Exec& exec) {
   const bool features = has_features(a);
   const int d = head_size(a);
   if (d > 128) return launch_wide(a, exec);
-  if (d == 96) {
-    return problem.packed ? launch_kernel<T, 96, 80, Kind::kPacked>(a, exec)
-                          : launch_kernel<T, 96, 80, Kind::kBatch>(a, exec);
-  }
+  if (d == 96) return launch_kernel<T, 96, 80, Kind::kEither>(a, exec);
   if (d == 64) {
     if (features) return launch_kernel<T, 64, 64, Kind::kFeatures>(a, exec);
     return problem.packed ? launch_kernel<T, 64, 128, Kind::kPacked>(a, exec)
