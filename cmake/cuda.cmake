@@ -89,7 +89,7 @@ set(FK_CUDA_HOST_ONLY src/cuda/indices_on_host.cu src/cuda/runtime.cu src/cuda/t
 
 # Files whose time goes into headers they share are compiled together, as one file.
 set(FK_CUDA_TOGETHER "/cuda/(indices_on_host|runtime|tma)\\.cu$" "attention/cuda_forward_"
-    "attention/cuda_backward_" "attention/cuda_sm90_backward" "attention/cuda_sm90_f(loat|orward|p8)\\.cu$"
+    "attention/cuda_backward_" "attention/cuda_sm90_"
     "selective_scan/cuda(_backward.*|_named)?\\.cu$" "selective_scan/cuda_forward_"
     "(causal_conv1d|norm)/cuda" "(cross_entropy|reduce|softmax)/cuda" "/cuda/launch\\.cu$|\
 (attention|gated_ssm|merge_attention_states|rope|state_update)/cuda(_backward|_finish|_prepare)?\\.cu$")
