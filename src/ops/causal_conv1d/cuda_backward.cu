@@ -27,6 +27,17 @@ constexpr int kBackBytes = kTaps == kUsualTaps ? 8 : 4;
 template <class T, int kTaps>
 constexpr int kBackVec = kBackBytes<kTaps> / static_cast<int>(sizeof(T));
 
+// Gradient i of those of state and inputs together, which may come from the final state too.
+template <class T>
+__device__ __forceinline__ float from_final(const ConvArgs& a, const Segment& g, int64_t i,
+                                            int64_t channel) {
+  const int64_t k = i - (g.end - g.begin);
+  if (k < 0 || k >= a.width - 1 || a.dfinal.data == nullptr) return 0;
+  return to_float(static_cast<const T*>(
+      a.dfinal
+          .data)[g.sequence * a.dfinal.sequence + k * a.dfinal.place + channel * a.dfinal.channel]);
+}
+
 template <class T, int kVec, int kTaps>
 __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
     conv_back_channels(const __grid_constant__ ConvArgs a) {
@@ -163,9 +174,6 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
       }
     }
     copies_wait<0>();
-    if (active && g.opens && a.dinitial.data != nullptr) {
-      put_state_gradients<T>(a, place.slot, place.channel, kVec);
-    }
   }
   // The warps of a block have the same channels.
 #pragma unroll
@@ -184,6 +192,55 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
 #pragma unroll
     for (int r = 0; r < kBackWarps; ++r) sum += shared[k + missing_taps<kTaps>(a)][r][c];
     part[k * a.channels + c] = sum;
+  }
+}
+
+// ds of one step, from nothing.
+template <class T>
+__device__ __forceinline__ float slope_at(const ConvArgs& a, const Segment& g, int64_t i,
+                                          int64_t channel) {
+  if (i >= g.end - g.begin) return 0;
+  const float dy = to_float(static_cast<const T*>(
+      a.y.data)[g.batch * a.y.batch + (g.begin + i) * a.y.step + channel * a.y.channel]);
+  if (!a.silu) return dy;
+  float sum =
+      a.bias == nullptr ? 0.f : load_either<T>(a.bias, a.bias_is_float, channel * a.bias_channel);
+#pragma unroll 1
+  for (int k = 0; k < a.width; ++k) {
+    sum = fmaf(
+        load_either<T>(a.weight, a.weight_is_float, channel * a.weight_channel + k * a.weight_tap),
+        conv_input<T>(a, g, i - (a.width - 1) + k, channel), sum);
+  }
+  return dy * silu_slope(sum);
+}
+
+// The gradient of the state before each sequence: of few steps, so that what they share with dx is
+// computed again, in a kernel that only calls with such a state launch.
+template <class T>
+__global__ void __launch_bounds__(kConvThreads)
+    conv_back_state(const __grid_constant__ ConvArgs a) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const int64_t index = block_index() * kConvThreads + threadIdx.x;
+  if (index >= a.channels * a.segments.sequences.count) return;
+  const int64_t channel = index % a.channels, s = index / a.channels;
+  const scan::Sequence q = a.segments.sequences[s];
+  Segment g{};
+  g.sequence = s;
+  g.batch = q.batch;
+  g.begin = q.begin;
+  g.end = q.end;
+#pragma unroll 1
+  for (int i = 0; i < a.width - 1; ++i) {
+    float sum = from_final<T>(a, g, i, channel);
+#pragma unroll 1
+    for (int k = 0; k <= i; ++k) {
+      sum = fmaf(load_either<T>(a.weight, a.weight_is_float,
+                                channel * a.weight_channel + k * a.weight_tap),
+                 slope_at<T>(a, g, i - k, channel), sum);
+    }
+    static_cast<T*>(a.dinitial.data)[s * a.dinitial.sequence + i * a.dinitial.place +
+                                     channel * a.dinitial.channel] = from_float<T>(sum);
   }
 }
 
@@ -312,7 +369,10 @@ Status run_backward(const CausalConv1dBwd& op, const Exec& exec) {
     s.bias_channel = op.dbias.stride(0);
   }
   const dim3 grid = grid_of(ceil_div((a.width + 1) * a.channels, 32));
-  return launch_early(conv_sums<T>, "conv_sums", {grid, kSumThreads}, stream, s);
+  FK_RETURN_IF_ERROR(launch_early(conv_sums<T>, "conv_sums", {grid, kSumThreads}, stream, s));
+  if (!op.dinitial_state || op.dinitial_state.numel() == 0) return {};
+  const dim3 states = grid_of(ceil_div(a.channels * a.segments.sequences.count, kConvThreads));
+  return launch_early(conv_back_state<T>, "conv_back_state", {states, kConvThreads}, stream, a);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// The gradients of causal_conv1d where time is contiguous, and what both layouts need at the edges
-// of sequences.
+// The gradients of causal_conv1d where time is contiguous.
 #pragma once
 
 #include "ops/causal_conv1d/cuda_time.cuh"
@@ -10,54 +9,6 @@ constexpr int kBackTimeWarps = 2;
 // Blocks on a multiprocessor at once.
 constexpr int back_time_blocks(int size, int taps) {
   return taps > kUsualTaps ? 6 : size == 4 ? 8 : 10;
-}
-
-// Gradient i of those of state and inputs together, which may come from the final state too.
-template <class T>
-__device__ __forceinline__ float from_final(const ConvArgs& a, const Segment& g, int64_t i,
-                                            int64_t channel) {
-  const int64_t k = i - (g.end - g.begin);
-  if (k < 0 || k >= a.width - 1 || a.dfinal.data == nullptr) return 0;
-  return to_float(static_cast<const T*>(
-      a.dfinal
-          .data)[g.sequence * a.dfinal.sequence + k * a.dfinal.place + channel * a.dfinal.channel]);
-}
-
-// ds of one step, from nothing: for the few steps at edges.
-template <class T>
-__device__ __noinline__ float slope_at(const ConvArgs& a, const Segment& g, int64_t i,
-                                       int64_t channel) {
-  if (i < 0 || i >= g.end - g.begin) return 0;
-  const float dy = to_float(static_cast<const T*>(
-      a.y.data)[g.batch * a.y.batch + (g.begin + i) * a.y.step + channel * a.y.channel]);
-  if (!a.silu) return dy;
-  float sum =
-      a.bias == nullptr ? 0.f : load_either<T>(a.bias, a.bias_is_float, channel * a.bias_channel);
-  for (int k = 0; k < a.width; ++k) {
-    sum = fmaf(
-        load_either<T>(a.weight, a.weight_is_float, channel * a.weight_channel + k * a.weight_tap),
-        conv_input<T>(a, g, i - (a.width - 1) + k, channel), sum);
-  }
-  return dy * silu_slope(sum);
-}
-
-// The gradient of the state of a segment's sequence, `count` channels of it.
-template <class T>
-__device__ __noinline__ void put_state_gradients(const ConvArgs& a, int64_t slot, int64_t channel,
-                                                 int count) {
-  const Segment g = segment_at(a, slot);
-  for (int c = 0; c < count; ++c) {
-    for (int i = 0; i < a.width - 1; ++i) {
-      float sum = from_final<T>(a, g, i, channel + c);
-      for (int k = 0; k <= i; ++k) {
-        sum = fmaf(load_either<T>(a.weight, a.weight_is_float,
-                                  (channel + c) * a.weight_channel + k * a.weight_tap),
-                   slope_at<T>(a, g, i - k, channel + c), sum);
-      }
-      static_cast<T*>(a.dinitial.data)[g.sequence * a.dinitial.sequence + i * a.dinitial.place +
-                                       (channel + c) * a.dinitial.channel] = from_float<T>(sum);
-    }
-  }
 }
 
 // Lane l gets from lane l + kAway, around the end: `near` from lanes that are within the row of
@@ -153,9 +104,6 @@ __global__ void __launch_bounds__(32 * kBackTimeWarps, back_time_blocks(sizeof(T
         if (a.dx.data != nullptr) store_part(dx, out, edge ? left : kVec);
       }
       dx -= kStride;
-    }
-    if (item.part == 0 && a.dinitial.data != nullptr && lane == 0) {
-      put_state_gradients<T>(a, item.slot(a), item.channel, 1);
     }
     dbias = warp_sum(dbias);
     float* part = a.partial + item.slot(a) * (a.width + 1) * a.channels + item.channel;
