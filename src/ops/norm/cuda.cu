@@ -166,8 +166,8 @@ Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStrea
         return launch_early(kernel, "norm forward_tiled", {blocks, Team::kThreads}, stream, p);
       });
     }
-    const auto kernel = aligned ? forward_looped<T, kVecWidth<T>, kLoopedThreads>
-                                : forward_looped<T, 1, kLoopedThreads>;
+    const auto kernel = aligned ? forward_looped<Vectors<T>, kLoopedThreads>
+                                : forward_looped<Elements, kLoopedThreads>;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.rows, 1 << 20));
     return launch_early(kernel, "norm forward_looped", {blocks, kLoopedThreads}, stream, p);
   });
@@ -183,6 +183,7 @@ Forward forward_of(const Args& a) {
   p.rstd = view_of(a.rstd, 0);
   p.rows = p.inputs[0].rows.count;
   p.columns = a.x.size(-1);
+  p.dtype = a.x.dtype;
   p.eps = static_cast<float>(a.eps);
   return p;
 }
@@ -257,8 +258,8 @@ Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, un
                             stream, p);
       });
     }
-    const auto kernel = aligned ? backward_looped<T, kVecWidth<T>, kLoopedThreads>
-                                : backward_looped<T, 1, kLoopedThreads>;
+    const auto kernel = aligned ? backward_looped<Vectors<T>, kLoopedThreads>
+                                : backward_looped<Elements, kLoopedThreads>;
     return launch_early(kernel, "norm backward_looped", {blocks, kLoopedThreads}, stream, p);
   });
 }
@@ -289,6 +290,7 @@ Status run_backward(const Args& a, Backward p, const Tensor& dbias, bool aligned
   p.rstd = view_of(a.rstd, 0);
   p.rows = p.inputs[1].rows.count;
   p.columns = a.x.size(-1);
+  p.dtype = a.x.dtype;
   if (p.columns == 0) return {};
   const cudaStream_t stream = stream_of(exec);
   const bool tiled = aligned && fits_tiled(a.x, p.rows, kMaxBackward);

@@ -19,7 +19,8 @@ struct Backward {
   float* dweight = nullptr;  // partial sums, [blocks, columns]; NULL: not wanted
   float* dbias = nullptr;
   int64_t rows = 0, columns = 0;
-  int stages = 0;  // of the bulk loader
+  int stages = 0;                 // of the bulk loader
+  DType dtype = DType::kFloat32;  // for the looped kernels; the tiled ones are compiled for each
 };
 
 // How the kernel is cut for rows of at most kTeam * kVecs vectors.
@@ -182,28 +183,31 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   }
 }
 
-// kWidth 1: any strides. Wider: unit column stride and 16-byte aligned rows. The sums over rows
-// live in the block's row of partial sums, where each thread comes back to its own columns.
-template <class T, int kWidth, int kThreads>
+// The sums over rows live in the block's row of partial sums, where each thread comes back to its
+// own columns.
+template <class Access, int kThreads>
 __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constant__ Backward p) {
+  constexpr int kWidth = Access::kWidth;
   __shared__ Pair scratch[kThreads / kWarpSize];
   wait_for_earlier_kernels();
   let_next_kernel_start();
+  const Access access(p.dtype);
   const float scale = 1.f / static_cast<float>(p.columns);
   float* dweight = p.dweight ? p.dweight + blockIdx.x * p.columns : nullptr;
   float* dbias = p.dbias ? p.dbias + blockIdx.x * p.columns : nullptr;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     const float rstd = *p.rstd.row<float>(row);
     const float mean = p.mean ? *p.mean.row<float>(row) : 0.f;
-    const T* rows[3] = {};
+    int64_t rows[3] = {};
 #pragma unroll
     for (int k = 0; k < 3; ++k) {
-      if (p.inputs[k]) rows[k] = p.inputs[k].row<T>(row);
+      if (p.inputs[k]) rows[k] = p.inputs[k].rows.offset(row);
     }
     const auto load_input = [&](int k, int64_t c, float(&out)[kWidth]) {
-      unpack(load<kWidth>(rows[k] + c * p.inputs[k].column_stride), out);
+      access.load(p.inputs[k].data, rows[k] + c * p.inputs[k].column_stride, out);
     };
     const auto each = [&](auto&& body) {
+#pragma unroll 1  // the branches in a body keep loads of several from being under way together
       for (int64_t c = threadIdx.x * kWidth; c < p.columns; c += kThreads * kWidth) body(c);
     };
     const auto add_to = [&](float* sums, int64_t c, const float(&values)[kWidth]) {
@@ -218,7 +222,7 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
       float dy[kWidth], xhat[kWidth], g[kWidth];
       load_input(0, c, dy);
       load_input(1, c, xhat);
-      load_parameter<T>(p.weight, c, g);
+      access.load(p.weight, c, g);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         xhat[j] = (xhat[j] - mean) * rstd;
@@ -233,12 +237,12 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
     sums = block_reduce<kThreads>(sums, SumPair(), scratch);
     const float mean_g = p.mean ? sums.first * scale : 0.f, mean_g_xhat = sums.second * scale;
     if (p.dx) {
-      T* dx = p.dx.row<T>(row);
+      const int64_t dx = p.dx.rows.offset(row);
       each([&](int64_t c) {
         float dy[kWidth], xhat[kWidth], g[kWidth];
         load_input(0, c, dy);
         load_input(1, c, xhat);
-        load_parameter<T>(p.weight, c, g);
+        access.load(p.weight, c, g);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
           xhat[j] = (xhat[j] - mean) * rstd;
@@ -249,7 +253,7 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) g[j] += dy[j];
         }
-        store(dx + c * p.dx.column_stride, pack<T>(g));
+        access.store(p.dx.data, dx + c * p.dx.column_stride, g);
       });
     }
     __syncthreads();  // before the next row writes scratch
@@ -304,14 +308,7 @@ static __global__ void __launch_bounds__(kGradientThreads)
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   sum = warp_sum(sums[lane][warp]);
   if (lane > 0 || first + warp >= p.columns) return;
-  const int64_t at = (first + warp) * gradient.stride;
-  if (gradient.dtype == DType::kFloat32) {
-    static_cast<float*>(gradient.out)[at] = sum;
-  } else if (gradient.dtype == DType::kFloat16) {
-    static_cast<__half*>(gradient.out)[at] = from_float<__half>(sum);
-  } else {
-    static_cast<__nv_bfloat16*>(gradient.out)[at] = from_float<__nv_bfloat16>(sum);
-  }
+  Elements::put(gradient.out, (first + warp) * gradient.stride, gradient.dtype, sum);
 }
 
 }  // namespace fk::cuda::norm

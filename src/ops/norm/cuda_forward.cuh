@@ -19,7 +19,9 @@ struct Forward {
   Parameter weight, bias;
   int64_t rows = 0, columns = 0;
   float eps = 0;
-  bool layer = false;  // for the looped kernel; the tiled one is compiled for each
+  // For the looped kernels; the tiled ones are compiled for each.
+  bool layer = false;
+  DType dtype = DType::kFloat32;
 };
 
 // How the kernel is cut for rows of at most kTeam * kVecs vectors.
@@ -206,26 +208,28 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   }
 }
 
-// kWidth 1: any strides. Wider: unit column stride and 16-byte aligned rows.
-template <class T, int kWidth, int kThreads>
+template <class Access, int kThreads>
 __global__ void __launch_bounds__(kThreads) forward_looped(const __grid_constant__ Forward p) {
+  constexpr int kWidth = Access::kWidth;
   __shared__ float scratch[2][kThreads / kWarpSize];
   wait_for_earlier_kernels();
   let_next_kernel_start();
+  const Access access(p.dtype);
   const float columns = static_cast<float>(p.columns);
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const T* x = p.inputs[0].row<T>(row);
-    const T* residual = p.inputs[1] ? p.inputs[1].row<T>(row) : nullptr;
+    const int64_t x = p.inputs[0].rows.offset(row);
+    const int64_t residual = p.inputs[1] ? p.inputs[1].rows.offset(row) : 0;
     const auto load_s = [&](int64_t column, float(&s)[kWidth]) {
-      unpack(load<kWidth>(x + column * p.inputs[0].column_stride), s);
-      if (residual == nullptr) return;
+      access.load(p.inputs[0].data, x + column * p.inputs[0].column_stride, s);
+      if (!p.inputs[1]) return;
       float r[kWidth];
-      unpack(load<kWidth>(residual + column * p.inputs[1].column_stride), r);
+      access.load(p.inputs[1].data, residual + column * p.inputs[1].column_stride, r);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) s[j] += r[j];
-      unpack(pack<T>(s), s);
+      access.round(s);
     };
     const auto each = [&](auto&& body) {
+#pragma unroll 1  // the branches in a body keep loads of several from being under way together
       for (int64_t c = threadIdx.x * kWidth; c < p.columns; c += kThreads * kWidth) body(c);
     };
 
@@ -251,18 +255,18 @@ __global__ void __launch_bounds__(kThreads) forward_looped(const __grid_constant
       if (p.rstd) *p.rstd.row<float>(row) = rstd;
       if (p.mean) *p.mean.row<float>(row) = mean;
     }
-    T* y = p.y ? p.y.row<T>(row) : nullptr;
-    T* sum = p.sum ? p.sum.row<T>(row) : nullptr;
+    const int64_t y = p.y ? p.y.rows.offset(row) : 0;
+    const int64_t sum = p.sum ? p.sum.rows.offset(row) : 0;
     each([&](int64_t c) {
       load_s(c, s);
-      if (sum != nullptr) store(sum + c * p.sum.column_stride, pack<T>(s));
-      if (y == nullptr) return;
+      if (p.sum) access.store(p.sum.data, sum + c * p.sum.column_stride, s);
+      if (!p.y) return;
       float w[kWidth], b[kWidth];
-      load_parameter<T>(p.weight, c, w);
-      load_parameter<T>(p.bias, c, b);
+      access.load(p.weight, c, w);
+      access.load(p.bias, c, b);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) s[j] = (s[j] - mean) * rstd * w[j] + b[j];
-      store(y + c * p.y.column_stride, pack<T>(s));
+      access.store(p.y.data, y + c * p.y.column_stride, s);
     });
     __syncthreads();  // before the next row writes scratch
   }

@@ -79,6 +79,68 @@ __device__ __forceinline__ void load_parameter(const Parameter& p, int64_t colum
   }
 }
 
+// How the looped kernels reach the elements of tensors and parameters, kWidth at a time. Vectors
+// need a unit column stride and rows aligned to 16 bytes.
+template <class T>
+struct Vectors {
+  static constexpr int kWidth = kVecWidth<T>;
+  explicit __device__ Vectors(DType) {}
+
+  __device__ __forceinline__ void load(const void* data, int64_t at, float (&out)[kWidth]) const {
+    unpack(cuda::load<kWidth>(static_cast<const T*>(data) + at), out);
+  }
+  __device__ __forceinline__ void store(void* data, int64_t at, const float (&in)[kWidth]) const {
+    cuda::store(static_cast<T*>(data) + at, pack<T>(in));
+  }
+  __device__ __forceinline__ void round(float (&values)[kWidth]) const {
+    unpack(pack<T>(values), values);
+  }
+  __device__ __forceinline__ void load(const Parameter& p, int64_t column,
+                                       float (&out)[kWidth]) const {
+    load_parameter<T>(p, column, out);
+  }
+};
+
+// Single elements lie anyhow. Their type is known when the kernel runs: one kernel for all.
+struct Elements {
+  static constexpr int kWidth = 1;
+  DType dtype;
+  explicit __device__ Elements(DType dtype) : dtype(dtype) {}
+
+  static __device__ __forceinline__ float value(const void* data, int64_t at, DType dtype) {
+    if (dtype == DType::kFloat32) return static_cast<const float*>(data)[at];
+    const uint16_t bits = static_cast<const uint16_t*>(data)[at];
+    return dtype == DType::kFloat16 ? __half2float(__ushort_as_half(bits))
+                                    : __uint_as_float(uint32_t{bits} << 16);
+  }
+  static __device__ __forceinline__ void put(void* data, int64_t at, DType dtype, float value) {
+    if (dtype == DType::kFloat32) {
+      static_cast<float*>(data)[at] = value;
+    } else if (dtype == DType::kFloat16) {
+      static_cast<__half*>(data)[at] = from_float<__half>(value);
+    } else {
+      static_cast<__nv_bfloat16*>(data)[at] = from_float<__nv_bfloat16>(value);
+    }
+  }
+
+  __device__ __forceinline__ void load(const void* data, int64_t at, float (&out)[1]) const {
+    out[0] = value(data, at, dtype);
+  }
+  __device__ __forceinline__ void store(void* data, int64_t at, const float (&in)[1]) const {
+    put(data, at, dtype, in[0]);
+  }
+  __device__ __forceinline__ void round(float (&values)[1]) const {
+    if (dtype == DType::kFloat16) values[0] = to_float(from_float<__half>(values[0]));
+    if (dtype == DType::kBFloat16) values[0] = to_float(from_float<__nv_bfloat16>(values[0]));
+  }
+  __device__ __forceinline__ void load(const Parameter& p, int64_t column, float (&out)[1]) const {
+    out[0] =
+        p.data == nullptr
+            ? p.otherwise
+            : value(p.data, column * p.stride, p.is_float ? DType::kFloat32 : dtype) + p.offset;
+  }
+};
+
 // The threads that work on one row: a warp, of which a block holds several, or a whole block.
 template <int kTeam, int kBlock>
 struct Team {
