@@ -58,15 +58,16 @@ __device__ __forceinline__ void store_partial(const float (&sums)[kVecs][kWidth]
   }
   if constexpr (Team::kCount > 1) {
     __syncthreads();
-    for (int q = threadIdx.x; q < quads; q += Team::kThreads) {
-      float4 sum = teams[q];
+    static_assert(Team::kSize * kVecs * kQuads <= Team::kThreads);
+    const int q = threadIdx.x;
+    if (q >= quads) return;
+    float4 sum = teams[q];
 #pragma unroll
-      for (int t = 1; t < Team::kCount; ++t) {
-        const float4 other = teams[t * quads + q];
-        sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
-      }
-      row[q] = sum;
+    for (int t = 1; t < Team::kCount; ++t) {
+      const float4 other = teams[t * quads + q];
+      sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
     }
+    row[q] = sum;
   }
 }
 
