@@ -94,14 +94,7 @@ Status with_backward_tile(int64_t vectors, bool special, const Body& body) {
 constexpr int kLoopedThreads = 512;
 constexpr int kLoopedBlocksPerMultiprocessor = 2;
 
-View view_of(const Tensor& t, int inner_dims) {
-  View view;
-  if (!t) return view;
-  view.data = t.data;
-  view.rows = rows_of(t, inner_dims);
-  if (inner_dims > 0) view.column_stride = t.stride(-1);
-  return view;
-}
+View view_of(const Tensor& t, int inner_dims) { return t ? View(t, inner_dims) : View(); }
 
 Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
   Parameter parameter;
@@ -139,7 +132,7 @@ bool fits_tiled(const Tensor& x, int64_t rows, int64_t max_vectors) {
 // Whether rows need no division to be found.
 template <class... Views>
 bool unsplit(const Views&... views) {
-  return ((views.rows.ndim <= 1) && ...);
+  return ((views.borders == 0) && ...);
 }
 
 // Whether a kernel may take it that `p` is there and read it as T.
@@ -181,7 +174,7 @@ Forward forward_of(const Args& a) {
   p.y = view_of(a.y, 1);
   p.sum = view_of(a.sum, 1);
   p.rstd = view_of(a.rstd, 0);
-  p.rows = p.inputs[0].rows.count;
+  p.rows = rows_of(a.x).count;
   p.columns = a.x.size(-1);
   p.dtype = a.x.dtype;
   p.eps = static_cast<float>(a.eps);
@@ -288,7 +281,7 @@ Status run_backward(const Args& a, Backward p, const Tensor& dbias, bool aligned
   p.inputs[2] = view_of(a.dsum, 1);
   p.dx = view_of(a.dx, 1);
   p.rstd = view_of(a.rstd, 0);
-  p.rows = p.inputs[1].rows.count;
+  p.rows = rows_of(a.x).count;
   p.columns = a.x.size(-1);
   p.dtype = a.x.dtype;
   if (p.columns == 0) return {};

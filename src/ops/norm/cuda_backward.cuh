@@ -197,12 +197,12 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
   float* dweight = p.dweight ? p.dweight + blockIdx.x * p.columns : nullptr;
   float* dbias = p.dbias ? p.dbias + blockIdx.x * p.columns : nullptr;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const float rstd = *p.rstd.row<float>(row);
-    const float mean = p.mean ? *p.mean.row<float>(row) : 0.f;
+    const float rstd = static_cast<float*>(p.rstd.data)[p.rstd.offset(row)];
+    const float mean = p.mean ? static_cast<float*>(p.mean.data)[p.mean.offset(row)] : 0.f;
     int64_t rows[3] = {};
 #pragma unroll
     for (int k = 0; k < 3; ++k) {
-      if (p.inputs[k]) rows[k] = p.inputs[k].rows.offset(row);
+      if (p.inputs[k]) rows[k] = p.inputs[k].offset(row);
     }
     const auto load_input = [&](int k, int64_t c, float(&out)[kWidth]) {
       access.load(p.inputs[k].data, rows[k] + c * p.inputs[k].column_stride, out);
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
     sums = block_reduce<kThreads>(sums, SumPair(), scratch);
     const float mean_g = p.mean ? sums.first * scale : 0.f, mean_g_xhat = sums.second * scale;
     if (p.dx) {
-      const int64_t dx = p.dx.rows.offset(row);
+      const int64_t dx = p.dx.offset(row);
       each([&](int64_t c) {
         float dy[kWidth], xhat[kWidth], g[kWidth];
         load_input(0, c, dy);

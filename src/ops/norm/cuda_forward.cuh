@@ -217,8 +217,8 @@ __global__ void __launch_bounds__(kThreads) forward_looped(const __grid_constant
   const Access access(p.dtype);
   const float columns = static_cast<float>(p.columns);
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const int64_t x = p.inputs[0].rows.offset(row);
-    const int64_t residual = p.inputs[1] ? p.inputs[1].rows.offset(row) : 0;
+    const int64_t x = p.inputs[0].offset(row);
+    const int64_t residual = p.inputs[1] ? p.inputs[1].offset(row) : 0;
     const auto load_s = [&](int64_t column, float(&s)[kWidth]) {
       access.load(p.inputs[0].data, x + column * p.inputs[0].column_stride, s);
       if (!p.inputs[1]) return;
@@ -252,11 +252,11 @@ __global__ void __launch_bounds__(kThreads) forward_looped(const __grid_constant
     });
     const float rstd = rsqrtf(block_sum<kThreads>(square, scratch[1]) / columns + p.eps);
     if (threadIdx.x == 0) {
-      if (p.rstd) *p.rstd.row<float>(row) = rstd;
-      if (p.mean) *p.mean.row<float>(row) = mean;
+      if (p.rstd) static_cast<float*>(p.rstd.data)[p.rstd.offset(row)] = rstd;
+      if (p.mean) static_cast<float*>(p.mean.data)[p.mean.offset(row)] = mean;
     }
-    const int64_t y = p.y ? p.y.rows.offset(row) : 0;
-    const int64_t sum = p.sum ? p.sum.rows.offset(row) : 0;
+    const int64_t y = p.y ? p.y.offset(row) : 0;
+    const int64_t sum = p.sum ? p.sum.offset(row) : 0;
     each([&](int64_t c) {
       load_s(c, s);
       if (p.sum) access.store(p.sum.data, sum + c * p.sum.column_stride, s);

@@ -2,6 +2,8 @@
 // together.
 #pragma once
 
+#include <algorithm>
+
 #include "core/rows.h"
 #include "cuda/convert.cuh"
 #include "cuda/dependent_launch.cuh"
@@ -12,29 +14,53 @@ namespace fk::cuda::norm {
 // A tensor of type [..., N], or of one entry per row. Without data: not given.
 struct View {
   void* data = nullptr;
-  Rows rows;
   int64_t column_stride = 1;
+  int64_t row_stride = 0;
+  // Where rows are split over several dims, the borders between those, innermost first. A row lies
+  // row_stride times its index from the first, and a `step` for each time it is past a border, each
+  // `size` rows or times past the border before.
+  int borders = 0;
+  struct Border {
+    int64_t size, step;
+    uint32_t factor, shift;  // x / size = (2 x * factor >> 32) >> shift for x < 2^31
+  } border[kMaxDims - 1] = {};
+
+  View() = default;
+  View(const Tensor& t, int inner_dims) : data(t.data) {
+    if (inner_dims > 0) column_stride = t.stride(-1);
+    const Rows rows = rows_of(t, inner_dims);
+    row_stride = rows.last_stride;
+    for (int i = rows.ndim - 1; i > 0; --i) {
+      const int64_t size = std::max<int64_t>(1, rows.sizes[i]);  // 0: there are no rows
+      uint32_t shift = 0;
+      while (int64_t{1} << shift < size && shift < 31) ++shift;
+      const uint64_t factor = ((uint64_t{1} << (31 + shift)) + size - 1) / size;
+      border[borders++] = {size, rows.strides[i - 1] - size * rows.strides[i],
+                           static_cast<uint32_t>(factor), shift};
+    }
+  }
 
   explicit __device__ operator bool() const { return data != nullptr; }
 
-  template <class T>
-  __device__ __forceinline__ T* row(int64_t row) const {
-    return static_cast<T*>(data) + rows.offset(row);
+  __device__ __forceinline__ int64_t offset(int64_t row) const {
+    int64_t result = row * row_stride;
+#pragma unroll 1  // the divisions are much code, and rarely run
+    for (int i = 0; i < borders; ++i) {
+      row /= border[i].size;
+      result += row * border[i].step;
+    }
+    return result;
   }
-  // The tiled kernels take fewer than 2^31 rows, so that rows split over several dims cost 32-bit
-  // divisions. kUnsplit: they are known not to be.
+  // The tiled kernels take fewer than 2^31 rows. kUnsplit: they are known not to be split.
   template <class T, bool kUnsplit = false>
   __device__ __forceinline__ T* row(uint32_t row) const {
-    if (kUnsplit || rows.ndim <= 1) return static_cast<T*>(data) + row * rows.last_stride;
-    int64_t offset = 0;
-#pragma unroll 1  // much code, and rarely run
-    for (int i = rows.ndim - 1; i > 0; --i) {
-      const uint32_t size = static_cast<uint32_t>(rows.sizes[i]);
-      const uint32_t quotient = row / size;
-      offset += (row - quotient * size) * rows.strides[i];
-      row = quotient;
+    int64_t result = row * row_stride;
+#pragma unroll 1
+    for (int i = 0; !kUnsplit && i < borders; ++i) {
+      row = __umulhi(2 * row, border[i].factor) >> border[i].shift;
+      result += row * border[i].step;
     }
-    return static_cast<T*>(data) + offset + row * rows.strides[0];
+    return static_cast<T*>(data) + result;
   }
 };
 
