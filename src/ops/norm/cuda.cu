@@ -39,6 +39,11 @@ Status with_type(DType dtype, const Body& body) {
 template <class T>
 constexpr bool kSpecialType = !std::is_same_v<T, float>;
 
+// Whether a tile has a kernel of its own for calls that give everything. Rows as short as a single
+// vector a thread are heads rather than layers: they come without a residual.
+template <class T, class Tile>
+constexpr bool kHasOwn = kSpecialType<T> && (Tile::kVecs > 1);
+
 // Whether the special kernels and tiles are there.
 bool has_special(const Tensor& x) { return device_properties(x.device_id).code >= kSpecialCode; }
 
@@ -154,8 +159,9 @@ Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStrea
         const bool all = special && p.inputs[1].data != nullptr && p.y.data != nullptr &&
                          p.sum.data != nullptr && given<T>(p.weight) &&
                          (!kLayer || given<T>(p.bias));
-        const auto kernel = kSpecialType<T> && all ? forward_tiled<T, kLayer, kSpecialType<T>, Tile>
-                                                   : forward_tiled<T, kLayer, false, Tile>;
+        const auto kernel = kHasOwn<T, Tile> && all
+                                ? forward_tiled<T, kLayer, kHasOwn<T, Tile>, Tile>
+                                : forward_tiled<T, kLayer, false, Tile>;
         return launch_early(kernel, "norm forward_tiled", {blocks, Team::kThreads}, stream, p);
       });
     }
@@ -244,8 +250,8 @@ Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, un
         const bool plain = special && p.inputs[2].data != nullptr && p.dx.data != nullptr &&
                            given<T>(p.weight) &&
                            unsplit(p.inputs[0], p.inputs[1], p.inputs[2], p.dx, p.mean, p.rstd);
-        const auto kernel = kSpecialType<T> && plain
-                                ? backward_tiled<T, kLayer, kSpecialType<T>, Tile>
+        const auto kernel = kHasOwn<T, Tile> && plain
+                                ? backward_tiled<T, kLayer, kHasOwn<T, Tile>, Tile>
                                 : backward_tiled<T, kLayer, false, Tile>;
         return launch_early(kernel, "norm backward_tiled", {blocks, Tile::Team::kThreads, shared},
                             stream, p);
