@@ -105,15 +105,16 @@ __global__ void __launch_bounds__(32 * kBackTimeWarps, back_time_blocks(sizeof(T
       }
       dx -= kStride;
     }
-    dbias = warp_sum(dbias);
-    float* part = a.partial + item.slot(a) * (a.width + 1) * a.channels + item.channel;
-    if (lane == 0) part[a.width * a.channels] = dbias;
+    // Lane k stores the sum of tap k, the one after the taps that of the bias.
+    float sum = warp_sum(dbias);
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {
-      const float sum = warp_sum(dw[k]);
-      const int to = k - missing_taps<kTaps>(a);
-      if (lane == 0 && to >= 0) part[to * a.channels] = sum;
+      const float tap_sum = warp_sum(dw[k]);
+      if (lane == k) sum = tap_sum;
     }
+    const int to = lane - missing_taps<kTaps>(a);
+    float* part = a.partial + item.slot(a) * (a.width + 1) * a.channels + item.channel;
+    if (lane <= kTaps && to >= 0) part[to * a.channels] = sum;
   }
 }
 
