@@ -185,6 +185,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
   }
   __syncthreads();
   float* part = a.partial + place.strip * (a.width + 1) * a.channels + place.first;
+#pragma unroll 1
   for (int i = threadIdx.x; i < (a.width + 1) * kWide; i += kBackThreads) {
     const int k = i / kWide, c = i % kWide;
     if (place.first + c >= a.channels) continue;

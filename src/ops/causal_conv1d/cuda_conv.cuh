@@ -45,7 +45,11 @@ struct ConvArgs {
 };
 
 __device__ __forceinline__ Segment segment_at(const ConvArgs& a, int64_t slot) {
-  if (a.segments.sequences.packed) return a.segments[slot];
+  if (a.segments.sequences.packed) {
+    Segments segments = a.segments;
+    segments.sequences.packed = true;  // known to the compiler: less code
+    return segments[slot];
+  }
   Segment g;
   g.sequence = g.batch = divide_likely_small(slot, a.per_row);
   const int64_t index = slot - g.sequence * a.per_row;
