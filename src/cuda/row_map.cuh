@@ -114,6 +114,11 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
   let_next_kernel_start();
   constexpr int kArrays = kInputs > 0 ? kInputs : 1;
   const ColumnIndex<kWidth> at(rows, n, inner, splits, lanes);
+  // What a row has in common, found by one thread for all lines, of which there are kWidth or more.
+  __shared__ typename Op::Row found[kColumnLanes * kWidth];
+  const int first = at.lane * kWidth;
+  if (at.active && at.line < kWidth) found[first + at.line] = op.row(at.row + at.line);
+  __syncthreads();
   if (!at.active) return;
   const T* in[kArrays];
 #pragma unroll
@@ -123,7 +128,7 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
   T* out = op.out.row(at.row) + (at.begin + at.line) * op.out.step;
   typename Op::Row shared[kWidth];
 #pragma unroll
-  for (int e = 0; e < kWidth; ++e) shared[e] = op.row(at.row + e);
+  for (int e = 0; e < kWidth; ++e) shared[e] = found[first + e];
 
 #pragma unroll 1
   for (int64_t i = at.begin + at.line; i < at.end; i += kLoads * at.lines) {

@@ -113,13 +113,14 @@ struct GroupIndex {
 };
 
 constexpr int kColumnBlock = 256;
+constexpr int kColumnLanes = 32;  // at most
 
 // Where a thread of reduce_columns and map_columns works: `lanes` threads side by side take kWidth
 // neighbouring rows each, out of `inner`, and the block's other threads other places along the
 // axis.
 template <int kWidth>
 struct ColumnIndex {
-  int line, lines;
+  int lane, line, lines;
   bool active;
   int64_t row;  // the first of kWidth
   int split;
@@ -127,33 +128,37 @@ struct ColumnIndex {
 
   __device__ __forceinline__ ColumnIndex(int64_t rows, int64_t n, int64_t inner, int splits,
                                          int lanes) {
-    const int64_t tiles = (inner + int64_t{lanes} * kWidth - 1) / (int64_t{lanes} * kWidth);
+    // Divisions of 64 bits are much code: none by a power of two, such as `lanes`, and one for both
+    // ends of the split.
+    const int shift = __ffs(lanes) - 1;
+    const int64_t tiles = ((inner - 1) / kWidth >> shift) + 1;
     const int64_t block = block_index();
     const int64_t strip = block / tiles;
     const int64_t outer = strip / splits;
-    const int64_t column = ((block - strip * tiles) * lanes + threadIdx.x % lanes) * kWidth;
-    line = threadIdx.x / lanes;
-    lines = kColumnBlock / lanes;
+    lane = threadIdx.x & (lanes - 1);
+    const int64_t column = (((block - strip * tiles) << shift) + lane) * kWidth;
+    line = threadIdx.x >> shift;
+    lines = kColumnBlock >> shift;
     split = static_cast<int>(strip - outer * splits);
     row = outer * inner + column;
     active = column < inner && row < rows;
-    begin = n * split / splits;
-    end = n * (split + 1) / splits;
+    const int64_t share = (n + splits - 1) / splits;
+    begin = split * share;
+    end = min(begin + share, n);
   }
 };
 
 // Lanes side by side across columns, each `width` columns wide.
 inline int column_lanes(int64_t inner, int64_t width) {
-  return power_of_two_at_least(std::min<int64_t>(32, ceil_div(inner, width)));
+  return power_of_two_at_least(std::min<int64_t>(kColumnLanes, ceil_div(inner, width)));
 }
 
 // How reduce_columns and map_columns with kWidth = 1 take rows that lie anyhow: threads along the
 // row where that is the fast dimension or there are few rows, else across rows.
 inline int strided_lanes(const RowLayout& layout) {
   if (layout.columns()) return column_lanes(layout.inner, 1);
-  return std::max(1,
-                  kColumnBlock / power_of_two_at_least(std::min<int64_t>(
-                                     kColumnBlock, std::max<int64_t>(8, ceil_div(layout.n, 4)))));
+  const int64_t lines = std::max<int64_t>(kColumnBlock / kColumnLanes, ceil_div(layout.n, 4));
+  return kColumnBlock / power_of_two_at_least(std::min<int64_t>(kColumnBlock, lines));
 }
 
 }  // namespace fk::cuda
