@@ -29,10 +29,10 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
 }
 
 // exp(x) as exact as a result of type T shows: for half precision two instructions do, for float
-// the library's function.
+// and what may be one the library's function.
 template <class T>
 __device__ __forceinline__ float exp_for(float x) {
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (sizeof(T) >= sizeof(float)) {
     return expf(x);
   } else {
     return exp2_fast(x * kLog2E);

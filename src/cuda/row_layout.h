@@ -41,28 +41,36 @@ Status for_dtype(DType dtype, const Body& body) {
   }
 }
 
+// How kernels point to elements of type T.
+template <class T>
+struct Pointer {
+  using type = T*;
+  static type to(const Tensor& t) { return static_cast<T*>(t.data); }
+};
+
 // A [..., N] tensor, or with step 0 a [...] one, as kernels see it.
 template <class T>
 struct RowView {
-  T* data = nullptr;
+  using Data = typename Pointer<T>::type;
+  Data data = {};
   Rows rows;
   int64_t step = 0;  // from one element of a row to the next
 
 #if defined(__CUDACC__)
-  __device__ __forceinline__ T* row(int64_t r) const { return data + rows.offset(r); }
+  __device__ __forceinline__ Data row(int64_t r) const { return data + rows.offset(r); }
 #endif
 };
 
 template <class T>
 RowView<T> rows_view(const Tensor& t) {
-  return {static_cast<T*>(t.data), rows_of(t), t.stride(-1)};
+  return {Pointer<T>::to(t), rows_of(t), t.stride(-1)};
 }
 
 // One value per row.
 template <class T>
 RowView<T> scalars_view(const Tensor& t) {
   if (!t) return {};
-  return {static_cast<T*>(t.data), rows_of(t, 0), 0};
+  return {Pointer<T>::to(t), rows_of(t, 0), 0};
 }
 
 // Puts the leading dims of all tensors into the order in which they lie in the first one, slowest

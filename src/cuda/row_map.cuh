@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kMapThreads, 4)
   map_part(op, op.row(row), row, n, split, splits, index.lane, group);
 }
 
-// Across rows; with kWidth = 1 they may lie anywhere.
+// Across rows; with kWidth = 1, for which the op's element is Any, they may lie anywhere.
 template <class Op, int kWidth>
 __global__ void __launch_bounds__(kColumnBlock, 2)
     map_columns(const __grid_constant__ Op op, int64_t rows, int64_t n, int64_t inner, int splits,
@@ -120,12 +120,12 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
   if (at.active && at.line < kWidth) found[first + at.line] = op.row(at.row + at.line);
   __syncthreads();
   if (!at.active) return;
-  const T* in[kArrays];
+  typename RowView<const T>::Data in[kArrays];
 #pragma unroll
   for (int k = 0; k < kInputs; ++k) {
     in[k] = op.in[k].row(at.row) + (at.begin + at.line) * op.in[k].step;
   }
-  T* out = op.out.row(at.row) + (at.begin + at.line) * op.out.step;
+  auto out = op.out.row(at.row) + (at.begin + at.line) * op.out.step;
   typename Op::Row shared[kWidth];
 #pragma unroll
   for (int e = 0; e < kWidth; ++e) shared[e] = found[first + e];
@@ -161,37 +161,48 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
   }
 }
 
-// Without kColumns there is no fast path across columns.
-template <class Op, bool kColumns = true>
-Status map(const Op& op, const RowLayout& layout, cudaStream_t stream) {
-  using T = typename Op::Element;
-  constexpr int kWidth = kVecWidth<T>;
-  if (layout.rows == 0 || layout.n == 0) return {};
-  if (layout.vectors && !layout.columns()) {
-    const int64_t all = ceil_div(layout.n, kWidth);
-    const int splits = static_cast<int>(ceil_div(all, kMapPart));
-    const int64_t items = ceil_div(all, splits);
-    const int per_thread = items <= 512 ? kMapItems / 4 : kMapItems;
-    const int group = std::min(
-        kMapThreads, threads_per_row(items, layout.rows * splits, per_thread, kMapThreads));
-    const int threads = group > kWarpSize ? group : kWarpRowsBlock;
-    const int64_t blocks = ceil_div(layout.rows * splits, group > kWarpSize ? 1 : threads / group);
-    return launch_early(map_rows<Op>, "map_rows", {grid_of(blocks), dim3(threads)}, stream, op,
-                        layout.rows, layout.n, splits, group);
-  }
-  const bool vectors = kColumns && layout.vectors;
+template <class Op>
+Status launch_map_rows(const Op& op, const RowLayout& layout, cudaStream_t stream) {
+  const int64_t all = ceil_div(layout.n, kVecWidth<typename Op::Element>);
+  const int splits = static_cast<int>(ceil_div(all, kMapPart));
+  const int64_t items = ceil_div(all, splits);
+  const int per_thread = items <= 512 ? kMapItems / 4 : kMapItems;
+  const int group =
+      std::min(kMapThreads, threads_per_row(items, layout.rows * splits, per_thread, kMapThreads));
+  const int threads = group > kWarpSize ? group : kWarpRowsBlock;
+  const int64_t blocks = ceil_div(layout.rows * splits, group > kWarpSize ? 1 : threads / group);
+  return launch_early(map_rows<Op>, "map_rows", {grid_of(blocks), dim3(threads)}, stream, op,
+                      layout.rows, layout.n, splits, group);
+}
+
+template <int kWidth, class Op>
+Status launch_map_columns(const Op& op, const RowLayout& layout, cudaStream_t stream) {
   const int64_t inner = layout.columns() ? layout.inner : layout.rows;
-  const int lanes = vectors ? column_lanes(inner, kWidth) : strided_lanes(layout);
+  const int lanes = kWidth > 1 ? column_lanes(inner, kWidth) : strided_lanes(layout);
   // Two rounds of loads per thread are enough to pay for the rows' parameters.
   const int splits = static_cast<int>(ceil_div(layout.n, 2 * kBatch<Op> * (kColumnBlock / lanes)));
-  const int64_t blocks =
-      layout.rows / inner * splits * ceil_div(inner, lanes * (vectors ? kWidth : 1));
-  auto kernel = map_columns<Op, 1>;
-  if constexpr (kColumns) {
-    if (vectors) kernel = map_columns<Op, kWidth>;
+  const int64_t blocks = layout.rows / inner * splits * ceil_div(inner, lanes * kWidth);
+  return launch_early(map_columns<Op, kWidth>, "map_columns", {grid_of(blocks), kColumnBlock},
+                      stream, op, layout.rows, layout.n, inner, splits, lanes);
+}
+
+// make_op(Tag<T>()) is the op for elements of type T. Without kColumns there is no fast path across
+// columns.
+template <bool kColumns = true, class MakeOp>
+Status map(DType dtype, const MakeOp& make_op, const RowLayout& layout, cudaStream_t stream) {
+  if (layout.rows == 0 || layout.n == 0) return {};
+  if (!layout.vectors || (layout.columns() && !kColumns)) {
+    return launch_map_columns<1>(make_op(Tag<Any>()), layout, stream);
   }
-  return launch_early(kernel, "map_columns", {grid_of(blocks), kColumnBlock}, stream, op,
-                      layout.rows, layout.n, inner, splits, lanes);
+  return for_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (kColumns) {
+      if (layout.columns()) {
+        return launch_map_columns<kVecWidth<T>>(make_op(tag), layout, stream);
+      }
+    }
+    return launch_map_rows(make_op(tag), layout, stream);
+  });
 }
 
 // Both at once, a block per row: the second read comes while the row is still in L2, and from its
@@ -224,18 +235,25 @@ inline int fused_threads(int64_t row_bytes) {
   return row_bytes < 112 << 10 ? 512 : 1024;
 }
 
-// reduce(), whose states `map_op` takes from where `reduce_op` leaves them, then map().
-template <class ReduceOp, class MapOp>
-Status reduce_then_map(const ReduceOp& reduce_op, const RowLayout& reduced, void* partial,
-                       const MapOp& map_op, const RowLayout& mapped, cudaStream_t stream) {
+// reduce(), whose states the map's op takes from where the reduction's leaves them, then map().
+template <class MakeReduceOp, class MakeMapOp>
+Status reduce_then_map(DType dtype, const MakeReduceOp& make_reduce_op, const RowLayout& reduced,
+                       void* partial, const MakeMapOp& make_map_op, const RowLayout& mapped,
+                       cudaStream_t stream) {
   if (mapped.vectors && !mapped.columns() && mapped.rows >= kFusedRows) {
-    const int64_t row_bytes = mapped.n * ReduceOp::kInputs * sizeof(typename ReduceOp::Element);
-    return launch_early(reduce_then_map_rows<ReduceOp, MapOp>, "reduce_then_map_rows",
-                        {grid_of(mapped.rows), dim3(fused_threads(row_bytes))}, stream, reduce_op,
-                        map_op, mapped.rows, mapped.n);
+    return for_dtype(dtype, [&](auto tag) {
+      const auto reduce_op = make_reduce_op(tag);
+      const auto map_op = make_map_op(tag);
+      const int64_t row_bytes = mapped.n * reduce_op.kInputs * size_of(dtype);
+      return launch_early(reduce_then_map_rows<std::remove_const_t<decltype(reduce_op)>,
+                                               std::remove_const_t<decltype(map_op)>>,
+                          "reduce_then_map_rows",
+                          {grid_of(mapped.rows), dim3(fused_threads(row_bytes))}, stream, reduce_op,
+                          map_op, mapped.rows, mapped.n);
+    });
   }
-  FK_RETURN_IF_ERROR(reduce(reduce_op, reduced, partial, stream));
-  return map(map_op, mapped, stream);
+  FK_RETURN_IF_ERROR(reduce(dtype, make_reduce_op, reduced, partial, stream));
+  return map(dtype, make_map_op, mapped, stream);
 }
 
 }  // namespace fk::cuda

@@ -21,6 +21,7 @@
 // second kernel: no atomics, so results repeat bit for bit.
 #pragma once
 
+#include "cuda/any_element.cuh"
 #include "cuda/row_walk.cuh"
 
 namespace fk::cuda {
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(512, 2)
   }
 }
 
-// Across rows; with kWidth = 1 they may lie anywhere.
+// Across rows; with kWidth = 1, for which the op's element is Any, they may lie anywhere.
 template <class Op, int kWidth>
 __global__ void __launch_bounds__(kColumnBlock, 2)
     reduce_columns(const __grid_constant__ Op op, int64_t rows, int64_t n, int64_t inner,
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
   const ColumnIndex<kWidth> at(rows, n, inner, splits, lanes);
   if (at.active) {
     State state[kWidth];
-    const T* in[kInputs];
+    typename RowView<const T>::Data in[kInputs];
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
       in[k] = op.in[k].row(at.row) + (at.begin + at.line) * op.in[k].step;
@@ -293,44 +294,60 @@ size_t partial_bytes(const RowLayout& layout, int64_t element_bytes) {
 constexpr int kReduceItems = 32;
 constexpr int kReduceThreads = 128;
 
+template <class Op>
+Status launch_reduce_rows(const Op& op, const RowLayout& layout, int splits, void* partial,
+                          cudaStream_t stream) {
+  const int64_t vectors = ceil_div(layout.n, kVecWidth<typename Op::Element>);
+  const int group = threads_per_row(ceil_div(vectors, splits), layout.rows * splits, kReduceItems,
+                                    kReduceThreads);
+  const int threads = group > kWarpSize ? group : kWarpRowsBlock;
+  const int64_t blocks = ceil_div(layout.rows * splits, group > kWarpSize ? 1 : threads / group);
+  return launch_early(reduce_rows<Op>, "reduce_rows", {grid_of(blocks), dim3(threads)}, stream, op,
+                      layout.rows, layout.n, splits, group,
+                      static_cast<typename Op::State*>(partial));
+}
+
+template <int kWidth, class Op>
+Status launch_reduce_columns(const Op& op, const RowLayout& layout, int splits, void* partial,
+                             cudaStream_t stream) {
+  const int64_t inner = layout.columns() ? layout.inner : layout.rows;
+  const int lanes = kWidth > 1 ? column_lanes(inner, kWidth) : strided_lanes(layout);
+  const int64_t blocks = layout.rows / inner * splits * ceil_div(inner, lanes * kWidth);
+  return launch_early(reduce_columns<Op, kWidth>, "reduce_columns", {grid_of(blocks), kColumnBlock},
+                      stream, op, layout.rows, layout.n, inner, splits, lanes,
+                      static_cast<typename Op::State*>(partial));
+}
+
+// make_op(Tag<T>()) is the op for elements of type T; states have the same size for all types.
 // `partial` has room for partial_bytes<Op::State>(layout, ...). Without kColumns there is no fast
 // path across columns.
-template <class Op, bool kColumns = true>
-Status reduce(const Op& op, const RowLayout& layout, void* partial, cudaStream_t stream) {
-  using T = typename Op::Element;
-  using State = typename Op::State;
-  constexpr int kWidth = kVecWidth<T>;
+template <bool kColumns = true, class MakeOp>
+Status reduce(DType dtype, const MakeOp& make_op, const RowLayout& layout, void* partial,
+              cudaStream_t stream) {
   if (layout.rows == 0) return {};
-  const int splits = reduce_splits(layout, sizeof(T));
-  State* states = static_cast<State*>(partial);
+  const int splits = reduce_splits(layout, size_of(dtype));
+  const auto any_op = make_op(Tag<Any>());
+  using AnyOp = std::remove_const_t<decltype(any_op)>;
 
-  if (layout.vectors && !layout.columns()) {
-    const int64_t items = ceil_div(ceil_div(layout.n, kWidth), splits);
-    const int group = threads_per_row(items, layout.rows * splits, kReduceItems, kReduceThreads);
-    const int threads = group > kWarpSize ? group : kWarpRowsBlock;
-    const int64_t blocks = ceil_div(layout.rows * splits, group > kWarpSize ? 1 : threads / group);
-    FK_RETURN_IF_ERROR(launch_early(reduce_rows<Op>, "reduce_rows",
-                                    {grid_of(blocks), dim3(threads)}, stream, op, layout.rows,
-                                    layout.n, splits, group, states));
+  if (layout.vectors && (kColumns || !layout.columns())) {
+    FK_RETURN_IF_ERROR(for_dtype(dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      if constexpr (kColumns) {
+        if (layout.columns()) {
+          return launch_reduce_columns<kVecWidth<T>>(make_op(tag), layout, splits, partial, stream);
+        }
+      }
+      return launch_reduce_rows(make_op(tag), layout, splits, partial, stream);
+    }));
   } else {
-    const bool vectors = kColumns && layout.vectors;
-    const int64_t inner = layout.columns() ? layout.inner : layout.rows;
-    const int lanes = vectors ? column_lanes(inner, kWidth) : strided_lanes(layout);
-    const int64_t blocks =
-        layout.rows / inner * splits * ceil_div(inner, lanes * (vectors ? kWidth : 1));
-    auto kernel = reduce_columns<Op, 1>;
-    if constexpr (kColumns) {
-      if (vectors) kernel = reduce_columns<Op, kWidth>;
-    }
-    FK_RETURN_IF_ERROR(launch_early(kernel, "reduce_columns", {grid_of(blocks), kColumnBlock},
-                                    stream, op, layout.rows, layout.n, inner, splits, lanes,
-                                    states));
+    FK_RETURN_IF_ERROR(launch_reduce_columns<1>(any_op, layout, splits, partial, stream));
   }
   if (splits == 1) return {};
   const int width = power_of_two_at_least(std::min<int64_t>(32, layout.rows));
-  return launch_early(merge_partials<Op>, "merge_partials",
-                      {grid_of(ceil_div(layout.rows, width)), kMergeBlock}, stream, op, states,
-                      layout.rows, splits, width);
+  return launch_early(merge_partials<AnyOp>, "merge_partials",
+                      {grid_of(ceil_div(layout.rows, width)), kMergeBlock}, stream, any_op,
+                      static_cast<const typename AnyOp::State*>(partial), layout.rows, splits,
+                      width);
 }
 
 }  // namespace fk::cuda

@@ -29,7 +29,8 @@ struct Targets {
   }
 };
 
-template <class T, bool kSmooth>
+// Without kMaySmooth, `smoothing` is 0.
+template <class T, bool kMaySmooth>
 struct LossOp {
   using Element = T;
   struct State {
@@ -51,7 +52,7 @@ struct LossOp {
   __device__ void add(State& state, const float (&x)[kVectors][kWidth],
                       const float (&)[kVectors][kWidth], int valid) const {
     state.lse.add(x);
-    if (kSmooth) {
+    if (kMaySmooth) {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         float total = 0;
@@ -77,7 +78,9 @@ struct LossOp {
       } else {
         // The large terms first: near the maximum they cancel.
         loss = row_shift - (1.f - smoothing) * to_float(in[0].row(row)[target * in[0].step]);
-        if (kSmooth) loss -= smoothing * (state.total / static_cast<float>(columns));
+        if (kMaySmooth && smoothing > 0.f) {
+          loss -= smoothing * (state.total / static_cast<float>(columns));
+        }
         loss += row_log_sum;
       }
     }
@@ -173,26 +176,30 @@ struct LossBwdOp {
   }
 };
 
-template <class T, bool kSmooth>
+template <bool kSmooth>
 Status launch_forward(const CrossEntropyFwd& a, const Exec& exec) {
   const int64_t rows = a.logits.size(0);
   float* row_losses = a.loss ? exec.workspace<float>() : nullptr;
   char* partial = exec.workspace<char>() + WorkspaceParts::rounded(rows * sizeof(float));
   if (row_losses != nullptr || a.losses || a.shift || a.log_sum) {
-    const LossOp<T, kSmooth> op{{rows_view<const T>(a.logits)},
-                                Targets(a.targets),
-                                a.logits.size(1),
-                                a.ignore_index,
-                                static_cast<float>(a.label_smoothing),
-                                row_losses,
-                                a.losses ? a.losses.ptr<float>() : nullptr,
-                                a.shift ? a.shift.ptr<float>() : nullptr,
-                                a.log_sum ? a.log_sum.ptr<float>() : nullptr,
-                                a.losses ? a.losses.stride(0) : 0,
-                                a.shift ? a.shift.stride(0) : 0,
-                                a.log_sum ? a.log_sum.stride(0) : 0};
+    const auto op = [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      constexpr bool kMaySmooth = kSmooth || std::is_same_v<T, Any>;
+      return LossOp<T, kMaySmooth>{{rows_view<const T>(a.logits)},
+                                   Targets(a.targets),
+                                   a.logits.size(1),
+                                   a.ignore_index,
+                                   static_cast<float>(a.label_smoothing),
+                                   row_losses,
+                                   a.losses ? a.losses.ptr<float>() : nullptr,
+                                   a.shift ? a.shift.ptr<float>() : nullptr,
+                                   a.log_sum ? a.log_sum.ptr<float>() : nullptr,
+                                   a.losses ? a.losses.stride(0) : 0,
+                                   a.shift ? a.shift.stride(0) : 0,
+                                   a.log_sum ? a.log_sum.stride(0) : 0};
+    };
     FK_RETURN_IF_ERROR(
-        (reduce<LossOp<T, kSmooth>, false>(op, layout_of({&a.logits}), partial, stream_of(exec))));
+        reduce<false>(a.logits.dtype, op, layout_of({&a.logits}), partial, stream_of(exec)));
   }
   if (!a.loss && !a.count) return {};
   return launch_early(total_loss, "total_loss", {1, kTotalThreads}, stream_of(exec), row_losses,
@@ -210,33 +217,29 @@ size_t workspace(const CrossEntropyFwd& a) {
 }
 
 Status run(const CrossEntropyFwd& a, const Exec& exec) {
-  return for_dtype(a.logits.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    return a.label_smoothing > 0 ? launch_forward<T, true>(a, exec)
-                                 : launch_forward<T, false>(a, exec);
-  });
+  return a.label_smoothing > 0 ? launch_forward<true>(a, exec) : launch_forward<false>(a, exec);
 }
 
 Status run(const CrossEntropyBwd& a, const Exec& exec) {
   if (!a.dlogits) return {};
-  return for_dtype(a.logits.dtype, [&](auto tag) {
+  const auto op = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const LossBwdOp<T> op{{rows_view<const T>(a.logits)},
-                          rows_view<T>(a.dlogits),
-                          Targets(a.targets),
-                          a.shift.ptr<const float>(),
-                          a.log_sum.ptr<const float>(),
-                          a.reduction == kNone ? a.dlosses.ptr<const float>() : nullptr,
-                          a.reduction == kNone ? nullptr : a.dloss.ptr<const float>(),
-                          a.reduction == kMean ? a.count.ptr<const float>() : nullptr,
-                          a.shift.stride(0),
-                          a.log_sum.stride(0),
-                          a.reduction == kNone ? a.dlosses.stride(0) : 0,
-                          a.logits.size(1),
-                          a.ignore_index,
-                          static_cast<float>(a.label_smoothing)};
-    return map<LossBwdOp<T>, false>(op, layout_of({&a.logits, &a.dlogits}), stream_of(exec));
-  });
+    return LossBwdOp<T>{{rows_view<const T>(a.logits)},
+                        rows_view<T>(a.dlogits),
+                        Targets(a.targets),
+                        a.shift.ptr<const float>(),
+                        a.log_sum.ptr<const float>(),
+                        a.reduction == kNone ? a.dlosses.ptr<const float>() : nullptr,
+                        a.reduction == kNone ? nullptr : a.dloss.ptr<const float>(),
+                        a.reduction == kMean ? a.count.ptr<const float>() : nullptr,
+                        a.shift.stride(0),
+                        a.log_sum.stride(0),
+                        a.reduction == kNone ? a.dlosses.stride(0) : 0,
+                        a.logits.size(1),
+                        a.ignore_index,
+                        static_cast<float>(a.label_smoothing)};
+  };
+  return map<false>(a.logits.dtype, op, layout_of({&a.logits, &a.dlogits}), stream_of(exec));
 }
 
 }  // namespace fk::cuda

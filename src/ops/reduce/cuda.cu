@@ -228,11 +228,11 @@ Status run_forward(const Args& args, const Exec& exec) {
   if (!a.y) return {};
   sort_leading_dims({&a.x}, {&a.y});
   const RowLayout layout = layout_of({&a.x});
-  return for_dtype(a.x.dtype, [&](auto tag) {
+  const auto op = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const Op<T> op{{rows_view<const T>(a.x)}, scalars_view<T>(a.y)};
-    return reduce(op, layout, exec.workspace(), stream_of(exec));
-  });
+    return Op<T>{{rows_view<const T>(a.x)}, scalars_view<T>(a.y)};
+  };
+  return reduce(a.x.dtype, op, layout, exec.workspace(), stream_of(exec));
 }
 
 template <class State, class Args>
@@ -259,32 +259,44 @@ Status run(const SumBwd& args, const Exec& exec) {
   if (!a.dx) return {};
   sort_leading_dims({&a.dx}, {&a.dy});
   const RowLayout layout = layout_of({&a.dx});
-  return for_dtype(a.dx.dtype, [&](auto tag) {
+  const auto op = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return map(SumBwdOp<T>{{}, rows_view<T>(a.dx), scalars_view<const T>(a.dy)}, layout,
-               stream_of(exec));
-  });
+    return SumBwdOp<T>{{}, rows_view<T>(a.dx), scalars_view<const T>(a.dy)};
+  };
+  return map(a.dx.dtype, op, layout, stream_of(exec));
 }
 
 Status run(const MaxBwd& args, const Exec& exec) {
   MaxBwd a = args;
   if (!a.dx) return {};
   sort_leading_dims({&a.x, &a.dx}, {&a.y, &a.dy});
-  return for_dtype(a.x.dtype, [&](auto tag) {
+  const RowLayout layout = layout_of({&a.x, &a.dx});
+  if (fits_tile(layout, size_of(a.x.dtype))) {
+    return for_dtype(a.x.dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      const MaxBwdTileOp<T> op{{rows_view<const T>(a.x)},
+                               rows_view<T>(a.dx),
+                               scalars_view<const T>(a.y),
+                               scalars_view<const T>(a.dy)};
+      return map_tiles(op, layout, stream_of(exec));
+    });
+  }
+  const RowLayout read = layout_of({&a.x});
+  float* counts = exec.workspace<float>();
+  char* partial = exec.workspace<char>() + counts_bytes(read.rows);
+  const auto count_op = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const RowView<const T> x = rows_view<const T>(a.x);
-    const RowView<const T> y = scalars_view<const T>(a.y), dy = scalars_view<const T>(a.dy);
-    const RowView<T> dx = rows_view<T>(a.dx);
-    const RowLayout layout = layout_of({&a.x, &a.dx});
-    if (fits_tile(layout, sizeof(T))) {
-      return map_tiles(MaxBwdTileOp<T>{{x}, dx, y, dy}, layout, stream_of(exec));
-    }
-    const RowLayout read = layout_of({&a.x});
-    float* counts = exec.workspace<float>();
-    char* partial = exec.workspace<char>() + counts_bytes(read.rows);
-    return reduce_then_map(CountOp<T>{{x}, y, counts}, read, partial,
-                           MaxBwdOp<T>{{x}, dx, y, dy, counts}, layout, stream_of(exec));
-  });
+    return CountOp<T>{{rows_view<const T>(a.x)}, scalars_view<const T>(a.y), counts};
+  };
+  const auto op = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return MaxBwdOp<T>{{rows_view<const T>(a.x)},
+                       rows_view<T>(a.dx),
+                       scalars_view<const T>(a.y),
+                       scalars_view<const T>(a.dy),
+                       counts};
+  };
+  return reduce_then_map(a.x.dtype, count_op, read, partial, op, layout, stream_of(exec));
 }
 
 }  // namespace fk::cuda

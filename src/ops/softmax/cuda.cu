@@ -272,9 +272,9 @@ Status run_forward(const Args& args, const Exec& exec, bool log) {
   if (!a.y) return {};
   sort_leading_dims({&a.x, &a.y});
   const RowLayout layout = layout_of({&a.x, &a.y});
-  return for_dtype(a.x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if (fits_tile(layout, sizeof(T))) {
+  if (fits_tile(layout, size_of(a.x.dtype))) {
+    return for_dtype(a.x.dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
       const RowView<const T> x = rows_view<const T>(a.x);
       const RowView<T> y = rows_view<T>(a.y);
       const SoftmaxTileOp<T, Which::kEither> any{{x}, y, log};
@@ -282,14 +282,20 @@ Status run_forward(const Args& args, const Exec& exec, bool log) {
       const SoftmaxTileOp<T, Which::kSoftmax> softmax{{x}, y, log};
       return log ? map_tiles(log_softmax, any, layout, stream_of(exec))
                  : map_tiles(softmax, any, layout, stream_of(exec));
-    }
-    auto* stats = exec.workspace<LogSumExp<T>>();
-    char* partial =
-        exec.workspace<char>() + WorkspaceParts::rounded(layout.rows * sizeof(LogSumExp<T>));
-    const StatisticsOp<T> reduction{{rows_view<const T>(a.x)}, stats, {}};
-    const NormaliseOp<T> op{{rows_view<const T>(a.x)}, rows_view<T>(a.y), stats, log};
-    return reduce_then_map(reduction, layout, partial, op, layout, stream_of(exec));
-  });
+    });
+  }
+  char* partial =
+      exec.workspace<char>() + WorkspaceParts::rounded(layout.rows * sizeof(LogSumExp<float>));
+  const auto reduction = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return StatisticsOp<T>{{rows_view<const T>(a.x)}, exec.workspace<LogSumExp<T>>(), {}};
+  };
+  const auto op = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return NormaliseOp<T>{
+        {rows_view<const T>(a.x)}, rows_view<T>(a.y), exec.workspace<LogSumExp<T>>(), log};
+  };
+  return reduce_then_map(a.x.dtype, reduction, layout, partial, op, layout, stream_of(exec));
 }
 
 template <class Args>
@@ -298,23 +304,30 @@ Status run_backward(const Args& args, const Exec& exec, bool log) {
   if (!a.dx) return {};
   sort_leading_dims({&a.y, &a.dy, &a.dx});
   const RowLayout layout = layout_of({&a.y, &a.dy, &a.dx});
-  return for_dtype(a.y.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const RowView<const T> dy = rows_view<const T>(a.dy), y = rows_view<const T>(a.y);
-    if (fits_tile(layout, sizeof(T))) {
+  if (fits_tile(layout, size_of(a.y.dtype))) {
+    return for_dtype(a.y.dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      const RowView<const T> dy = rows_view<const T>(a.dy), y = rows_view<const T>(a.y);
       const RowView<T> dx = rows_view<T>(a.dx);
       const SoftmaxBwdTileOp<T, Which::kEither> any{{dy, y}, dx, log};
       const SoftmaxBwdTileOp<T, Which::kLogSoftmax> log_softmax{{dy, y}, dx, log};
       const SoftmaxBwdTileOp<T, Which::kSoftmax> softmax{{dy, y}, dx, log};
       return log ? map_tiles(log_softmax, any, layout, stream_of(exec))
                  : map_tiles(softmax, any, layout, stream_of(exec));
-    }
-    float* sums = exec.workspace<float>();
-    char* partial = exec.workspace<char>() + WorkspaceParts::rounded(layout.rows * sizeof(float));
-    const SoftmaxBwdOp<T> op{{dy, y}, rows_view<T>(a.dx), sums, log};
-    return reduce_then_map(DotOp<T>{{dy, y}, sums, log}, layout, partial, op, layout,
-                           stream_of(exec));
-  });
+    });
+  }
+  float* sums = exec.workspace<float>();
+  char* partial = exec.workspace<char>() + WorkspaceParts::rounded(layout.rows * sizeof(float));
+  const auto reduction = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return DotOp<T>{{rows_view<const T>(a.dy), rows_view<const T>(a.y)}, sums, log};
+  };
+  const auto op = [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return SoftmaxBwdOp<T>{
+        {rows_view<const T>(a.dy), rows_view<const T>(a.y)}, rows_view<T>(a.dx), sums, log};
+  };
+  return reduce_then_map(a.y.dtype, reduction, layout, partial, op, layout, stream_of(exec));
 }
 
 template <class Args>
@@ -352,11 +365,11 @@ Status run(const LogSumExpFwd& args, const Exec& exec) {
   if (!a.lse) return {};
   sort_leading_dims({&a.x}, {&a.lse});
   const RowLayout layout = layout_of({&a.x});
-  return for_dtype(a.x.dtype, [&](auto tag) {
+  const auto op = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const StatisticsOp<T> op{{rows_view<const T>(a.x)}, nullptr, scalars_view<float>(a.lse)};
-    return reduce(op, layout, exec.workspace(), stream_of(exec));
-  });
+    return StatisticsOp<T>{{rows_view<const T>(a.x)}, nullptr, scalars_view<float>(a.lse)};
+  };
+  return reduce(a.x.dtype, op, layout, exec.workspace(), stream_of(exec));
 }
 
 Status run(const LogSumExpBwd& args, const Exec& exec) {
@@ -364,14 +377,14 @@ Status run(const LogSumExpBwd& args, const Exec& exec) {
   if (!a.dx) return {};
   sort_leading_dims({&a.x, &a.dx}, {&a.lse, &a.dlse});
   const RowLayout layout = layout_of({&a.x, &a.dx});
-  return for_dtype(a.x.dtype, [&](auto tag) {
+  const auto op = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const LogSumExpBwdOp<T> op{{rows_view<const T>(a.x)},
-                               rows_view<T>(a.dx),
-                               scalars_view<const float>(a.lse),
-                               scalars_view<const float>(a.dlse)};
-    return map(op, layout, stream_of(exec));
-  });
+    return LogSumExpBwdOp<T>{{rows_view<const T>(a.x)},
+                             rows_view<T>(a.dx),
+                             scalars_view<const float>(a.lse),
+                             scalars_view<const float>(a.dlse)};
+  };
+  return map(a.x.dtype, op, layout, stream_of(exec));
 }
 
 }  // namespace fk::cuda

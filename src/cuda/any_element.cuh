@@ -1,0 +1,85 @@
+// Elements whose type (float, __half or __nv_bfloat16) is known at run time only: for kernels that
+// serve what is rare, where one instance for all types will do.
+#pragma once
+
+#include "cuda/convert.cuh"
+#include "cuda/row_layout.h"
+
+namespace fk::cuda {
+
+struct Any {
+  uint32_t bits;
+  DType type;
+
+  Any() = default;
+  __device__ __forceinline__ explicit Any(float x) : type(DType::kFloat32) {
+    memcpy(&bits, &x, sizeof(bits));
+  }
+  __device__ __forceinline__ operator float() const {
+    if (type == DType::kFloat32) return __uint_as_float(bits);
+    if (type == DType::kBFloat16) return __uint_as_float(bits << 16);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+};
+
+// One of them in memory.
+struct AnyPlace {
+  char* data;
+  DType type;
+
+  // Converted after all loads of a batch are on their way, so that none waits for another.
+  __device__ __forceinline__ Any load() const {
+    Any x;
+    x.type = type;
+    if (type == DType::kFloat32) {
+      asm volatile("ld.global.b32 %0, [%1];" : "=r"(x.bits) : "l"(data));
+    } else {
+      uint16_t half;
+      asm volatile("ld.global.b16 %0, [%1];" : "=h"(half) : "l"(data));
+      x.bits = half;
+    }
+    return x;
+  }
+  __device__ __forceinline__ operator float() const { return load(); }
+  __device__ __forceinline__ void operator=(Any x) const {
+    if (type == DType::kFloat32) {
+      __stcs(reinterpret_cast<float*>(data), static_cast<float>(x));
+    } else {
+      const auto bits = type == DType::kBFloat16
+                            ? __bfloat16_as_ushort(from_float<__nv_bfloat16>(x))
+                            : __half_as_ushort(from_float<__half>(x));
+      __stcs(reinterpret_cast<unsigned short*>(data), bits);
+    }
+  }
+};
+
+struct AnyPointer {
+  char* data = nullptr;
+  DType type = DType::kFloat32;
+
+  __device__ __forceinline__ AnyPointer operator+(int64_t elements) const {
+    return {data + elements * (type == DType::kFloat32 ? 4 : 2), type};
+  }
+  __device__ __forceinline__ void operator+=(int64_t elements) { *this = *this + elements; }
+  __device__ __forceinline__ AnyPlace operator*() const { return {data, type}; }
+  __device__ __forceinline__ AnyPlace operator[](int64_t i) const { return *(*this + i); }
+};
+
+template <>
+struct Pointer<Any> {
+  using type = AnyPointer;
+  static type to(const Tensor& t) { return {static_cast<char*>(t.data), t.dtype}; }
+};
+template <>
+struct Pointer<const Any> : Pointer<Any> {};
+
+template <int N>
+__device__ __forceinline__ Vec<Any, N> load_in_order(const AnyPointer& p) {
+  static_assert(N == 1);
+  return {{(*p).load()}};
+}
+__device__ __forceinline__ void store_streaming(const AnyPointer& p, const Vec<Any, 1>& v) {
+  *p = v.data[0];
+}
+
+}  // namespace fk::cuda
