@@ -78,22 +78,22 @@ struct Tile {
   static constexpr int kWidth = kVecWidth<T>;
   using Vector = Vec<T, kWidth>;
   int n, group;
-  int first;  // index in the row of this thread's first element; may be negative
-  bool vectors;
+  int first;        // index in the row of this thread's first element; may be negative
+  int vectors_end;  // behind the last element that may be part of a whole vector
 
   __device__ __forceinline__ Tile(const TileShape& shape, const T* row)
       : n(shape.n),
         group(blockDim.x),
         first(threadIdx.x * kWidth),
-        vectors(!kRagged || shape.vectors) {
-    if (kRagged && vectors) {
+        vectors_end(!kRagged || shape.vectors ? shape.n : 0) {
+    if (kRagged && shape.vectors) {
       first -= static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T)) & (kWidth - 1);
     }
   }
 
   __device__ __forceinline__ int begin(int j) const { return first + j * group * kWidth; }
   __device__ __forceinline__ bool whole(int j) const {
-    if constexpr (kRagged) return vectors && begin(j) >= 0 && begin(j) + kWidth <= n;
+    if constexpr (kRagged) return begin(j) >= 0 && begin(j) + kWidth <= vectors_end;
     return begin(j) < n;
   }
 
@@ -120,10 +120,11 @@ struct Tile {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         if (whole(j)) continue;
+        const T* from = row + begin(j) * step;
 #pragma unroll
-        for (int e = 0; e < kWidth; ++e) {
+        for (int e = 0; e < kWidth; ++e, from += step) {
           const int i = begin(j) + e;
-          if (i >= 0 && i < n) v[j].data[e] = row[i * step];
+          if (i >= 0 && i < n) v[j].data[e] = *from;
         }
       }
     }
@@ -135,10 +136,11 @@ struct Tile {
     if (whole(j)) {
       cuda::store(row + begin(j), packed);
     } else if constexpr (kRagged) {
+      T* to = row + begin(j) * step;
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) {
+      for (int e = 0; e < kWidth; ++e, to += step) {
         const int i = begin(j) + e;
-        if (i >= 0 && i < n) row[i * step] = packed.data[e];
+        if (i >= 0 && i < n) *to = packed.data[e];
       }
     }
   }
