@@ -266,20 +266,18 @@ size_t two_pass_bytes(RowLayout layout, int64_t element_bytes) {
   return WorkspaceParts::rounded(layout.rows * sizeof(State)) + partial;
 }
 
-template <class Args>
-Status run_forward(const Args& args, const Exec& exec, bool log) {
-  Args a = args;
-  if (!a.y) return {};
-  sort_leading_dims({&a.x, &a.y});
-  const RowLayout layout = layout_of({&a.x, &a.y});
-  if (fits_tile(layout, size_of(a.x.dtype))) {
-    return for_dtype(a.x.dtype, [&](auto tag) {
+Status run_forward(Tensor x, Tensor y, const Exec& exec, bool log) {
+  if (!y) return {};
+  sort_leading_dims({&x, &y});
+  const RowLayout layout = layout_of({&x, &y});
+  if (fits_tile(layout, size_of(x.dtype))) {
+    return for_dtype(x.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
-      const RowView<const T> x = rows_view<const T>(a.x);
-      const RowView<T> y = rows_view<T>(a.y);
-      const SoftmaxTileOp<T, Which::kEither> any{{x}, y, log};
-      const SoftmaxTileOp<T, Which::kLogSoftmax> log_softmax{{x}, y, log};
-      const SoftmaxTileOp<T, Which::kSoftmax> softmax{{x}, y, log};
+      const RowView<const T> in = rows_view<const T>(x);
+      const RowView<T> out = rows_view<T>(y);
+      const SoftmaxTileOp<T, Which::kEither> any{{in}, out, log};
+      const SoftmaxTileOp<T, Which::kLogSoftmax> log_softmax{{in}, out, log};
+      const SoftmaxTileOp<T, Which::kSoftmax> softmax{{in}, out, log};
       return log ? map_tiles(log_softmax, any, layout, stream_of(exec))
                  : map_tiles(softmax, any, layout, stream_of(exec));
     });
@@ -288,30 +286,28 @@ Status run_forward(const Args& args, const Exec& exec, bool log) {
       exec.workspace<char>() + WorkspaceParts::rounded(layout.rows * sizeof(LogSumExp<float>));
   const auto reduction = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return StatisticsOp<T>{{rows_view<const T>(a.x)}, exec.workspace<LogSumExp<T>>(), {}};
+    return StatisticsOp<T>{{rows_view<const T>(x)}, exec.workspace<LogSumExp<T>>(), {}};
   };
   const auto op = [&](auto tag) {
     using T = typename decltype(tag)::type;
     return NormaliseOp<T>{
-        {rows_view<const T>(a.x)}, rows_view<T>(a.y), exec.workspace<LogSumExp<T>>(), log};
+        {rows_view<const T>(x)}, rows_view<T>(y), exec.workspace<LogSumExp<T>>(), log};
   };
-  return reduce_then_map(a.x.dtype, reduction, layout, partial, op, layout, stream_of(exec));
+  return reduce_then_map(x.dtype, reduction, layout, partial, op, layout, stream_of(exec));
 }
 
-template <class Args>
-Status run_backward(const Args& args, const Exec& exec, bool log) {
-  Args a = args;
-  if (!a.dx) return {};
-  sort_leading_dims({&a.y, &a.dy, &a.dx});
-  const RowLayout layout = layout_of({&a.y, &a.dy, &a.dx});
-  if (fits_tile(layout, size_of(a.y.dtype))) {
-    return for_dtype(a.y.dtype, [&](auto tag) {
+Status run_backward(Tensor y, Tensor dy, Tensor dx, const Exec& exec, bool log) {
+  if (!dx) return {};
+  sort_leading_dims({&y, &dy, &dx});
+  const RowLayout layout = layout_of({&y, &dy, &dx});
+  if (fits_tile(layout, size_of(y.dtype))) {
+    return for_dtype(y.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
-      const RowView<const T> dy = rows_view<const T>(a.dy), y = rows_view<const T>(a.y);
-      const RowView<T> dx = rows_view<T>(a.dx);
-      const SoftmaxBwdTileOp<T, Which::kEither> any{{dy, y}, dx, log};
-      const SoftmaxBwdTileOp<T, Which::kLogSoftmax> log_softmax{{dy, y}, dx, log};
-      const SoftmaxBwdTileOp<T, Which::kSoftmax> softmax{{dy, y}, dx, log};
+      const RowView<const T> first = rows_view<const T>(dy), second = rows_view<const T>(y);
+      const RowView<T> out = rows_view<T>(dx);
+      const SoftmaxBwdTileOp<T, Which::kEither> any{{first, second}, out, log};
+      const SoftmaxBwdTileOp<T, Which::kLogSoftmax> log_softmax{{first, second}, out, log};
+      const SoftmaxBwdTileOp<T, Which::kSoftmax> softmax{{first, second}, out, log};
       return log ? map_tiles(log_softmax, any, layout, stream_of(exec))
                  : map_tiles(softmax, any, layout, stream_of(exec));
     });
@@ -320,34 +316,32 @@ Status run_backward(const Args& args, const Exec& exec, bool log) {
   char* partial = exec.workspace<char>() + WorkspaceParts::rounded(layout.rows * sizeof(float));
   const auto reduction = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return DotOp<T>{{rows_view<const T>(a.dy), rows_view<const T>(a.y)}, sums, log};
+    return DotOp<T>{{rows_view<const T>(dy), rows_view<const T>(y)}, sums, log};
   };
   const auto op = [&](auto tag) {
     using T = typename decltype(tag)::type;
     return SoftmaxBwdOp<T>{
-        {rows_view<const T>(a.dy), rows_view<const T>(a.y)}, rows_view<T>(a.dx), sums, log};
+        {rows_view<const T>(dy), rows_view<const T>(y)}, rows_view<T>(dx), sums, log};
   };
-  return reduce_then_map(a.y.dtype, reduction, layout, partial, op, layout, stream_of(exec));
+  return reduce_then_map(y.dtype, reduction, layout, partial, op, layout, stream_of(exec));
 }
 
-template <class Args>
-size_t forward_workspace(Args a) {
-  sort_leading_dims({&a.x});
-  return two_pass_bytes<LogSumExp<float>>(layout_of({&a.x}), size_of(a.x.dtype));
+size_t forward_workspace(Tensor x) {
+  sort_leading_dims({&x});
+  return two_pass_bytes<LogSumExp<float>>(layout_of({&x}), size_of(x.dtype));
 }
 
-template <class Args>
-size_t backward_workspace(Args a) {
-  sort_leading_dims({&a.y, &a.dy});
-  return two_pass_bytes<DotOp<float>::State>(layout_of({&a.y, &a.dy}), size_of(a.y.dtype));
+size_t backward_workspace(Tensor y, Tensor dy) {
+  sort_leading_dims({&y, &dy});
+  return two_pass_bytes<DotOp<float>::State>(layout_of({&y, &dy}), size_of(y.dtype));
 }
 
 }  // namespace
 
-size_t workspace(const SoftmaxFwd& a) { return forward_workspace(a); }
-size_t workspace(const LogSoftmaxFwd& a) { return forward_workspace(a); }
-size_t workspace(const SoftmaxBwd& a) { return backward_workspace(a); }
-size_t workspace(const LogSoftmaxBwd& a) { return backward_workspace(a); }
+size_t workspace(const SoftmaxFwd& a) { return forward_workspace(a.x); }
+size_t workspace(const LogSoftmaxFwd& a) { return forward_workspace(a.x); }
+size_t workspace(const SoftmaxBwd& a) { return backward_workspace(a.y, a.dy); }
+size_t workspace(const LogSoftmaxBwd& a) { return backward_workspace(a.y, a.dy); }
 
 size_t workspace(const LogSumExpFwd& args) {
   LogSumExpFwd a = args;
@@ -355,10 +349,14 @@ size_t workspace(const LogSumExpFwd& args) {
   return partial_bytes<LogSumExp<float>>(layout_of({&a.x}), size_of(a.x.dtype));
 }
 
-Status run(const SoftmaxFwd& a, const Exec& exec) { return run_forward(a, exec, false); }
-Status run(const LogSoftmaxFwd& a, const Exec& exec) { return run_forward(a, exec, true); }
-Status run(const SoftmaxBwd& a, const Exec& exec) { return run_backward(a, exec, false); }
-Status run(const LogSoftmaxBwd& a, const Exec& exec) { return run_backward(a, exec, true); }
+Status run(const SoftmaxFwd& a, const Exec& exec) { return run_forward(a.x, a.y, exec, false); }
+Status run(const LogSoftmaxFwd& a, const Exec& exec) { return run_forward(a.x, a.y, exec, true); }
+Status run(const SoftmaxBwd& a, const Exec& exec) {
+  return run_backward(a.y, a.dy, a.dx, exec, false);
+}
+Status run(const LogSoftmaxBwd& a, const Exec& exec) {
+  return run_backward(a.y, a.dy, a.dx, exec, true);
+}
 
 Status run(const LogSumExpFwd& args, const Exec& exec) {
   LogSumExpFwd a = args;
