@@ -14,25 +14,6 @@ struct Finish {
   Result gradient;
 };
 
-// Eight columns of a row, whose columns are given by value(c).
-template <class Value>
-__device__ __forceinline__ void finish_piece(const Finish& p, int64_t b, int64_t row, int head,
-                                             int first, const Value& value) {
-  const Rows& rows = p.rows;
-  float values[8];
-  if (rows.rotation.pairs == 0) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) values[e] = value(first + e);
-  } else {
-    const int64_t position = rows.position(row);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      values[e] = first + e < rows.columns ? rows.rotated(first + e, position, -1.f, value) : 0.f;
-    }
-  }
-  p.gradient.store_eight(p.gradient.at(b, row, head), first, values);
-}
-
 template <class T>
 __global__ void __launch_bounds__(kPassThreads) finish_rows(const __grid_constant__ Finish p) {
   wait_for_earlier_kernels();
@@ -45,15 +26,14 @@ __global__ void __launch_bounds__(kPassThreads) finish_rows(const __grid_constan
   if (b >= rows.batch) return;
   const int first = static_cast<int>(piece) * 8;
   const T* sums = static_cast<const T*>(p.sums) + place * p.columns;
-  if constexpr (sizeof(T) == 2) {
-    if (rows.pieces) {
-      float values[8];
-      rows.rotate_piece(sums, first, row, -1.f, values);
-      p.gradient.store_eight(p.gradient.at(b, row, head), first, values);
-      return;
-    }
+  float values[8];
+  if (sizeof(T) == 2 && rows.pieces) {
+    if constexpr (sizeof(T) == 2) rows.rotate_piece(sums, first, row, -1.f, values);
+  } else {
+    rows.rotate_columns(
+        first, row, -1.f, [&](int c) { return to_float(sums[c]); }, values);
   }
-  finish_piece(p, b, row, static_cast<int>(head), first, [&](int c) { return to_float(sums[c]); });
+  p.gradient.store_eight(p.gradient.at(b, row, head), first, values);
 }
 
 // Sums in patches (cuda_tiles.cuh): one thread takes two rows, 8 apart, of a patch.
@@ -104,15 +84,18 @@ __global__ void __launch_bounds__(kPassThreads) finish_patches(const __grid_cons
     }
     return;
   }
-#pragma unroll
+#pragma unroll 1
   for (int r = 0; r < 2; ++r) {
-    if (row + in_patch + r * 8 < end) {
-      finish_piece(
-          p, b, row + in_patch + r * 8, static_cast<int>(head), static_cast<int>(piece) * 8,
-          [&](int c) {
-            return sums[c / 8 * 128 + c % 8 / 2 * kPatchLane + (r * 2 + c % 2) * kPatchElement];
-          });
-    }
+    const int64_t at = row + in_patch + r * 8;
+    if (at >= end) return;
+    float values[8];
+    rows.rotate_columns(
+        static_cast<int>(piece) * 8, at, -1.f,
+        [&](int c) {
+          return sums[c / 8 * 128 + c % 8 / 2 * kPatchLane + (r * 2 + c % 2) * kPatchElement];
+        },
+        values);
+    p.gradient.store_eight(p.gradient.at(b, at, head), static_cast<int>(piece) * 8, values);
   }
 }
 

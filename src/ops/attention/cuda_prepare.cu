@@ -76,14 +76,8 @@ __device__ __forceinline__ void load_piece(const Prepare& p, int64_t b, int64_t 
   } else if (sizeof(T) == 2 && rows.pieces) {
     if constexpr (sizeof(T) == 2) rows.rotate_piece(x, first, row, 1.f, values);
   } else {
-    const int64_t position = rows.rotation.pairs > 0 ? rows.position(row) : 0;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      values[e] = first + e < rows.columns
-                      ? rows.rotated(first + e, position, 1.f,
-                                     [&](int c) { return to_float(x[c * p.x.column]); })
-                      : 0.f;
-    }
+    rows.rotate_columns(
+        first, row, 1.f, [&](int c) { return to_float(x[c * p.x.column]); }, values);
   }
   if constexpr (sizeof(T) == 1) {
     const float scale = p.scale(b, row, head);
@@ -257,7 +251,7 @@ __global__ void __launch_bounds__(kPassThreads, kVectors ? 4 : 2)
 
 // Again, those heads that do not take the usual scale.
 template <class T, Form kForm>
-__global__ void __launch_bounds__(kPassThreads)
+__global__ void __launch_bounds__(kPassThreads, 4)
     prepare_again(const __grid_constant__ Preparations all) {
   extern __shared__ uint32_t maxima[];  // of key heads
   wait_for_earlier_kernels();

@@ -52,8 +52,8 @@ struct Rows {
   __device__ __forceinline__ float rotated(int c, int64_t position, float direction,
                                            const Value& value) const {
     if (c >= 2 * rotation.pairs) return value(c);
-    const int pair = rotation.interleaved ? c / 2 : c % rotation.pairs;
     const bool second = rotation.interleaved ? c % 2 : c >= rotation.pairs;
+    const int pair = rotation.interleaved ? c / 2 : second ? c - rotation.pairs : c;
     const int other = rotation.interleaved ? c ^ 1 : second ? pair : pair + rotation.pairs;
     const float cosine = load_parameter(
         rotation.cos, position * rotation.cos_strides[0] + pair * rotation.cos_strides[1],
@@ -63,7 +63,25 @@ struct Rows {
         rotation.sin_dtype);
     return value(c) * cosine + (second ? direction : -direction) * value(other) * sine;
   }
-  // The same for 8 columns from `first` on of a row at x, where `pieces`.
+  // The same for 8 columns from `first` on; 0 where there are none.
+  template <class Value>
+  __device__ __forceinline__ void rotate_columns(int first, int64_t row, float direction,
+                                                 const Value& value, float (&values)[8]) const {
+    if (rotation.pairs == 0) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) values[e] = first + e < columns ? value(first + e) : 0.f;
+      return;
+    }
+    const int64_t at = position(row);
+#pragma unroll 1  // much code
+    for (int e = 0; e < 8; ++e) {
+      const float x = first + e < columns ? rotated(first + e, at, direction, value) : 0.f;
+      // Whatever e is, the values are in registers.
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = i == e ? x : values[i];
+    }
+  }
+  // The same for a row at x, where `pieces`.
   template <class T>
   __device__ __forceinline__ void rotate_piece(const T* x, int first, int64_t row, float direction,
                                                float (&values)[8]) const {
