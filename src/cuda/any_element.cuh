@@ -41,13 +41,16 @@ struct AnyPlace {
     return x;
   }
   __device__ __forceinline__ operator float() const { return load(); }
+  __device__ __forceinline__ void operator=(const AnyPlace& x) const { *this = x.load(); }
   __device__ __forceinline__ void operator=(Any x) const {
     if (type == DType::kFloat32) {
       __stcs(reinterpret_cast<float*>(data), static_cast<float>(x));
     } else {
-      const auto bits = type == DType::kBFloat16
-                            ? __bfloat16_as_ushort(from_float<__nv_bfloat16>(x))
-                            : __half_as_ushort(from_float<__half>(x));
+      auto bits = static_cast<unsigned short>(x.bits);
+      if (x.type != type) {
+        bits = type == DType::kBFloat16 ? __bfloat16_as_ushort(from_float<__nv_bfloat16>(x))
+                                        : __half_as_ushort(from_float<__half>(x));
+      }
       __stcs(reinterpret_cast<unsigned short*>(data), bits);
     }
   }
@@ -68,7 +71,7 @@ struct AnyPointer {
 template <>
 struct Pointer<Any> {
   using type = AnyPointer;
-  static type to(const Tensor& t) { return {static_cast<char*>(t.data), t.dtype}; }
+  FK_HOST_DEVICE static type to(void* data, DType type) { return {static_cast<char*>(data), type}; }
 };
 template <>
 struct Pointer<const Any> : Pointer<Any> {};

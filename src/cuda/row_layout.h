@@ -45,7 +45,7 @@ Status for_dtype(DType dtype, const Body& body) {
 template <class T>
 struct Pointer {
   using type = T*;
-  static type to(const Tensor& t) { return static_cast<T*>(t.data); }
+  FK_HOST_DEVICE static type to(void* data, DType) { return static_cast<T*>(data); }
 };
 
 // A [..., N] tensor, or with step 0 a [...] one, as kernels see it.
@@ -63,14 +63,14 @@ struct RowView {
 
 template <class T>
 RowView<T> rows_view(const Tensor& t) {
-  return {Pointer<T>::to(t), rows_of(t), t.stride(-1)};
+  return {Pointer<T>::to(t.data, t.dtype), rows_of(t), t.stride(-1)};
 }
 
 // One value per row.
 template <class T>
 RowView<T> scalars_view(const Tensor& t) {
   if (!t) return {};
-  return {Pointer<T>::to(t), rows_of(t, 0), 0};
+  return {Pointer<T>::to(t.data, t.dtype), rows_of(t, 0), 0};
 }
 
 // Puts the leading dims of all tensors into the order in which they lie in the first one, slowest

@@ -326,8 +326,6 @@ Status reduce(DType dtype, const MakeOp& make_op, const RowLayout& layout, void*
               cudaStream_t stream) {
   if (layout.rows == 0) return {};
   const int splits = reduce_splits(layout, size_of(dtype));
-  const auto any_op = make_op(Tag<Any>());
-  using AnyOp = std::remove_const_t<decltype(any_op)>;
 
   if (layout.vectors && (kColumns || !layout.columns())) {
     FK_RETURN_IF_ERROR(for_dtype(dtype, [&](auto tag) {
@@ -340,14 +338,16 @@ Status reduce(DType dtype, const MakeOp& make_op, const RowLayout& layout, void*
       return launch_reduce_rows(make_op(tag), layout, splits, partial, stream);
     }));
   } else {
-    FK_RETURN_IF_ERROR(launch_reduce_columns<1>(any_op, layout, splits, partial, stream));
+    FK_RETURN_IF_ERROR(
+        launch_reduce_columns<1>(make_op(Tag<Any>()), layout, splits, partial, stream));
   }
   if (splits == 1) return {};
+  using AnyOp = decltype(make_op(Tag<Any>()));
   const int width = power_of_two_at_least(std::min<int64_t>(32, layout.rows));
   return launch_early(merge_partials<AnyOp>, "merge_partials",
-                      {grid_of(ceil_div(layout.rows, width)), kMergeBlock}, stream, any_op,
-                      static_cast<const typename AnyOp::State*>(partial), layout.rows, splits,
-                      width);
+                      {grid_of(ceil_div(layout.rows, width)), kMergeBlock}, stream,
+                      make_op(Tag<Any>()), static_cast<const typename AnyOp::State*>(partial),
+                      layout.rows, splits, width);
 }
 
 }  // namespace fk::cuda

@@ -11,6 +11,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "cuda/any_element.cuh"
 #include "cuda/row_walk.cuh"
 #include "ops/merge_attention_states/merge_attention_states.h"
 #include "ops/merge_attention_states/places.h"
@@ -29,38 +30,44 @@ constexpr int kParts = 4;  // whose loads are in flight together
 
 struct MergeArgs {
   Places places;
+  DType dtype;
   int lanes = 1;  // of a group: a power of two, at most 32
   // Forward: rows is out. Backward: rows is dout, and lse is dlse.
   void* rows = nullptr;
   float* lse = nullptr;
-  const void* outs = nullptr;
+  void* outs = nullptr;
   const float* lses = nullptr;
   void* douts = nullptr;
   float* dlses = nullptr;
   Strides rows_at, lse_at, outs_at, lses_at, douts_at, dlses_at;
 
-  explicit MergeArgs(const Tensor& all_outs) : places(all_outs) {}
+  explicit MergeArgs(const Tensor& all_outs) : places(all_outs), dtype(all_outs.dtype) {}
+
+  template <class T>
+  __device__ __forceinline__ typename Pointer<T>::type pointer(void* data) const {
+    return Pointer<T>::to(data, dtype);
+  }
 };
 
-// kWidth neighbouring columns (or one, at any stride).
+// kWidth neighbouring columns; one of Any, at any stride.
 template <int kWidth, class T>
-__device__ __forceinline__ Vec<T, kWidth> load_columns(const T* row, int64_t stride,
-                                                       int64_t column) {
-  if constexpr (kWidth == 1) {
-    return {row[column * stride]};
-  } else {
-    return load<kWidth>(row + column);
-  }
+__device__ __forceinline__ Vec<T, kWidth> load_columns(const T* row, int64_t, int64_t column) {
+  return load<kWidth>(row + column);
+}
+template <int kWidth>
+__device__ __forceinline__ Vec<Any, kWidth> load_columns(const AnyPointer& row, int64_t stride,
+                                                         int64_t column) {
+  return load_in_order<kWidth>(row + column * stride);
 }
 
 template <int kWidth, class T>
-__device__ __forceinline__ void store_columns(T* row, int64_t stride, int64_t column,
+__device__ __forceinline__ void store_columns(T* row, int64_t, int64_t column,
                                               const float (&in)[kWidth]) {
-  if constexpr (kWidth == 1) {
-    row[column * stride] = from_float<T>(in[0]);
-  } else {
-    store(row + column, pack<T, kWidth>(in));
-  }
+  store(row + column, pack<T, kWidth>(in));
+}
+__device__ __forceinline__ void store_columns(const AnyPointer& row, int64_t stride, int64_t column,
+                                              const float (&in)[1]) {
+  row[column * stride] = Any(in[0]);
 }
 
 // sum(exp(lse)) over the parts seen so far, as sum * exp(shift); the shift stays finite, so that no
@@ -106,8 +113,8 @@ __global__ void __launch_bounds__(kThreads, 2) merge(const __grid_constant__ Mer
   if (index >= a.places.count()) return;
   const Place place(a.places, index);
   const float* lses = a.lses + place.offset(a.lses_at);
-  const T* outs = static_cast<const T*>(a.outs) + place.offset(a.outs_at);
-  T* out = static_cast<T*>(a.rows) + place.offset(a.rows_at);
+  const auto outs = a.pointer<const T>(a.outs) + place.offset(a.outs_at);
+  const auto out = a.pointer<T>(a.rows) + place.offset(a.rows_at);
   const int64_t columns = a.rows == nullptr ? 0 : a.places.columns;
   // Once at least: lse is wanted of places without columns too.
   for (int64_t c = int64_t{lane} * kWidth; c < columns || c == lane * kWidth;
@@ -161,9 +168,9 @@ __global__ void __launch_bounds__(kThreads, 2) differentiate(const __grid_consta
   const Place place(a.places, active ? index : a.places.count() - 1);
   const int64_t parts = a.places.parts;
   const float* lses = a.lses + place.offset(a.lses_at);
-  const T* dout = static_cast<const T*>(a.rows) + place.offset(a.rows_at);
-  const T* outs = static_cast<const T*>(a.outs) + place.offset(a.outs_at);
-  T* douts = static_cast<T*>(a.douts) + place.offset(a.douts_at);
+  const auto dout = a.pointer<const T>(a.rows) + place.offset(a.rows_at);
+  const auto outs = a.pointer<const T>(a.outs) + place.offset(a.outs_at);
+  const auto douts = a.pointer<T>(a.douts) + place.offset(a.douts_at);
   float* dlses = a.dlses + place.offset(a.dlses_at);
   float delta = a.lse == nullptr ? 0.f : -a.lse[place.offset(a.lse_at)];
   Total total;
@@ -266,11 +273,11 @@ Status run(const MergeAttentionStatesFwd& a, const Exec& exec) {
   m.outs_at = row_strides(a.outs, true);
   m.lses_at = lse_strides(a.lses, true);
   const bool vectors = in_vectors(a.outs) && in_vectors(a.out);
+  if (!vectors) return launch(merge<Any, 1>, "merge", m, 1, exec);
   return for_dtype(a.outs.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr int kWidth = kVecWidth<T>;
-    if (vectors) return launch(merge<T, kWidth>, "merge", m, kWidth, exec);
-    return launch(merge<T, 1>, "merge", m, 1, exec);
+    return launch(merge<T, kWidth>, "merge", m, kWidth, exec);
   });
 }
 
@@ -290,11 +297,11 @@ Status run(const MergeAttentionStatesBwd& a, const Exec& exec) {
   m.douts_at = row_strides(a.douts, true);
   m.dlses_at = lse_strides(a.dlses, true);
   const bool vectors = in_vectors(a.dout) && in_vectors(a.outs) && in_vectors(a.douts);
+  if (!vectors) return launch(differentiate<Any, 1>, "differentiate", m, 1, exec);
   return for_dtype(a.outs.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr int kWidth = kVecWidth<T>;
-    if (vectors) return launch(differentiate<T, kWidth>, "differentiate", m, kWidth, exec);
-    return launch(differentiate<T, 1>, "differentiate", m, 1, exec);
+    return launch(differentiate<T, kWidth>, "differentiate", m, kWidth, exec);
   });
 }
 

@@ -6,6 +6,7 @@
 // loads its cosines and sines once, and applies them to kHeads heads, whose loads are all in flight
 // before the first is used. Anything else goes one pair per thread. In place is safe: both members
 // of a pair are read and written by one thread.
+#include "cuda/any_element.cuh"
 #include "cuda/row_walk.cuh"
 #include "ops/rope/rope.h"
 
@@ -16,10 +17,8 @@ constexpr int kHeads = 4;
 constexpr int kRotateThreads = 256;
 
 struct RopeArgs {
-  const void* x;
-  void* y;
-  const void *cos, *sin;
-  DType cos_dtype, sin_dtype;
+  void *x, *y, *cos, *sin;
+  DType dtype, cos_dtype, sin_dtype;
   const void* positions;  // NULL: a token's index
   bool wide_positions;    // int64, not int32
   bool interleaved;
@@ -133,18 +132,6 @@ __global__ void __launch_bounds__(kRotateThreads, 2)
   }
 }
 
-__device__ __forceinline__ float table_entry(const void* table, DType dtype, int64_t at) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return to_float(static_cast<const __half*>(table)[at]);
-    case DType::kBFloat16:
-      return to_float(static_cast<const __nv_bfloat16*>(table)[at]);
-    default:
-      return static_cast<const float*>(table)[at];
-  }
-}
-
-template <class T>
 __global__ void __launch_bounds__(kRotateThreads) rotate_any(const __grid_constant__ RopeArgs a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
@@ -156,9 +143,10 @@ __global__ void __launch_bounds__(kRotateThreads) rotate_any(const __grid_consta
   const int64_t token = index / per_head / a.heads;
   const int64_t b = token / a.tokens;
   const int64_t l = token - b * a.tokens;
-  const T* x =
-      static_cast<const T*>(a.x) + b * a.x_strides[0] + l * a.x_strides[1] + head * a.x_strides[2];
-  T* y = static_cast<T*>(a.y) + b * a.y_strides[0] + l * a.y_strides[1] + head * a.y_strides[2];
+  const AnyPointer x = Pointer<Any>::to(a.x, a.dtype) + b * a.x_strides[0] + l * a.x_strides[1] +
+                       head * a.x_strides[2];
+  const AnyPointer y = Pointer<Any>::to(a.y, a.dtype) + b * a.y_strides[0] + l * a.y_strides[1] +
+                       head * a.y_strides[2];
   if (k >= a.pairs) {
     const int64_t i = a.pairs + k;
     y[i * a.y_strides[3]] = x[i * a.x_strides[3]];
@@ -169,14 +157,15 @@ __global__ void __launch_bounds__(kRotateThreads) rotate_any(const __grid_consta
   const int64_t position = a.position(b, l);
   float c = NAN, s = NAN;
   if (position >= 0) {
-    c = table_entry(a.cos, a.cos_dtype, position * a.cos_strides[0] + k * a.cos_strides[1]);
-    s = a.direction *
-        table_entry(a.sin, a.sin_dtype, position * a.sin_strides[0] + k * a.sin_strides[1]);
+    const AnyPointer cos = Pointer<Any>::to(a.cos, a.cos_dtype) + position * a.cos_strides[0];
+    const AnyPointer sin = Pointer<Any>::to(a.sin, a.sin_dtype) + position * a.sin_strides[0];
+    c = cos[k * a.cos_strides[1]];
+    s = a.direction * sin[k * a.sin_strides[1]];
   }
-  const float x0 = to_float(x[first * a.x_strides[3]]);
-  const float x1 = to_float(x[second * a.x_strides[3]]);
-  y[first * a.y_strides[3]] = from_float<T>(x0 * c - x1 * s);
-  y[second * a.y_strides[3]] = from_float<T>(x1 * c + x0 * s);
+  const float x0 = x[first * a.x_strides[3]];
+  const float x1 = x[second * a.x_strides[3]];
+  y[first * a.y_strides[3]] = Any(x0 * c - x1 * s);
+  y[second * a.y_strides[3]] = Any(x1 * c + x0 * s);
 }
 
 // Whether the last dim has unit stride and every vector of `bytes` bytes along it is aligned.
@@ -210,6 +199,7 @@ Status rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tenso
   a.y = y.data;
   a.cos = cos.data;
   a.sin = sin.data;
+  a.dtype = x.dtype;
   a.cos_dtype = cos.dtype;
   a.sin_dtype = sin.dtype;
   a.interleaved = interleaved;
@@ -246,14 +236,14 @@ Status rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tenso
                        vector_aligned(x, 16) && vector_aligned(y, 16) &&
                        vector_aligned(cos, table_bytes) && vector_aligned(sin, table_bytes) &&
                        cos.dtype == sin.dtype && a.heads < (1 << 20) && x.size(3) < (1 << 10);
+  if (!vectors) {
+    const int64_t threads = a.batch * a.tokens * a.heads * (a.pairs + a.rest);
+    return launch_early(rotate_any, "rotate_any",
+                        {grid_of(ceil_div(threads, kRotateThreads)), kRotateThreads},
+                        stream_of(exec), a);
+  }
   return for_dtype(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (!vectors) {
-      const int64_t threads = a.batch * a.tokens * a.heads * (a.pairs + a.rest);
-      return launch_early(rotate_any<T>, "rotate_any",
-                          {grid_of(ceil_div(threads, kRotateThreads)), kRotateThreads},
-                          stream_of(exec), a);
-    }
     if (cos.dtype == DType::kFloat32) return launch_vectors<T, float>(a, stream_of(exec));
     return launch_vectors<T, T>(a, stream_of(exec));
   });
