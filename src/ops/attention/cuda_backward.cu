@@ -41,6 +41,8 @@ __global__ void __launch_bounds__(kRowThreads)
         static_cast<const T*>(view.data) + b * view.batch + row * view.row + head * view.head;
     if (p.vectors) {
       constexpr int kWidth = kVecWidth<T>;
+      constexpr int kRounds = 128 / (kLanes * kWidth);  // of a usual head
+#pragma unroll kRounds
       for (int c = lane * kWidth; c < columns; c += kLanes * kWidth) {
         float x[kWidth], y[kWidth];
         unpack(load<kWidth>(dout + c), x);
@@ -49,6 +51,7 @@ __global__ void __launch_bounds__(kRowThreads)
         for (int e = 0; e < kWidth; ++e) sum = fmaf(x[e], y[e], sum);
       }
     } else {
+#pragma unroll 4
       for (int c = lane; c < columns; c += kLanes) {
         sum = fmaf(to_float(dout[c * p.dout.column]), to_float(out[c * view.column]), sum);
       }

@@ -52,6 +52,7 @@ struct Preparations {
     const int64_t blocks = static_cast<int64_t>(gridDim.x) * gridDim.y * gridDim.z;
     int64_t i =
         (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+#pragma unroll 1
     for (i = i * kPassThreads + threadIdx.x; i < sum_count; i += blocks * kPassThreads) {
       sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
@@ -203,6 +204,7 @@ __global__ void __launch_bounds__(kPassThreads, kVectors ? 4 : 2)
     });
   } else {
     const int kv_heads = static_cast<int>(rows.problem.kv_heads), group = rows.heads / kv_heads;
+#pragma unroll 1
     for (int i = threadIdx.x; i < 2 * kv_heads; i += kPassThreads) maxima[i] = 0;
     __syncthreads();
     float largest = 0.f;
@@ -241,6 +243,7 @@ __global__ void __launch_bounds__(kPassThreads, kVectors ? 4 : 2)
         });
     add();
     __syncthreads();
+#pragma unroll 1
     for (int i = threadIdx.x; i < kv_heads; i += kPassThreads) {
       const int64_t at = (slice.b * kv_heads + i) * p.slices + slice.slice;
       p.found[at] = maxima[i];
@@ -266,6 +269,7 @@ __global__ void __launch_bounds__(kPassThreads, 4)
     const int64_t entry = slice.b * kv_heads + i;
     const auto largest_of = [&](const uint32_t* found) {
       uint32_t x = 0;
+#pragma unroll 4
       for (int j = threadIdx.x % kWarpSize; j < p.slices; j += kWarpSize) {
         x = max(x, found[entry * p.slices + j]);
       }

@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(kGatedThreads) gate_back(const __grid_constant
     }
     if (a.ddt.data != nullptr) token.row<T>(a.ddt)[i * a.ddt.channel] = ddt;
   }
+#pragma unroll 1  // few states
   for (int64_t n = threadIdx.x; n < a.states; n += kGatedThreads) {
     const float B = to_float(token.row<const T>(a.B)[n * a.B.channel]);
     const float C = to_float(token.row<const T>(a.C)[n * a.C.channel]);
