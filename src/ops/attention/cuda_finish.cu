@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kPassThreads) finish_patches(const __grid_cons
   const int in_patch = static_cast<int>(index % 8);
   const float* sums =
       static_cast<const float*>(p.sums) + strip * p.columns * 16 + in_patch * 4 * kPatchLane;
+  float loaded[2][8] = {};
   if (rows.rotation.pairs == 0) {
-    float values[2][8];
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       float four[4];
@@ -73,29 +73,26 @@ __global__ void __launch_bounds__(kPassThreads) finish_patches(const __grid_cons
         for (int e = 0; e < 4; ++e) four[e] = from[e * kPatchElement];
       }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) values[e / 2][pair * 2 + e % 2] = four[e];
+      for (int e = 0; e < 4; ++e) loaded[e / 2][pair * 2 + e % 2] = four[e];
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (row + in_patch + r * 8 < end) {
-        p.gradient.store_eight(p.gradient.at(b, row + in_patch + r * 8, head),
-                               static_cast<int>(piece) * 8, values[r]);
-      }
-    }
-    return;
   }
-#pragma unroll 1
+  const int first = static_cast<int>(piece) * 8;
+#pragma unroll 1  // much code
   for (int r = 0; r < 2; ++r) {
     const int64_t at = row + in_patch + r * 8;
     if (at >= end) return;
     float values[8];
-    rows.rotate_columns(
-        static_cast<int>(piece) * 8, at, -1.f,
-        [&](int c) {
-          return sums[c / 8 * 128 + c % 8 / 2 * kPatchLane + (r * 2 + c % 2) * kPatchElement];
-        },
-        values);
-    p.gradient.store_eight(p.gradient.at(b, at, head), static_cast<int>(piece) * 8, values);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) values[e] = r == 0 ? loaded[0][e] : loaded[1][e];
+    if (rows.rotation.pairs > 0) {
+      rows.rotate_columns(
+          first, at, -1.f,
+          [&](int c) {
+            return sums[c / 8 * 128 + c % 8 / 2 * kPatchLane + (r * 2 + c % 2) * kPatchElement];
+          },
+          values);
+    }
+    p.gradient.store_eight(p.gradient.at(b, at, head), first, values);
   }
 }
 
