@@ -17,7 +17,6 @@ constexpr int kJoinThreads = 128;
 
 // Turns what each segment makes of nothing (its last state and the sum of dt) into what enters
 // each, in place.
-template <class T>
 __global__ void __launch_bounds__(kJoinThreads) join_segments(const __grid_constant__ ScanArgs a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
@@ -30,7 +29,8 @@ __global__ void __launch_bounds__(kJoinThreads) join_segments(const __grid_const
   float h = 0;
   if (a.initial_state.data != nullptr) {
     const StateView& v = a.initial_state;
-    h = load_either<T>(v.data, v.is_float, s * v.sequence + c * v.channel + n * v.state);
+    h = load_as(v.is_float ? DType::kFloat32 : a.u.dtype, v.data,
+                s * v.sequence + c * v.channel + n * v.state);
   }
   const int64_t first = a.segments.first_slot(s), count = a.segments.count_of(s);
 #pragma unroll 8
@@ -212,7 +212,7 @@ Status scan_all(ScanArgs a, const ScanPlan& plan, const ScanMemory& memory, cuda
       FK_RETURN_IF_ERROR(launch_scan<T>(ScanPass::kStates, plan.shape, a, stream));
     }
     const int64_t threads = a.segments.sequences.count * a.channels * a.states;
-    FK_RETURN_IF_ERROR(launch_early(join_segments<T>, "join_segments",
+    FK_RETURN_IF_ERROR(launch_early(join_segments, "join_segments",
                                     {grid_of(ceil_div(threads, kJoinThreads)), kJoinThreads},
                                     stream, a));
   }
@@ -243,7 +243,7 @@ Status run_forward(const SelectiveScanFwd& op, const Exec& exec) {
   a.segments.sequences = p.sequences;
   if (named(op.algorithm)) {
     a.kept = kept;
-    return launch_named<T>(op.algorithm, a, stream);
+    return launch_named(op.algorithm, a, stream);
   }
   ScanPlan plan = plan_of(op, p);
   WorkspaceParts parts(exec.workspace());
@@ -264,7 +264,7 @@ Status run_forward(const SelectiveScanFwd& op, const Exec& exec) {
   only_states.segments.sequences = p.sequences;
   only_states.y = {};
   only_states.last_state = {};
-  return launch_named<T>(kHillisSteeleScan, only_states, stream);
+  return launch_named(kHillisSteeleScan, only_states, stream);
 }
 
 }  // namespace

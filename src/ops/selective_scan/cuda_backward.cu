@@ -190,7 +190,7 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
   s.split = BackwardSums::split_of(s.state_parts, a.blocks_per_group, room);
   s.time_split = BackwardSums::split_of(s.of_A, a.segments.slots, room);
   if (s.blocks() == 0) return {};
-  return launch_early(sum_parts<T>, "sum_parts", {grid_of(s.blocks()), kSumThreads}, stream, s);
+  return launch_early(sum_parts, "sum_parts", {grid_of(s.blocks()), kSumThreads}, stream, s);
 }
 
 }  // namespace

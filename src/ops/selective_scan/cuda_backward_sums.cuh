@@ -74,7 +74,6 @@ __device__ __forceinline__ Vec<float, kWidth> sum_rows(const float* place, int64
   return sum;
 }
 
-template <class T>
 __global__ void __launch_bounds__(kSumThreads) sum_parts(const __grid_constant__ BackwardSums s) {
   const BackwardArgs& a = s.args;
   int64_t block = block_index();
@@ -90,19 +89,18 @@ __global__ void __launch_bounds__(kSumThreads) sum_parts(const __grid_constant__
     const int64_t slot = rest % a.chunks.slots, group = rest / a.chunks.slots;
     if (a.chunks.sequences.packed) wait_for_earlier_kernels();  // offsets lie in memory
     const Segment chunk = a.chunks[slot];
+    const int64_t step = chunk.first + piece * kPieceSteps + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
+    const bool writes = exists && chunk.exists && step < chunk.last;
     wait_for_earlier_kernels();
     let_next_kernel_start();
     const Vec<float, 4> sum = sum_rows<4>(a.parts_of_states + index * 4, s.state_parts * 4,
                                           a.blocks_per_group, s.split, exists);
-    if (threadIdx.x >= each || !exists) return;
-    const int64_t step = chunk.first + piece * kPieceSteps + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
-    if (!chunk.exists || step >= chunk.last) return;
+    if (threadIdx.x >= each || !writes) return;
     const auto put = [&](const scan::GroupView& to, float first, float second) {
       if (to.data == nullptr) return;
-      T* p = static_cast<T*>(to.data) + chunk.batch * to.batch + step * to.step + group * to.group +
-             n * to.state;
-      if (n < a.states) *p = from_float<T>(first);
-      if (n + 1 < a.states) p[to.state] = from_float<T>(second);
+      const int64_t at = chunk.batch * to.batch + step * to.step + group * to.group + n * to.state;
+      if (n < a.states) store_as(to.dtype, to.data, at, first);
+      if (n + 1 < a.states) store_as(to.dtype, to.data, at + to.state, second);
     };
     put(s.dB, sum.data[0], sum.data[1]);
     put(s.dC, sum.data[2], sum.data[3]);
@@ -127,7 +125,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_parts(const __grid_constant__
   }
   const ChannelView& to = index < a.channels ? s.dD : s.dbias;
   if (to.data == nullptr) return;
-  store_either<T>(to.data, to.is_float, row * to.stride, sum);
+  store_as(to.is_float ? DType::kFloat32 : a.u.dtype, to.data, row * to.stride, sum);
 }
 
 }  // namespace fk::cuda

@@ -65,6 +65,7 @@ __device__ __forceinline__ float running_sum(float x, Affine* scratch) {
   return hillis_steele({1, x}, scratch).b;
 }
 
+// T: float, or __half for all dtypes of two bytes, which take the same arithmetic.
 template <class T>
 __global__ void __launch_bounds__(kSteps)
     scan_by_name(const __grid_constant__ ScanArgs a, int64_t algorithm) {
@@ -79,23 +80,23 @@ __global__ void __launch_bounds__(kSteps)
   const scan::Sequence q = a.segments.sequences[s];
   const int64_t group = c / (a.channels / a.groups);
   const int t = threadIdx.x;
+  const DType dtype = std::is_same_v<T, float> ? DType::kFloat32 : a.u.dtype;
+  const auto load = [&](const auto& view, int64_t at) { return load_as(dtype, view.data, at); };
+  const auto load_parameter = [&](const auto& view, int64_t at) {
+    if (view.data == nullptr) return 0.f;
+    return load_as(view.is_float ? DType::kFloat32 : dtype, view.data, at);
+  };
   for (int n = t; n < a.states; n += kSteps) {
     const StateView& v = a.initial_state;
-    carried[n] = v.data == nullptr ? 0.f
-                                   : load_either<T>(v.data, v.is_float,
-                                                    s * v.sequence + c * v.channel + n * v.state);
+    carried[n] = load_parameter(v, s * v.sequence + c * v.channel + n * v.state);
   }
-  const float bias = a.bias.data == nullptr
-                         ? 0.f
-                         : load_either<T>(a.bias.data, a.bias.is_float, c * a.bias.stride);
-  const float D =
-      a.D.data == nullptr ? 0.f : load_either<T>(a.D.data, a.D.is_float, c * a.D.stride);
+  const float bias = load_parameter(a.bias, c * a.bias.stride);
+  const float D = load_parameter(a.D, c * a.D.stride);
   const auto at = [&](const scan::View& v, int64_t l) {
     return q.batch * v.batch + l * v.step + c * v.channel;
   };
   const auto state_at = [&](const scan::GroupView& v, int64_t l, int n) {
-    return to_float(static_cast<const T*>(
-        v.data)[q.batch * v.batch + l * v.step + group * v.group + n * v.state]);
+    return load(v, q.batch * v.batch + l * v.step + group * v.group + n * v.state);
   };
   __syncthreads();
   for (int64_t first = q.begin; first < q.end; first += kSteps) {
@@ -103,9 +104,8 @@ __global__ void __launch_bounds__(kSteps)
     const bool exists = l < q.end;
     float dt = 0, log2_e_dt = 0, u = 0, y = 0, sum = 0;
     if (exists) {
-      u = to_float(static_cast<const T*>(a.u.data)[at(a.u, l)]);
-      const float delta = to_float(static_cast<const T*>(a.delta.data)[at(a.delta, l)]);
-      const float2 times = time_step<T>(delta, bias, a.softplus);
+      u = load(a.u, at(a.u, l));
+      const float2 times = time_step<T>(load(a.delta, at(a.delta, l)), bias, a.softplus);
       log2_e_dt = times.x;
       dt = times.y;
       y = D * u;
@@ -144,11 +144,8 @@ __global__ void __launch_bounds__(kSteps)
       __syncthreads();
     }
     if (!exists || a.y.data == nullptr) continue;
-    if (a.z.data != nullptr) {
-      const float z = to_float(static_cast<const T*>(a.z.data)[at(a.z, l)]);
-      y = gated<T>(y, z);
-    }
-    static_cast<T*>(a.y.data)[at(a.y, l)] = from_float<T>(y);
+    if (a.z.data != nullptr) y = gated<T>(y, load(a.z, at(a.z, l)));
+    store_as(dtype, a.y.data, at(a.y, l), y);
   }
   __syncthreads();
   if (a.last_state.data == nullptr) return;
@@ -160,16 +157,12 @@ __global__ void __launch_bounds__(kSteps)
 
 }  // namespace
 
-template <class T>
 Status launch_named(int64_t algorithm, const ScanArgs& a, void* stream) {
   const int64_t blocks = a.channels * a.segments.sequences.count;
   if (blocks == 0) return {};
-  return launch_early(scan_by_name<T>, "scan_by_name", {grid_of(blocks), kSteps},
-                      static_cast<cudaStream_t>(stream), a, algorithm);
+  return launch_early(a.u.dtype == DType::kFloat32 ? scan_by_name<float> : scan_by_name<__half>,
+                      "scan_by_name", {grid_of(blocks), kSteps}, static_cast<cudaStream_t>(stream),
+                      a, algorithm);
 }
-
-template Status launch_named<float>(int64_t, const ScanArgs&, void*);
-template Status launch_named<__half>(int64_t, const ScanArgs&, void*);
-template Status launch_named<__nv_bfloat16>(int64_t, const ScanArgs&, void*);
 
 }  // namespace fk::cuda

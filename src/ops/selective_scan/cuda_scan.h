@@ -125,7 +125,6 @@ template <class T>
 Status launch_scan(ScanPass pass, ScanShape shape, const ScanArgs& a, void* stream);
 
 // blelloch, hillis_steele and cumsum, whole sequences, all states.
-template <class T>
 Status launch_named(int64_t algorithm, const ScanArgs& a, void* stream);
 
 }  // namespace fk::cuda
