@@ -13,7 +13,6 @@ WAIVED: dict[tuple[str, str], str] = {}
 
 # Kernels that spill nothing but have a stack: patterns of their names -> what lies there.
 FRAMES = {
-    "conv_back_": "the segment, for calls at the edges of sequences, outside the loops",
     "scan_forward": "8 bytes at 80 registers on sm_75 and sm_80, none on sm_90a; cause unknown",
 }
 
