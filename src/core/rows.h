@@ -16,14 +16,10 @@ struct Rows {
   int64_t strides[kMaxDims] = {};
 
   FK_HOST_DEVICE int64_t offset(int64_t row) const {
-    return ndim <= 1 ? row * last_stride : offset_of_dims(row);
-  }
-
-  // The divisions are much code, and rarely run.
-  FK_HOST_DEVICE FK_HOST_NOINLINE int64_t offset_of_dims(int64_t row) const {
+    if (ndim <= 1) return row * last_stride;
     int64_t result = 0;
 #if defined(__CUDA_ARCH__)
-#pragma unroll 1
+#pragma unroll 1  // the divisions are much code, and rarely run
 #endif
     for (int i = ndim - 1; i > 0; --i) {
       const int64_t quotient = row / sizes[i];
@@ -35,7 +31,7 @@ struct Rows {
 };
 
 // The rows of `t`, whose last `inner_dims` dims belong to a row.
-FK_HOST_NOINLINE inline Rows rows_of(const Tensor& t, int inner_dims = 1) {
+inline Rows rows_of(const Tensor& t, int inner_dims = 1) {
   Rows rows;
   for (int i = 0; i < t.ndim - inner_dims; ++i) {
     rows.count *= t.shape[i];

@@ -283,8 +283,7 @@ HWY_INLINE void FromF32(float value, T* p) {
 
 // n <= Lanes(d) elements `stride` apart; the other lanes `fill`.
 template <class D, class T>
-HWY_NOINLINE hn::Vec<D> LoadStridedF32(D d, const T* p, int64_t stride, size_t n,
-                                       float fill = 0.0f) {
+HWY_INLINE hn::Vec<D> LoadStridedF32(D d, const T* p, int64_t stride, size_t n, float fill = 0.0f) {
   alignas(64) T buffer[hn::MaxLanes(D())] = {};
   for (size_t i = 0; i < n; ++i) buffer[i] = p[static_cast<int64_t>(i) * stride];
   const auto v = LoadF32(d, buffer);
@@ -292,7 +291,7 @@ HWY_NOINLINE hn::Vec<D> LoadStridedF32(D d, const T* p, int64_t stride, size_t n
 }
 
 template <class D, class V, class T>
-HWY_NOINLINE void StoreStridedF32(D d, V v, T* p, int64_t stride, size_t n) {
+HWY_INLINE void StoreStridedF32(D d, V v, T* p, int64_t stride, size_t n) {
   alignas(64) T buffer[hn::MaxLanes(D())];
   StoreF32(d, v, buffer);
   for (size_t i = 0; i < n; ++i) p[static_cast<int64_t>(i) * stride] = buffer[i];

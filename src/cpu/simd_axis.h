@@ -35,17 +35,14 @@ void ByDType(DType dtype, const F& f) {
 
 // n <= kBlock elements `stride` apart, side by side: where they are, or copied to `buffer`.
 template <class T>
-HWY_NOINLINE const T* GatherDistant(const T* p, int64_t stride, int64_t n, T* buffer) {
+HWY_INLINE const T* Gather(const T* p, int64_t stride, int64_t n, T* buffer) {
+  if (HWY_LIKELY(stride == 1)) return p;
   for (int64_t i = 0; i < n; ++i) buffer[i] = p[i * stride];
   return buffer;
 }
-template <class T>
-HWY_INLINE const T* Gather(const T* p, int64_t stride, int64_t n, T* buffer) {
-  return HWY_LIKELY(stride == 1) ? p : GatherDistant(p, stride, n, buffer);
-}
 
 template <class T>
-HWY_NOINLINE void Scatter(const T* buffer, int64_t n, T* p, int64_t stride) {
+HWY_INLINE void Scatter(const T* buffer, int64_t n, T* p, int64_t stride) {
   for (int64_t i = 0; i < n; ++i) p[i * stride] = buffer[i];
 }
 
@@ -96,15 +93,17 @@ HWY_INLINE void Store(V v, T* p, K k) {
 template <class T, class F>
 HWY_INLINE void WriteVectors(T* out, int64_t n, bool stream, const F& f) {
   const F32 d;
-  constexpr std::integral_constant<int64_t, 0> kFull;
-  const int64_t lanes = hn::Lanes(d);
-  int64_t i = 0;
-  if (stream && reinterpret_cast<uintptr_t>(out) % (lanes * sizeof(T)) == 0) {
-    for (; i + lanes <= n; i += lanes) StreamF32(d, f(i, kFull), out + i);
+  if (stream && reinterpret_cast<uintptr_t>(out) % (hn::Lanes(d) * sizeof(T)) == 0) {
+    ForEachVector(n, [&](int64_t i, auto k) HWY_ATTR {
+      if constexpr (std::is_same_v<decltype(k), int64_t>) {
+        Store(f(i, k), out + i, k);
+      } else {
+        StreamF32(F32(), f(i, k), out + i);
+      }
+    });
   } else {
-    for (; i + lanes <= n; i += lanes) StoreF32(d, f(i, kFull), out + i);
+    ForEachVector(n, [&](int64_t i, auto k) HWY_ATTR { Store(f(i, k), out + i, k); });
   }
-  if (i < n) Store(f(i, n - i), out + i, n - i);
 }
 
 // Folds the vectors f(i, k) that cover n elements; lanes past the end must be neutral. Four chains,
@@ -348,18 +347,17 @@ struct ShortRow {
 template <class RowOf, class Keep, class Finish>
 HWY_INLINE void ForShortRows(int64_t begin, int64_t end, int64_t n, const RowOf& row,
                              const Keep& keep, const Finish& finish) {
-  ShortRow now{}, last{};
+  ShortRow last{};
   float max = BlockMax(row(begin), n);
-  for (int64_t r = begin; r <= end; ++r) {
-    if (r < end) {
-      now = {max, std::isinf(max) ? 0 : max, 0};
-      const auto *x = row(r), *next = r + 1 < end ? row(r + 1) : x;
-      now.sum = SumExp(x, n, now.shift, next, next + (next - x), &max,
-                       [&](int64_t i, auto k, auto e) HWY_ATTR { keep(r, i, k, e); });
-    }
+  for (int64_t r = begin; r < end; ++r) {
+    ShortRow now{max, std::isinf(max) ? 0 : max, 0};
+    const auto *x = row(r), *next = r + 1 < end ? row(r + 1) : x;
+    now.sum = SumExp(x, n, now.shift, next, next + (next - x), &max,
+                     [&](int64_t i, auto k, auto e) HWY_ATTR { keep(r, i, k, e); });
     if (r > begin) finish(r - 1, last);
     last = now;
   }
+  finish(end - 1, last);
 }
 
 // The logarithms of the sums of some rows.

@@ -134,8 +134,8 @@ HWY_INLINE void store_tile_of(const float* in, int64_t steps, int64_t channels, 
 }  // namespace detail
 
 // `steps` rows of `channels` <= Lanes(F32()) entries into out[step * lanes + channel]; the lanes
-// beyond are 0. `out` is aligned. Much code for all dtypes and layouts: it stands once.
-inline HWY_NOINLINE void load_tile(const TileRows& r, int64_t steps, int64_t channels, float* out) {
+// beyond are 0. `out` is aligned.
+HWY_INLINE void load_tile(const TileRows& r, int64_t steps, int64_t channels, float* out) {
   switch (r.dtype) {
     case DType::kFloat16:
       return detail::load_tile_of(static_cast<const float16_t*>(r.data), r, steps, channels, out);
@@ -146,8 +146,7 @@ inline HWY_NOINLINE void load_tile(const TileRows& r, int64_t steps, int64_t cha
   }
 }
 
-inline HWY_NOINLINE void store_tile(const float* in, int64_t steps, int64_t channels,
-                                    const TileRows& r) {
+HWY_INLINE void store_tile(const float* in, int64_t steps, int64_t channels, const TileRows& r) {
   switch (r.dtype) {
     case DType::kFloat16:
       return detail::store_tile_of(in, steps, channels, static_cast<float16_t*>(r.data), r);
@@ -156,41 +155,6 @@ inline HWY_NOINLINE void store_tile(const float* in, int64_t steps, int64_t chan
     default:
       return detail::store_tile_of(in, steps, channels, static_cast<float*>(r.data), r);
   }
-}
-
-// One row in a vector.
-HWY_INLINE hn::Vec<F32> load_row(const TileRows& r, int64_t channels) {
-  const F32 d;
-  if (r.channel == 1 && channels == static_cast<int64_t>(hn::Lanes(d))) {
-    switch (r.dtype) {
-      case DType::kFloat16:
-        return LoadF32(d, static_cast<const float16_t*>(r.data));
-      case DType::kBFloat16:
-        return LoadF32(d, static_cast<const bfloat16_t*>(r.data));
-      default:
-        return LoadF32(d, static_cast<const float*>(r.data));
-    }
-  }
-  alignas(64) float out[hn::MaxLanes(F32())];
-  load_tile(r, 1, channels, out);
-  return hn::Load(d, out);
-}
-
-HWY_INLINE void store_row(hn::Vec<F32> v, int64_t channels, const TileRows& r) {
-  const F32 d;
-  if (r.channel == 1 && channels == static_cast<int64_t>(hn::Lanes(d))) {
-    switch (r.dtype) {
-      case DType::kFloat16:
-        return StoreF32(d, v, static_cast<float16_t*>(r.data));
-      case DType::kBFloat16:
-        return StoreF32(d, v, static_cast<bfloat16_t*>(r.data));
-      default:
-        return StoreF32(d, v, static_cast<float*>(r.data));
-    }
-  }
-  alignas(64) float in[hn::MaxLanes(F32())];
-  hn::Store(v, d, in);
-  store_tile(in, 1, channels, r);
 }
 
 }  // namespace HWY_NAMESPACE

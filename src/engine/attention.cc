@@ -4,7 +4,6 @@
 // vector of keys, twice. Rows are taken kRows at a time, keys in tiles of kTile: scores of a tile
 // (lane = key) need one load of keys per dimension for all rows, the sums of values (lane =
 // dimension) one load of values per key for all rows.
-#include <algorithm>
 #include <cmath>
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/attention.cc"
@@ -65,10 +64,9 @@ HWY_INLINE void add_values(const float (*p)[kKeyTile], const T* values, int64_t 
   }
 }
 
-// Scores of one row to probabilities: the running maximum and sum move on, `out` is rescaled. A
-// function of its own, lest the loop over rows be unrolled with it.
-HWY_NOINLINE void soften(float* scores, int64_t keys, int64_t padded_dim, float* max, float* sum,
-                         float* out) {
+// Scores of one row to probabilities: the running maximum and sum move on, `out` is rescaled.
+HWY_INLINE void soften(float* scores, int64_t keys, int64_t padded_dim, float* max, float* sum,
+                       float* out) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
   auto top = hn::Set(d, -kInfinity);
@@ -92,13 +90,6 @@ HWY_NOINLINE void soften(float* scores, int64_t keys, int64_t padded_dim, float*
   *sum += ReduceSum(d, total);
 }
 
-// Leaves one row's scores of the keys from `low` to `high`.
-HWY_NOINLINE void mask(float* scores, int64_t keys, int64_t low, int64_t high) {
-  for (int64_t j = 0; j < keys; ++j) {
-    if (j < low || j > high) scores[j] = -kInfinity;
-  }
-}
-
 template <class T, int kRows>
 HWY_NOINLINE void attend_tile_rows(const KvCache& cache, int64_t layer, int64_t head,
                                    const AttentionRows& rows, int64_t row, int64_t begin,
@@ -110,7 +101,7 @@ HWY_NOINLINE void attend_tile_rows(const KvCache& cache, int64_t layer, int64_t 
   for (int r = 0; r < kRows; ++r) {
     rows.max[row + r] = -kInfinity;
     rows.sum[row + r] = 0;
-    std::fill_n(rows.out[row + r], dim, 0.0f);
+    for (int64_t i = 0; i < dim; ++i) rows.out[row + r][i] = 0;
     first = std::min(first, rows.first[row + r]);
     last = std::max(last, rows.last[row + r]);
     highest_first = std::max(highest_first, rows.first[row + r]);
@@ -125,8 +116,11 @@ HWY_NOINLINE void attend_tile_rows(const KvCache& cache, int64_t layer, int64_t 
     score_tile<T, kRows>(rows.q + row, keys, cache.head_dim, dim, blocks, scores);
     for (int r = 0; r < kRows; ++r) {
       if (tile < highest_first || tile + blocks * kKeyBlock - 1 > lowest_last) {
-        mask(scores[r], blocks * kKeyBlock, rows.first[row + r] - tile,
-             std::min(rows.last[row + r] - tile, count - 1));
+        const int64_t low = rows.first[row + r] - tile;
+        const int64_t high = std::min(rows.last[row + r] - tile, count - 1);
+        for (int64_t j = 0; j < blocks * kKeyBlock; ++j) {
+          if (j < low || j > high) scores[r][j] = -kInfinity;
+        }
       }
       soften(scores[r], blocks * kKeyBlock, dim, &rows.max[row + r], &rows.sum[row + r],
              rows.out[row + r]);

@@ -53,9 +53,15 @@ struct Row {
         size(t.size(2)) {}
 
   // Entries from i on; 0 beyond the end.
-  HWY_INLINE Vec load(int64_t i) const { return load_row(rows.at(i * rows.channel), count(i)); }
+  HWY_INLINE Vec load(int64_t i) const {
+    alignas(64) float out[kMaxLanes];
+    load_tile(rows.at(i * rows.channel), 1, count(i), out);
+    return hn::Load(F32(), out);
+  }
   HWY_INLINE void store(int64_t i, Vec v) const {
-    store_row(v, count(i), rows.at(i * rows.channel));
+    alignas(64) float in[kMaxLanes];
+    hn::Store(v, F32(), in);
+    store_tile(in, 1, count(i), rows.at(i * rows.channel));
   }
 
  private:

@@ -39,11 +39,6 @@ Status with_type(DType dtype, const Body& body) {
 template <class T>
 constexpr bool kSpecialType = !std::is_same_v<T, float>;
 
-// Whether a tile has a kernel of its own for calls that give everything. Rows as short as a single
-// vector a thread are heads rather than layers: they come without a residual.
-template <class T, class Tile>
-constexpr bool kHasOwn = kSpecialType<T> && (Tile::kVecs > 1);
-
 // Whether the special kernels and tiles are there.
 bool has_special(const Tensor& x) { return device_properties(x.device_id).code >= kSpecialCode; }
 
@@ -99,7 +94,14 @@ Status with_backward_tile(int64_t vectors, bool special, const Body& body) {
 constexpr int kLoopedThreads = 512;
 constexpr int kLoopedBlocksPerMultiprocessor = 2;
 
-View view_of(const Tensor& t, int inner_dims) { return t ? View(t, inner_dims) : View(); }
+View view_of(const Tensor& t, int inner_dims) {
+  View view;
+  if (!t) return view;
+  view.data = t.data;
+  view.rows = rows_of(t, inner_dims);
+  if (inner_dims > 0) view.column_stride = t.stride(-1);
+  return view;
+}
 
 Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
   Parameter parameter;
@@ -137,7 +139,7 @@ bool fits_tiled(const Tensor& x, int64_t rows, int64_t max_vectors) {
 // Whether rows need no division to be found.
 template <class... Views>
 bool unsplit(const Views&... views) {
-  return ((views.borders == 0) && ...);
+  return ((views.rows.ndim <= 1) && ...);
 }
 
 // Whether a kernel may take it that `p` is there and read it as T.
@@ -159,14 +161,13 @@ Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStrea
         const bool all = special && p.inputs[1].data != nullptr && p.y.data != nullptr &&
                          p.sum.data != nullptr && given<T>(p.weight) &&
                          (!kLayer || given<T>(p.bias));
-        const auto kernel = kHasOwn<T, Tile> && all
-                                ? forward_tiled<T, kLayer, kHasOwn<T, Tile>, Tile>
-                                : forward_tiled<T, kLayer, false, Tile>;
+        const auto kernel = kSpecialType<T> && all ? forward_tiled<T, kLayer, kSpecialType<T>, Tile>
+                                                   : forward_tiled<T, kLayer, false, Tile>;
         return launch_early(kernel, "norm forward_tiled", {blocks, Team::kThreads}, stream, p);
       });
     }
-    const auto kernel = aligned ? forward_looped<Vectors<T>, kLoopedThreads>
-                                : forward_looped<Elements, kLoopedThreads>;
+    const auto kernel = aligned ? forward_looped<T, kVecWidth<T>, kLoopedThreads>
+                                : forward_looped<T, 1, kLoopedThreads>;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.rows, 1 << 20));
     return launch_early(kernel, "norm forward_looped", {blocks, kLoopedThreads}, stream, p);
   });
@@ -180,9 +181,8 @@ Forward forward_of(const Args& a) {
   p.y = view_of(a.y, 1);
   p.sum = view_of(a.sum, 1);
   p.rstd = view_of(a.rstd, 0);
-  p.rows = rows_of(a.x).count;
+  p.rows = p.inputs[0].rows.count;
   p.columns = a.x.size(-1);
-  p.dtype = a.x.dtype;
   p.eps = static_cast<float>(a.eps);
   return p;
 }
@@ -250,15 +250,15 @@ Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, un
         const bool plain = special && p.inputs[2].data != nullptr && p.dx.data != nullptr &&
                            given<T>(p.weight) &&
                            unsplit(p.inputs[0], p.inputs[1], p.inputs[2], p.dx, p.mean, p.rstd);
-        const auto kernel = kHasOwn<T, Tile> && plain
-                                ? backward_tiled<T, kLayer, kHasOwn<T, Tile>, Tile>
+        const auto kernel = kSpecialType<T> && plain
+                                ? backward_tiled<T, kLayer, kSpecialType<T>, Tile>
                                 : backward_tiled<T, kLayer, false, Tile>;
         return launch_early(kernel, "norm backward_tiled", {blocks, Tile::Team::kThreads, shared},
                             stream, p);
       });
     }
-    const auto kernel = aligned ? backward_looped<Vectors<T>, kLoopedThreads>
-                                : backward_looped<Elements, kLoopedThreads>;
+    const auto kernel = aligned ? backward_looped<T, kVecWidth<T>, kLoopedThreads>
+                                : backward_looped<T, 1, kLoopedThreads>;
     return launch_early(kernel, "norm backward_looped", {blocks, kLoopedThreads}, stream, p);
   });
 }
@@ -287,9 +287,8 @@ Status run_backward(const Args& a, Backward p, const Tensor& dbias, bool aligned
   p.inputs[2] = view_of(a.dsum, 1);
   p.dx = view_of(a.dx, 1);
   p.rstd = view_of(a.rstd, 0);
-  p.rows = rows_of(a.x).count;
+  p.rows = p.inputs[1].rows.count;
   p.columns = a.x.size(-1);
-  p.dtype = a.x.dtype;
   if (p.columns == 0) return {};
   const cudaStream_t stream = stream_of(exec);
   const bool tiled = aligned && fits_tiled(a.x, p.rows, kMaxBackward);

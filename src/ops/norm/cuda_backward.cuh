@@ -19,8 +19,7 @@ struct Backward {
   float* dweight = nullptr;  // partial sums, [blocks, columns]; NULL: not wanted
   float* dbias = nullptr;
   int64_t rows = 0, columns = 0;
-  int stages = 0;                 // of the bulk loader
-  DType dtype = DType::kFloat32;  // for the looped kernels; the tiled ones are compiled for each
+  int stages = 0;  // of the bulk loader
 };
 
 // How the kernel is cut for rows of at most kTeam * kVecs vectors.
@@ -58,16 +57,15 @@ __device__ __forceinline__ void store_partial(const float (&sums)[kVecs][kWidth]
   }
   if constexpr (Team::kCount > 1) {
     __syncthreads();
-    static_assert(Team::kSize * kVecs * kQuads <= Team::kThreads);
-    const int q = threadIdx.x;
-    if (q >= quads) return;
-    float4 sum = teams[q];
+    for (int q = threadIdx.x; q < quads; q += Team::kThreads) {
+      float4 sum = teams[q];
 #pragma unroll
-    for (int t = 1; t < Team::kCount; ++t) {
-      const float4 other = teams[t * quads + q];
-      sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
+      for (int t = 1; t < Team::kCount; ++t) {
+        const float4 other = teams[t * quads + q];
+        sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
+      }
+      row[q] = sum;
     }
-    row[q] = sum;
   }
 }
 
@@ -184,31 +182,28 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   }
 }
 
-// The sums over rows live in the block's row of partial sums, where each thread comes back to its
-// own columns.
-template <class Access, int kThreads>
+// kWidth 1: any strides. Wider: unit column stride and 16-byte aligned rows. The sums over rows
+// live in the block's row of partial sums, where each thread comes back to its own columns.
+template <class T, int kWidth, int kThreads>
 __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constant__ Backward p) {
-  constexpr int kWidth = Access::kWidth;
   __shared__ Pair scratch[kThreads / kWarpSize];
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const Access access(p.dtype);
   const float scale = 1.f / static_cast<float>(p.columns);
   float* dweight = p.dweight ? p.dweight + blockIdx.x * p.columns : nullptr;
   float* dbias = p.dbias ? p.dbias + blockIdx.x * p.columns : nullptr;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const float rstd = static_cast<float*>(p.rstd.data)[p.rstd.offset(row)];
-    const float mean = p.mean ? static_cast<float*>(p.mean.data)[p.mean.offset(row)] : 0.f;
-    int64_t rows[3] = {};
+    const float rstd = *p.rstd.row<float>(row);
+    const float mean = p.mean ? *p.mean.row<float>(row) : 0.f;
+    const T* rows[3] = {};
 #pragma unroll
     for (int k = 0; k < 3; ++k) {
-      if (p.inputs[k]) rows[k] = p.inputs[k].offset(row);
+      if (p.inputs[k]) rows[k] = p.inputs[k].row<T>(row);
     }
     const auto load_input = [&](int k, int64_t c, float(&out)[kWidth]) {
-      access.load(p.inputs[k].data, rows[k] + c * p.inputs[k].column_stride, out);
+      unpack(load<kWidth>(rows[k] + c * p.inputs[k].column_stride), out);
     };
     const auto each = [&](auto&& body) {
-#pragma unroll 1  // the branches in a body keep loads of several from being under way together
       for (int64_t c = threadIdx.x * kWidth; c < p.columns; c += kThreads * kWidth) body(c);
     };
     const auto add_to = [&](float* sums, int64_t c, const float(&values)[kWidth]) {
@@ -223,7 +218,7 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
       float dy[kWidth], xhat[kWidth], g[kWidth];
       load_input(0, c, dy);
       load_input(1, c, xhat);
-      access.load(p.weight, c, g);
+      load_parameter<T>(p.weight, c, g);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         xhat[j] = (xhat[j] - mean) * rstd;
@@ -238,12 +233,12 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
     sums = block_reduce<kThreads>(sums, SumPair(), scratch);
     const float mean_g = p.mean ? sums.first * scale : 0.f, mean_g_xhat = sums.second * scale;
     if (p.dx) {
-      const int64_t dx = p.dx.offset(row);
+      T* dx = p.dx.row<T>(row);
       each([&](int64_t c) {
         float dy[kWidth], xhat[kWidth], g[kWidth];
         load_input(0, c, dy);
         load_input(1, c, xhat);
-        access.load(p.weight, c, g);
+        load_parameter<T>(p.weight, c, g);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
           xhat[j] = (xhat[j] - mean) * rstd;
@@ -254,7 +249,7 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) g[j] += dy[j];
         }
-        access.store(p.dx.data, dx + c * p.dx.column_stride, g);
+        store(dx + c * p.dx.column_stride, pack<T>(g));
       });
     }
     __syncthreads();  // before the next row writes scratch
@@ -309,7 +304,14 @@ static __global__ void __launch_bounds__(kGradientThreads)
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   sum = warp_sum(sums[lane][warp]);
   if (lane > 0 || first + warp >= p.columns) return;
-  Elements::put(gradient.out, (first + warp) * gradient.stride, gradient.dtype, sum);
+  const int64_t at = (first + warp) * gradient.stride;
+  if (gradient.dtype == DType::kFloat32) {
+    static_cast<float*>(gradient.out)[at] = sum;
+  } else if (gradient.dtype == DType::kFloat16) {
+    static_cast<__half*>(gradient.out)[at] = from_float<__half>(sum);
+  } else {
+    static_cast<__nv_bfloat16*>(gradient.out)[at] = from_float<__nv_bfloat16>(sum);
+  }
 }
 
 }  // namespace fk::cuda::norm

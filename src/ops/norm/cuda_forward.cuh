@@ -19,9 +19,7 @@ struct Forward {
   Parameter weight, bias;
   int64_t rows = 0, columns = 0;
   float eps = 0;
-  // For the looped kernels; the tiled ones are compiled for each.
-  bool layer = false;
-  DType dtype = DType::kFloat32;
+  bool layer = false;  // for the looped kernel; the tiled one is compiled for each
 };
 
 // How the kernel is cut for rows of at most kTeam * kVecs vectors.
@@ -208,28 +206,26 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   }
 }
 
-template <class Access, int kThreads>
+// kWidth 1: any strides. Wider: unit column stride and 16-byte aligned rows.
+template <class T, int kWidth, int kThreads>
 __global__ void __launch_bounds__(kThreads) forward_looped(const __grid_constant__ Forward p) {
-  constexpr int kWidth = Access::kWidth;
   __shared__ float scratch[2][kThreads / kWarpSize];
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const Access access(p.dtype);
   const float columns = static_cast<float>(p.columns);
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const int64_t x = p.inputs[0].offset(row);
-    const int64_t residual = p.inputs[1] ? p.inputs[1].offset(row) : 0;
+    const T* x = p.inputs[0].row<T>(row);
+    const T* residual = p.inputs[1] ? p.inputs[1].row<T>(row) : nullptr;
     const auto load_s = [&](int64_t column, float(&s)[kWidth]) {
-      access.load(p.inputs[0].data, x + column * p.inputs[0].column_stride, s);
-      if (!p.inputs[1]) return;
+      unpack(load<kWidth>(x + column * p.inputs[0].column_stride), s);
+      if (residual == nullptr) return;
       float r[kWidth];
-      access.load(p.inputs[1].data, residual + column * p.inputs[1].column_stride, r);
+      unpack(load<kWidth>(residual + column * p.inputs[1].column_stride), r);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) s[j] += r[j];
-      access.round(s);
+      unpack(pack<T>(s), s);
     };
     const auto each = [&](auto&& body) {
-#pragma unroll 1  // the branches in a body keep loads of several from being under way together
       for (int64_t c = threadIdx.x * kWidth; c < p.columns; c += kThreads * kWidth) body(c);
     };
 
@@ -252,21 +248,21 @@ __global__ void __launch_bounds__(kThreads) forward_looped(const __grid_constant
     });
     const float rstd = rsqrtf(block_sum<kThreads>(square, scratch[1]) / columns + p.eps);
     if (threadIdx.x == 0) {
-      if (p.rstd) static_cast<float*>(p.rstd.data)[p.rstd.offset(row)] = rstd;
-      if (p.mean) static_cast<float*>(p.mean.data)[p.mean.offset(row)] = mean;
+      if (p.rstd) *p.rstd.row<float>(row) = rstd;
+      if (p.mean) *p.mean.row<float>(row) = mean;
     }
-    const int64_t y = p.y ? p.y.offset(row) : 0;
-    const int64_t sum = p.sum ? p.sum.offset(row) : 0;
+    T* y = p.y ? p.y.row<T>(row) : nullptr;
+    T* sum = p.sum ? p.sum.row<T>(row) : nullptr;
     each([&](int64_t c) {
       load_s(c, s);
-      if (p.sum) access.store(p.sum.data, sum + c * p.sum.column_stride, s);
-      if (!p.y) return;
+      if (sum != nullptr) store(sum + c * p.sum.column_stride, pack<T>(s));
+      if (y == nullptr) return;
       float w[kWidth], b[kWidth];
-      access.load(p.weight, c, w);
-      access.load(p.bias, c, b);
+      load_parameter<T>(p.weight, c, w);
+      load_parameter<T>(p.bias, c, b);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) s[j] = (s[j] - mean) * rstd * w[j] + b[j];
-      access.store(p.y.data, y + c * p.y.column_stride, s);
+      store(y + c * p.y.column_stride, pack<T>(s));
     });
     __syncthreads();  // before the next row writes scratch
   }

@@ -47,14 +47,12 @@ class BulkLoader {
     ring_ = shared_rows + Team::index() * stages * kInputs * vectors;
     full_ = barriers[Team::index()];
     if (Team::rank() == 0) {
-#pragma unroll 1
       for (int s = 0; s < stages; ++s) barrier_init(&full_[s], 1);
       fence_barrier_init();
     }
     __syncthreads();
     if (Team::rank() == 0) {
       uint32_t row = first;
-#pragma unroll 1
       for (int s = 0; s < stages && row < rows; ++s, row += step) issue(s, row);
     }
   }

@@ -2,8 +2,6 @@
 // together.
 #pragma once
 
-#include <algorithm>
-
 #include "core/rows.h"
 #include "cuda/convert.cuh"
 #include "cuda/dependent_launch.cuh"
@@ -14,53 +12,29 @@ namespace fk::cuda::norm {
 // A tensor of type [..., N], or of one entry per row. Without data: not given.
 struct View {
   void* data = nullptr;
+  Rows rows;
   int64_t column_stride = 1;
-  int64_t row_stride = 0;
-  // Where rows are split over several dims, the borders between those, innermost first. A row lies
-  // row_stride times its index from the first, and a `step` for each time it is past a border, each
-  // `size` rows or times past the border before.
-  int borders = 0;
-  struct Border {
-    int64_t size, step;
-    uint32_t factor, shift;  // x / size = (2 x * factor >> 32) >> shift for x < 2^31
-  } border[kMaxDims - 1] = {};
-
-  View() = default;
-  View(const Tensor& t, int inner_dims) : data(t.data) {
-    if (inner_dims > 0) column_stride = t.stride(-1);
-    const Rows rows = rows_of(t, inner_dims);
-    row_stride = rows.last_stride;
-    for (int i = rows.ndim - 1; i > 0; --i) {
-      const int64_t size = std::max<int64_t>(1, rows.sizes[i]);  // 0: there are no rows
-      uint32_t shift = 0;
-      while (int64_t{1} << shift < size && shift < 31) ++shift;
-      const uint64_t factor = ((uint64_t{1} << (31 + shift)) + size - 1) / size;
-      border[borders++] = {size, rows.strides[i - 1] - size * rows.strides[i],
-                           static_cast<uint32_t>(factor), shift};
-    }
-  }
 
   explicit __device__ operator bool() const { return data != nullptr; }
 
-  __device__ __forceinline__ int64_t offset(int64_t row) const {
-    int64_t result = row * row_stride;
-#pragma unroll 1  // the divisions are much code, and rarely run
-    for (int i = 0; i < borders; ++i) {
-      row /= border[i].size;
-      result += row * border[i].step;
-    }
-    return result;
+  template <class T>
+  __device__ __forceinline__ T* row(int64_t row) const {
+    return static_cast<T*>(data) + rows.offset(row);
   }
-  // The tiled kernels take fewer than 2^31 rows. kUnsplit: they are known not to be split.
+  // The tiled kernels take fewer than 2^31 rows, so that rows split over several dims cost 32-bit
+  // divisions. kUnsplit: they are known not to be.
   template <class T, bool kUnsplit = false>
   __device__ __forceinline__ T* row(uint32_t row) const {
-    int64_t result = row * row_stride;
-#pragma unroll 1
-    for (int i = 0; !kUnsplit && i < borders; ++i) {
-      row = __umulhi(2 * row, border[i].factor) >> border[i].shift;
-      result += row * border[i].step;
+    if (kUnsplit || rows.ndim <= 1) return static_cast<T*>(data) + row * rows.last_stride;
+    int64_t offset = 0;
+#pragma unroll 1  // much code, and rarely run
+    for (int i = rows.ndim - 1; i > 0; --i) {
+      const uint32_t size = static_cast<uint32_t>(rows.sizes[i]);
+      const uint32_t quotient = row / size;
+      offset += (row - quotient * size) * rows.strides[i];
+      row = quotient;
     }
-    return static_cast<T*>(data) + result;
+    return static_cast<T*>(data) + offset + row * rows.strides[0];
   }
 };
 
@@ -104,68 +78,6 @@ __device__ __forceinline__ void load_parameter(const Parameter& p, int64_t colum
     }
   }
 }
-
-// How the looped kernels reach the elements of tensors and parameters, kWidth at a time. Vectors
-// need a unit column stride and rows aligned to 16 bytes.
-template <class T>
-struct Vectors {
-  static constexpr int kWidth = kVecWidth<T>;
-  explicit __device__ Vectors(DType) {}
-
-  __device__ __forceinline__ void load(const void* data, int64_t at, float (&out)[kWidth]) const {
-    unpack(cuda::load<kWidth>(static_cast<const T*>(data) + at), out);
-  }
-  __device__ __forceinline__ void store(void* data, int64_t at, const float (&in)[kWidth]) const {
-    cuda::store(static_cast<T*>(data) + at, pack<T>(in));
-  }
-  __device__ __forceinline__ void round(float (&values)[kWidth]) const {
-    unpack(pack<T>(values), values);
-  }
-  __device__ __forceinline__ void load(const Parameter& p, int64_t column,
-                                       float (&out)[kWidth]) const {
-    load_parameter<T>(p, column, out);
-  }
-};
-
-// Single elements lie anyhow. Their type is known when the kernel runs: one kernel for all.
-struct Elements {
-  static constexpr int kWidth = 1;
-  DType dtype;
-  explicit __device__ Elements(DType dtype) : dtype(dtype) {}
-
-  static __device__ __forceinline__ float value(const void* data, int64_t at, DType dtype) {
-    if (dtype == DType::kFloat32) return static_cast<const float*>(data)[at];
-    const uint16_t bits = static_cast<const uint16_t*>(data)[at];
-    return dtype == DType::kFloat16 ? __half2float(__ushort_as_half(bits))
-                                    : __uint_as_float(uint32_t{bits} << 16);
-  }
-  static __device__ __forceinline__ void put(void* data, int64_t at, DType dtype, float value) {
-    if (dtype == DType::kFloat32) {
-      static_cast<float*>(data)[at] = value;
-    } else if (dtype == DType::kFloat16) {
-      static_cast<__half*>(data)[at] = from_float<__half>(value);
-    } else {
-      static_cast<__nv_bfloat16*>(data)[at] = from_float<__nv_bfloat16>(value);
-    }
-  }
-
-  __device__ __forceinline__ void load(const void* data, int64_t at, float (&out)[1]) const {
-    out[0] = value(data, at, dtype);
-  }
-  __device__ __forceinline__ void store(void* data, int64_t at, const float (&in)[1]) const {
-    put(data, at, dtype, in[0]);
-  }
-  __device__ __forceinline__ void round(float (&values)[1]) const {
-    if (dtype == DType::kFloat16) values[0] = to_float(from_float<__half>(values[0]));
-    if (dtype == DType::kBFloat16) values[0] = to_float(from_float<__nv_bfloat16>(values[0]));
-  }
-  __device__ __forceinline__ void load(const Parameter& p, int64_t column, float (&out)[1]) const {
-    out[0] =
-        p.data == nullptr
-            ? p.otherwise
-            : value(p.data, column * p.stride, p.is_float ? DType::kFloat32 : dtype) + p.offset;
-  }
-};
 
 // The threads that work on one row: a warp, of which a block holds several, or a whole block.
 template <int kTeam, int kBlock>

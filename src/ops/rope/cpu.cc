@@ -73,8 +73,7 @@ HWY_INLINE void widen(const P* p, int64_t stride, int64_t n, float* out) {
 
 // Entries [first, first + n) of a table's row. A table is in float32 or in x's dtype.
 template <class T>
-HWY_NOINLINE void read_table(const Tensor& table, int64_t row, int64_t first, int64_t n,
-                             float* out) {
+HWY_INLINE void read_table(const Tensor& table, int64_t row, int64_t first, int64_t n, float* out) {
   const int64_t stride = table.stride(1), offset = row * table.stride(0) + first * stride;
   if (sizeof(T) == 4 || table.dtype == DType::kFloat32) {
     widen(table.ptr<const float>() + offset, stride, n, out);
@@ -156,7 +155,7 @@ void turn_strided(const Angles& angles, const T* x, int64_t x_stride, T* y, int6
   }
 }
 
-template <class T>
+template <class T, bool kStream>
 void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
   const int64_t length = job.x.size(1), heads = job.x.size(2), size = job.x.size(3);
   const int64_t pairs = job.cos.size(1);
@@ -186,11 +185,9 @@ void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
         if (!unit) {
           turn_strided(angles, xh, x_stride, yh, y_stride, step, apart, n);
         } else if (job.interleaved) {
-          job.stream ? turn_neighbours<true>(angles, xh, yh, n)
-                     : turn_neighbours<false>(angles, xh, yh, n);
+          turn_neighbours<kStream>(angles, xh, yh, n);
         } else {
-          job.stream ? turn_halves<true>(angles, xh, yh, pairs, n)
-                     : turn_halves<false>(angles, xh, yh, pairs, n);
+          turn_halves<kStream>(angles, xh, yh, pairs, n);
         }
       }
     }
@@ -201,17 +198,23 @@ void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
       for (int64_t k = 2 * pairs; k < size; ++k) yh[k * y_stride] = xh[k * x_stride];
     }
   }
-  if (job.stream) hwy::FlushStream();
+}
+
+template <class T>
+void turn_as(const RopeJob& job, int64_t begin, int64_t end) {
+  if (!job.stream) return turn_tokens<T, false>(job, begin, end);
+  turn_tokens<T, true>(job, begin, end);
+  hwy::FlushStream();
 }
 
 void turn(const RopeJob& job, int64_t begin, int64_t end) {
   switch (job.x.dtype) {
     case DType::kFloat16:
-      return turn_tokens<float16_t>(job, begin, end);
+      return turn_as<float16_t>(job, begin, end);
     case DType::kBFloat16:
-      return turn_tokens<bfloat16_t>(job, begin, end);
+      return turn_as<bfloat16_t>(job, begin, end);
     default:
-      return turn_tokens<float>(job, begin, end);
+      return turn_as<float>(job, begin, end);
   }
 }
 

@@ -135,12 +135,8 @@ void ForwardShortRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
         if (job.form == Form::kLogSumExp) {
           job.out.ptr<float>()[job.out_rows.offset(r)] = row.shift + log_sum;
         } else {
-          const T* in = x(r);
-          const auto shift = hn::Set(d, row.shift);
-          const auto last = hn::Set(d, std::isinf(row.max) ? kNaN : log_sum);
-          WriteVectors(y(r), n, job.stream, [&](int64_t i, auto k) HWY_ATTR {
-            return SubtractBoth()(Load(in + i, k), shift, last);
-          });
+          MapRow(SubtractBoth(), row.shift, std::isinf(row.max) ? kNaN : log_sum, x(r), 1, y(r), 1,
+                 n, job.stream);
         }
       });
 }
@@ -171,19 +167,20 @@ void ForwardRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const T* x = job.x.ptr<const T>() + job.x_rows.offset(r);
     const int64_t out = job.out_rows.offset(r);
-    if constexpr (std::is_same_v<T, float>) {
-      if (job.form == Form::kSoftmax && n <= kLongRow && x_stride == 1 && job.out.stride(-1) == 1) {
-        LongRowSoftmax(x, job.out.ptr<float>() + out, n);
-        continue;
-      }
-    }
-    const LogSumExp row = RowLogSumExp(x, x_stride, n);
     if (job.form == Form::kLogSumExp) {
+      const LogSumExp row = RowLogSumExp(x, x_stride, n);
       job.out.ptr<float>()[out] = row.shift + row.log_sum();
       continue;
     }
     T* y = job.out.ptr<T>() + out;
     const int64_t y_stride = job.out.stride(-1);
+    if constexpr (std::is_same_v<T, float>) {
+      if (job.form == Form::kSoftmax && n <= kLongRow && x_stride == 1 && y_stride == 1) {
+        LongRowSoftmax(x, y, n);
+        continue;
+      }
+    }
+    const LogSumExp row = RowLogSumExp(x, x_stride, n);
     const bool finite = std::isfinite(row.max);  // otherwise the row is no distribution
     if (job.form == Form::kSoftmax) {
       const float factor = finite ? static_cast<float>(1 / row.sum) : kNaN;
