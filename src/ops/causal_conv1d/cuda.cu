@@ -130,19 +130,14 @@ template <class T>
 __global__ void __launch_bounds__(kConvThreads) conv_final(const __grid_constant__ ConvArgs a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const int64_t index = block_index() * kConvThreads + threadIdx.x;
-  if (index >= a.channels * a.segments.sequences.count) return;
-  const int64_t channel = index % a.channels, s = index / a.channels;
-  const scan::Sequence q = a.segments.sequences[s];
+  int64_t channel;
   Segment g{};
-  g.sequence = s;
-  g.batch = q.batch;
-  g.begin = q.begin;
+  if (!find_sequence(a, &channel, &g)) return;
   // Ascending: in place, an entry is read before it is written.
   for (int k = 0; k < a.width - 1; ++k) {
-    static_cast<T*>(
-        a.final.data)[s * a.final.sequence + k * a.final.place + channel * a.final.channel] =
-        from_float<T>(conv_input<T>(a, g, q.end - q.begin + k - (a.width - 1), channel));
+    static_cast<T*>(a.final.data)[g.sequence * a.final.sequence + k * a.final.place +
+                                  channel * a.final.channel] =
+        from_float<T>(conv_input<T>(a, g, g.end - g.begin + k - (a.width - 1), channel));
   }
 }
 

@@ -222,15 +222,9 @@ __global__ void __launch_bounds__(kConvThreads)
     conv_back_state(const __grid_constant__ ConvArgs a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const int64_t index = block_index() * kConvThreads + threadIdx.x;
-  if (index >= a.channels * a.segments.sequences.count) return;
-  const int64_t channel = index % a.channels, s = index / a.channels;
-  const scan::Sequence q = a.segments.sequences[s];
+  int64_t channel;
   Segment g{};
-  g.sequence = s;
-  g.batch = q.batch;
-  g.begin = q.begin;
-  g.end = q.end;
+  if (!find_sequence(a, &channel, &g)) return;
 #pragma unroll 1
   for (int i = 0; i < a.width - 1; ++i) {
     float sum = from_final<T>(a, g, i, channel);
@@ -240,7 +234,7 @@ __global__ void __launch_bounds__(kConvThreads)
                                 channel * a.weight_channel + k * a.weight_tap),
                  slope_at<T>(a, g, i - k, channel), sum);
     }
-    static_cast<T*>(a.dinitial.data)[s * a.dinitial.sequence + i * a.dinitial.place +
+    static_cast<T*>(a.dinitial.data)[g.sequence * a.dinitial.sequence + i * a.dinitial.place +
                                      channel * a.dinitial.channel] = from_float<T>(sum);
   }
 }

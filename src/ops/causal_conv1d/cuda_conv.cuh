@@ -63,6 +63,20 @@ __device__ __forceinline__ Segment segment_at(const ConvArgs& a, int64_t slot) {
   return g;
 }
 
+// For kernels of a thread per channel and sequence: this one's, the sequence as one segment; false
+// where there is none.
+__device__ __forceinline__ bool find_sequence(const ConvArgs& a, int64_t* channel, Segment* g) {
+  const int64_t index = block_index() * kConvThreads + threadIdx.x;
+  if (index >= a.channels * a.segments.sequences.count) return false;
+  *channel = index % a.channels;
+  g->sequence = index / a.channels;
+  const scan::Sequence q = a.segments.sequences[g->sequence];
+  g->batch = q.batch;
+  g->begin = q.begin;
+  g->end = q.end;
+  return true;
+}
+
 // Inputs are counted from the beginning of the sequence; before it, at -1, -2, ..., stands the
 // state.
 template <class T>
