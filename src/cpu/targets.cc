@@ -1,5 +1,9 @@
 #include "cpu/targets.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,12 +21,18 @@ struct Target {
 };
 
 #if defined(__x86_64__)
-bool has_avx3() {
+// Clang knows the name only as an option's.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx512f") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bw");
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();
+}
+bool has_avx3() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
 }
 #endif
 
@@ -31,12 +41,7 @@ bool has_avx3() {
 const Target kTargets[] = {
 #if defined(__x86_64__)
     {"sse4", 0, false, [] { return true; }},  // the least that the library runs on
-    {"avx2", 1, false,
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-              __builtin_cpu_supports("f16c");
-     }},
+    {"avx2", 1, false, has_avx2},
     {"avx3", 2, false, has_avx3},
     {"avx3_bf16", 2, true, [] { return has_avx3() && __builtin_cpu_supports("avx512bf16"); }},
 #else
@@ -114,6 +119,16 @@ bool set_target(const char* name) {
 const char* active_target() {
   active_index();
   return kTargets[chosen.load()].name;
+}
+
+bool has_vex_vnni() {
+#if defined(__x86_64__)
+  constexpr unsigned kAvxVnni = 1u << 4;
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
+#else
+  return false;
+#endif
 }
 
 bool multiplies_bfloat16() {

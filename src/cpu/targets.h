@@ -19,6 +19,9 @@ bool set_target(const char* name);
 
 const char* active_target();
 
+// Whether this machine has AVX2's form of VNNI (Alder Lake), which is no part of "avx2".
+bool has_vex_vnni();
+
 namespace detail {
 // Place of the active target in the table FK_CPU_EXPORT makes; -1 until it is first asked for.
 extern std::atomic<int> active_index;

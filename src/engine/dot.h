@@ -15,6 +15,7 @@
 
 #include "cpu/matrix.h"
 #include "cpu/simd.h"
+#include "cpu/targets.h"
 #include "engine/kernels.h"
 
 #endif  // FK_ENGINE_DOT_H_
@@ -42,7 +43,7 @@ HWY_INLINE bool has_vnni() {
   static const bool has = __builtin_cpu_supports("avx512vnni") != 0;
   return has && engine::vnni_wanted();
 #elif HWY_TARGET == HWY_AVX2
-  static const bool has = __builtin_cpu_supports("avxvnni") != 0;
+  static const bool has = has_vex_vnni();
   return has && engine::vnni_wanted();
 #else
   return false;
@@ -102,20 +103,26 @@ HWY_INLINE hn::Vec<Bytes> take_sign(hn::Vec<Bytes> s, hn::Vec<Bytes> w) {
 #endif
 }
 
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+// sum + the dot products of w with the four values x.
+HWY_INLINE hn::Vec<I32> add_by_vnni(hn::Vec<I32> sum, hn::Vec<Bytes> w, const int8_t* x) {
+#if HWY_TARGET == HWY_AVX3
+  const int32_t* quad = reinterpret_cast<const int32_t*>(x);
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.raw) : "v"(w.raw), "m"(*quad));
+#else
+  const auto quad = hn::Set(I32(), load_quad(x));
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(w.raw), "x"(quad.raw));
+#endif
+  return sum;
+}
+#endif
+
 // sum + the dot products of the codes w[0..kQuads), at most kLargest each, with 4 * kQuads values
 // x. Codes up to 255 are given as they are with VNNI, and as signed bytes (128 less) without.
 template <bool kVnni, int kLargest, int kQuads>
 HWY_INLINE hn::Vec<I32> dot(hn::Vec<I32> sum, const hn::Vec<Bytes>* w, const int8_t* x) {
   if constexpr (kVnni) {
-    detail::repeat<kQuads>([&](auto j) FK_MATRIX_BODY {
-#if HWY_TARGET == HWY_AVX3
-      const int32_t* quad = reinterpret_cast<const int32_t*>(x + 4 * j);
-      asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.raw) : "v"(w[j].raw), "m"(*quad));
-#elif HWY_TARGET == HWY_AVX2
-      const auto quad = hn::Set(I32(), load_quad(x + 4 * j));
-      asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(w[j].raw), "x"(quad.raw));
-#endif
-    });
+    detail::repeat<kQuads>([&](auto j) FK_MATRIX_BODY { sum = add_by_vnni(sum, w[j], x + 4 * j); });
     return sum;
   } else {
     // How many times two products fit into int16.

@@ -479,7 +479,7 @@ class Workspace : public testing::Test {
         reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory_.data()) + 255) / 256 * 256);
   }
 
-  Array dy_{{257, 96}}, x_{{257, 96}}, weight_{{96}}, rstd_{{257}}, dx_{{257, 96}}, dweight_{{96}};
+  Array dy_{257, 96}, x_{257, 96}, weight_{96}, rstd_{257}, dx_{257, 96}, dweight_{96};
   Call call_{"rms_norm_bwd"};
   size_t needed_ = 0;
   std::vector<char> memory_;

@@ -248,7 +248,7 @@ void forward_block(const ForwardJob& job, void* memory, int64_t item, int64_t ne
   if (job.out.data == nullptr) return;
   group.for_each_head(0, n, [&](int64_t head, int64_t query, int64_t lane, int64_t count) HWY_ATTR {
     unpack_rows(scratch.sums + lane * v_width, v_width, count, call.p.value_dim,
-                state.change + lane, call.rows(job.out, b, head, s.q_begin + query));
+                state.change + lane, call.rows(job.out, group.b, head, s.q_begin + query));
   });
 }
 
