@@ -301,6 +301,11 @@ LONG = [
     attention_case(lengths=((150, 150), (65, 200)), h=2, g=1, d=96),
     attention_case(lengths=((150, 150), (65, 200)), h=2, g=1, d=192, e=128, causal=True),
     attention_case(lengths=((150, 150), (65, 200)), h=2, g=1, d=256, window=(60, 60)),
+    # What the Hopper forward pads by whole columns of 64, and scores changed beside wide heads.
+    attention_case(1, 300, h=1, d=64, e=200, window=(90, 40)),
+    attention_case(1, 515, h=1, d=256, e=40, causal=True),
+    attention_case(1, 333, 400, h=2, g=1, d=256, causal=True, softcap=5.0, alibi="H"),
+    attention_case(1, 300, h=2, g=1, d=192, e=128, softcap=5.0, sinks=True),
 ]
 
 
@@ -453,15 +458,15 @@ def test_large_scores(backend):
 
 @pytest.mark.parametrize("softcap", (0.0, 20.0))
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("d", (64, 128))
+@pytest.mark.parametrize("d,e", ((64, 64), (128, 128), (192, 128)))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
-def test_packed_sequences_stay_apart(backend, dtype, d, causal, softcap):
+def test_packed_sequences_stay_apart(backend, dtype, d, e, causal, softcap):
     """NaN in one sequence reaches no other: blocks of rows end in the middle of a neighbour."""
     q_ends, k_ends = (0, 100, 230, 430), (0, 130, 200, 520)
     generator = seeded("apart", dtype, d, causal)
     q = normal(generator, q_ends[-1], 2, d)
-    k, v = (normal(generator, k_ends[-1], 2, d) for _ in range(2))
+    k, v = (normal(generator, k_ends[-1], 2, columns) for columns in (d, e))
     for t, ends in ((q, q_ends), (k, k_ends), (v, k_ends)):
         t[ends[1] : ends[2]] = math.nan
     leaves = [convert(t.to(getattr(torch, dtype)), backend).requires_grad_() for t in (q, k, v)]

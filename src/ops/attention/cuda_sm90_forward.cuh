@@ -80,7 +80,7 @@ struct Consumer {
     return values < Tile::kValueStages ? values : values - Tile::kValueStages;
   }
   __device__ __forceinline__ char* v_block() const {
-    return shared + Tile::kVOffset + v_stage() * Tile::kBlockBytes;
+    return shared + Tile::kVOffset + v_stage() * Tile::kValueBytes;
   }
   __device__ __forceinline__ void wait_for_values() const {
     cuda::barrier_wait(&barriers->v_full[v_stage()], values >= Tile::kValueStages);
@@ -145,7 +145,7 @@ struct Consumer {
   template <int N>
   __device__ __forceinline__ void issue_scores(float (&s)[N], int round) const {
     const uint64_t q = cuda::k_major(queries(round));
-    const uint64_t k = cuda::k_major(shared + Tile::kKOffset + k_stage() * Tile::kBlockBytes);
+    const uint64_t k = cuda::k_major(shared + Tile::kKOffset + k_stage() * Tile::kKeyBytes);
     cuda::warpgroup_fence();
 #pragma unroll
     for (int i = 0; i < Tile::kWidth / 16; ++i) {
@@ -156,7 +156,7 @@ struct Consumer {
   }
 
   template <int kSteps>
-  __device__ __forceinline__ void issue_values(float (&o)[Tile::kWidth / 2],
+  __device__ __forceinline__ void issue_values(float (&o)[Tile::kValueWidth / 2],
                                                const uint32_t (&p)[Tile::kKeys / 16][4]) {
     const uint64_t v = cuda::outer_major(v_block(), Tile::kKeyColumnBytes);
     cuda::warpgroup_fence();
@@ -210,7 +210,7 @@ struct Consumer {
     if (keys >= Tile::kKeys) return;
     for (int i = 8 * keys + thread; i < 8 * Tile::kKeys; i += 128) {
 #pragma unroll
-      for (int c = 0; c < Tile::kColumns; ++c) {
+      for (int c = 0; c < Tile::kValueColumns; ++c) {
         *reinterpret_cast<uint4*>(v_block() + c * Tile::kKeyColumnBytes + 16 * i) = uint4{};
       }
     }
@@ -257,7 +257,7 @@ struct Consumer {
   }
 
   // Sends the rows out, through the place of their queries.
-  __device__ __forceinline__ void store(const float (&o)[Tile::kWidth / 2],
+  __device__ __forceinline__ void store(const float (&o)[Tile::kValueWidth / 2],
                                         const float (&factor)[2], int round) {
     const TileOfQueries& t = tile(round);
     const int first_row = t.query + 64 * warpgroup;
@@ -265,7 +265,7 @@ struct Consumer {
     {
       const int r = 16 * warp + lane % 16;
 #pragma unroll
-      for (int i = 0; i < Tile::kWidth / 16; ++i) {
+      for (int i = 0; i < Tile::kValueWidth / 16; ++i) {
         const int piece = 2 * (i % 4) + lane / 16;
         char* const to = out + i / 4 * Tile::kQueryColumnBytes + r * 128 + (piece ^ (r % 8)) * 16;
         const float* x = o + 8 * i;
@@ -282,7 +282,7 @@ struct Consumer {
       if (!a.packed || rows == 64) {
         if (thread == 0) {
 #pragma unroll
-          for (int c = 0; c < Tile::kColumns; ++c) {
+          for (int c = 0; c < Tile::kValueColumns; ++c) {
             cuda::tensor_store(&a.out, out + c * Tile::kQueryColumnBytes, 64 * c,
                                t.q_begin + first_row, t.head, a.packed ? 0 : t.batch);
           }
@@ -308,7 +308,7 @@ struct Consumer {
   // Waits for the product with the values of the block before (if there is one), which takes as
   // long as the softmax of this one, and puts this block's probabilities in its place. Called after
   // a branch only: the compiler would move the wait to before the softmax.
-  __device__ __forceinline__ void next_probabilities(float (&o)[Tile::kWidth / 2],
+  __device__ __forceinline__ void next_probabilities(float (&o)[Tile::kValueWidth / 2],
                                                      const float (&s)[kScores],
                                                      uint32_t (&p)[Tile::kKeys / 16][4],
                                                      const Softmax& softmax, bool before) const {
@@ -317,14 +317,14 @@ struct Consumer {
     if (before) release_values();
     if (softmax.grown) {
 #pragma unroll
-      for (int i = 0; i < Tile::kWidth / 2; ++i) o[i] *= softmax.correction[row_of(i)];
+      for (int i = 0; i < Tile::kValueWidth / 2; ++i) o[i] *= softmax.correction[row_of(i)];
     }
     round_pairs<T>(s, p);
   }
 
   __device__ __forceinline__ void run() {
     const float scale_log2 = Tile::kScoreChange ? 1.f : a.scale * cuda::kLog2E;
-    float o[Tile::kWidth / 2], s[kScores];
+    float o[Tile::kValueWidth / 2], s[kScores];
     uint32_t p[Tile::kKeys / 16][4];
     float factor[2];
     if (warpgroup == Tile::kWarpgroups - 1) pass_turn();
@@ -332,7 +332,7 @@ struct Consumer {
       Softmax softmax;
       skip(first_block - tile(round).first_block);
 #pragma unroll
-      for (int i = 0; i < Tile::kWidth / 2; ++i) o[i] = 0.f;
+      for (int i = 0; i < Tile::kValueWidth / 2; ++i) o[i] = 0.f;
       if (first_block < end_block) {
         wait_for_keys();
         wait_for_turn();

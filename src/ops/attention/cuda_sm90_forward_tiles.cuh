@@ -8,12 +8,13 @@
 
 namespace fk::cuda_sm90 {
 
-// How a head size is cut. kWidth is the head size rounded up to what is multiplied.
+// How a head size is cut. kWidth is the head size rounded up to what is multiplied, kValueWidth
+// that of the values.
 template <class T_, int kWidth_, int kKeys_, int kWarpgroups_, bool kScoreChange_,
-          int kKeyStages_ = 2, int kValueStages_ = 2>
+          int kKeyStages_ = 2, int kValueStages_ = 2, int kValueWidth_ = kWidth_>
 struct ForwardTile {
   using T = T_;
-  static constexpr int kWidth = kWidth_;
+  static constexpr int kWidth = kWidth_, kValueWidth = kValueWidth_;
   static constexpr int kKeys = kKeys_;              // of a block
   static constexpr int kWarpgroups = kWarpgroups_;  // that multiply
   static constexpr int kQueries = 64 * kWarpgroups;
@@ -28,19 +29,21 @@ struct ForwardTile {
   static constexpr int kProducerRegisters = kWarpgroups == 2 ? 24 : 32;
   static constexpr int kRegisters = kWarpgroups == 2 ? 240 : 160;
   // Shared memory: columns of 64 elements (128 bytes, the swizzle's row).
-  static constexpr int kColumns = (kWidth + 63) / 64;
+  static constexpr int kColumns = (kWidth + 63) / 64, kValueColumns = (kValueWidth + 63) / 64;
   static constexpr int kKeyColumnBytes = kKeys * 128;
-  static constexpr int kBlockBytes = kColumns * kKeyColumnBytes;
+  static constexpr int kKeyBytes = kColumns * kKeyColumnBytes;
+  static constexpr int kValueBytes = kValueColumns * kKeyColumnBytes;
+  static constexpr int kStageBytes = kKeyStages * kKeyBytes + kValueStages * kValueBytes;
   static constexpr int kQueryColumnBytes = 64 * 128;  // of one warpgroup
   static constexpr int kQueryBytes = kColumns * kQueryColumnBytes;
   static constexpr int kTileBytes = kWarpgroups * kQueryBytes;
-  static constexpr int kQueryStages =
-      2 * kTileBytes + (kKeyStages + kValueStages) * kBlockBytes <= 226 * 1024 ? 2 : 1;
+  static constexpr int kQueryStages = 2 * kTileBytes + kStageBytes <= 226 * 1024 ? 2 : 1;
   static constexpr int kKOffset = kQueryStages * kTileBytes;
-  static constexpr int kVOffset = kKOffset + kKeyStages * kBlockBytes;
-  static constexpr int kEnd = kVOffset + kValueStages * kBlockBytes;
+  static constexpr int kVOffset = kKOffset + kKeyStages * kKeyBytes;
+  static constexpr int kEnd = kKOffset + kStageBytes;
   static constexpr int kSharedBytes = kEnd + 1024;
   static_assert(kKeys % 16 == 0 && kWidth % 16 == 0 && kSharedBytes <= 227 * 1024);
+  static_assert(kValueWidth % 16 == 0 && kValueWidth <= kWidth);  // out leaves by q's place
 };
 
 constexpr int kTilePlaces = 4;  // tiles that are known at a time
@@ -128,6 +131,8 @@ template <class Tile, int kStages, bool kKeys>
 __device__ __forceinline__ void load_blocks(const ForwardArguments& a, const CUtensorMap* map,
                                             char* to, uint64_t* full, uint64_t* empty,
                                             ForwardBarriers* barriers, const TileOfQueries* tiles) {
+  constexpr int kColumns = kKeys ? Tile::kColumns : Tile::kValueColumns;
+  constexpr int kBytes = kKeys ? Tile::kKeyBytes : Tile::kValueBytes;
   int block = 0;  // since the start
   for (int round = 0;; ++round) {
     const TileOfQueries& tile = wait_for_tile(barriers, tiles, round);
@@ -139,11 +144,11 @@ __device__ __forceinline__ void load_blocks(const ForwardArguments& a, const CUt
       if (kKeys && n == due) cuda::barrier_arrive(&barriers->next_due);
       const int s = stage_of<kStages>(block);
       cuda::barrier_wait(&empty[s], phase_of<kStages>(block) ^ 1);
-      cuda::barrier_arrive_expect(&full[s], Tile::kBlockBytes);
+      cuda::barrier_arrive_expect(&full[s], kBytes);
 #pragma unroll
-      for (int c = 0; c < Tile::kColumns; ++c) {
-        cuda::tensor_load(to + s * Tile::kBlockBytes + c * Tile::kKeyColumnBytes, map, &full[s],
-                          64 * c, tile.k_begin + n * Tile::kKeys, head, batch);
+      for (int c = 0; c < kColumns; ++c) {
+        cuda::tensor_load(to + s * kBytes + c * Tile::kKeyColumnBytes, map, &full[s], 64 * c,
+                          tile.k_begin + n * Tile::kKeys, head, batch);
       }
     }
     cuda::barrier_arrive(&barriers->tile_empty[stage_of<kTilePlaces>(round)]);
