@@ -93,6 +93,9 @@ set(FK_CUDA_TOGETHER "/cuda/(indices_on_host|runtime|tma)\\.cu$" "attention/cuda
     "selective_scan/cuda(_backward.*|_named)?\\.cu$" "selective_scan/cuda_forward_"
     "(causal_conv1d|norm)/cuda" "(cross_entropy|reduce|softmax)/cuda" "/cuda/launch\\.cu$|\
 (attention|gated_ssm|merge_attention_states|rope|state_update)/cuda(_backward|_finish|_prepare)?\\.cu$")
+# Kernels with nothing for Hopper in them: what the compiler makes of them for sm_80 serves sm_90,
+# too, where only the assembler runs once more.
+set(FK_CUDA_COMMON "attention/cuda_forward_")
 # These take longest, and come first, so that no core waits for one of them at the end.
 set(FK_CUDA_FIRST "attention/cuda_.*backward|selective_scan/")
 set(FK_CUDA_NEXT "conv1d/|cross_entropy/|norm/")
@@ -113,8 +116,6 @@ function(fk_compile_cuda objects)
   if(NOT hopper_flags)
     set(hopper_flags ${FK_NVCC_ARCH_FLAGS})
   endif()
-  # Kernels with nothing for Hopper in them: what the compiler makes of them for sm_80 serves it, too,
-  # and only the assembler runs once more.
   set(common_flags ${FK_NVCC_ARCH_FLAGS})
   if(FK_NVCC_ARCH_FLAGS MATCHES "compute_80,")
     list(TRANSFORM common_flags REPLACE "compute_90a,code=sm_90a" "compute_80,code=sm_90")
@@ -135,7 +136,7 @@ function(fk_compile_cuda objects)
       set(code_flags -x c++)
     elseif(name MATCHES "/cuda_sm90_[^/]*$")
       set(code_flags ${hopper_flags})
-    elseif(name MATCHES "attention/cuda_forward_")
+    elseif(name MATCHES ${FK_CUDA_COMMON})
       set(code_flags ${common_flags})
     endif()
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)

@@ -394,6 +394,8 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     forward(const __grid_constant__ Forward p) {
+  // sm_90 runs what is compiled for sm_80 (FK_CUDA_COMMON in cmake/cuda.cmake).
+  static_assert(Tile::kUse != Use::kHopper);
   if constexpr (kCompiled<Tile>) forward_block<Tile>(p);
 }
 

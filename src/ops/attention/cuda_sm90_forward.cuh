@@ -21,6 +21,7 @@
 #include <type_traits>
 
 #include "cuda/dependent_launch.cuh"
+#include "cuda/parameter.cuh"
 #include "cuda/wgmma.cuh"
 #include "ops/attention/cuda_sm90_forward_tiles.cuh"
 #include "ops/attention/cuda_sm90_softmax.cuh"
@@ -28,13 +29,6 @@
 namespace fk::cuda_sm90 {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
-
-// One element of a tensor whose type only the call knows.
-__device__ __forceinline__ float parameter(const void* data, DType type, int64_t at) {
-  if (type == DType::kFloat16) return cuda::to_float(static_cast<const __half*>(data)[at]);
-  if (type == DType::kBFloat16) return cuda::to_float(static_cast<const __nv_bfloat16*>(data)[at]);
-  return static_cast<const float*>(data)[at];
-}
 
 // One warpgroup, which owns 64 queries of every tile.
 template <class Tile>
@@ -177,8 +171,8 @@ struct Consumer {
     if constexpr (Tile::kScoreChange) {
       const float slope = a.slopes.data == nullptr
                               ? 0.f
-                              : parameter(a.slopes.data, a.slope_type,
-                                          t.batch * a.slopes.batch + t.head * a.slopes.head);
+                              : cuda::load_as(a.slope_type, a.slopes.data,
+                                              t.batch * a.slopes.batch + t.head * a.slopes.head);
       const float inner = a.softcap > 0.f ? a.scale / a.softcap : a.scale;
 #pragma unroll
       for (float& x : s) x *= inner;
@@ -232,7 +226,7 @@ struct Consumer {
       factor[j] = sum[j] == 0.f ? 0.f : reciprocal_fast(sum[j]);
     }
     if (a.sinks != nullptr) {
-      const float sink = cuda::kLog2E * parameter(a.sinks, a.sink_type, t.head * a.sink_stride);
+      const float sink = cuda::kLog2E * cuda::load_as(a.sink_type, a.sinks, t.head * a.sink_stride);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         if (sum[j] == 0.f) continue;
