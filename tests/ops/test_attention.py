@@ -317,6 +317,43 @@ def test_long(case, backend, dtype):
     run_gradients(case, backend, dtype)
 
 
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_very_long(backend):
+    """Some rows of the output and of each gradient; on a GPU, memory without an L x L buffer."""
+    cuda = backend == "torch_cuda"
+    length, dtype, bar = (131072, torch.bfloat16, 2e-2) if cuda else (16384, torch.float32, 1e-5)
+    generator = seeded("very long")
+    q, k, v, dout = (
+        convert(torch.randn(1, length, 2, 64, generator=generator).to(dtype), backend)
+        for _ in range(4)
+    )
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    out, lse = fk.attention(*leaves, causal=True, return_lse=True)
+    dq, dk, dv = torch.autograd.grad(out, leaves, dout)
+    if cuda:
+        used = torch.cuda.max_memory_allocated() - before
+        assert used < 16 * q.numel() * q.element_size()
+    scale = 64**-0.5
+    rows = (5, 77, length // 2 + 1, length - 1)
+    for h, row in itertools.product(range(2), rows):
+        head = (t[0, :, h].detach().double() for t in (q, k, v, out, dout))
+        eq, ek, ev, eout, edout = head
+        delta = (eout * edout).sum(-1)
+        # As a query: over the keys that it sees.
+        p = torch.softmax(scale * (ek[: row + 1] @ eq[row]), 0)
+        ds = p * (ev[: row + 1] @ edout[row] - delta[row])
+        expected = [p @ ev[: row + 1], scale * (ds @ ek[: row + 1])]
+        # As a key: over the queries that see it.
+        p = torch.exp(scale * (eq[row:] @ ek[row]) - lse[0, h, row:].double())
+        ds = p * (edout[row:] @ ev[row] - delta[row:])
+        expected += [scale * (ds @ eq[row:]), p @ edout[row:]]
+        for x, e in zip((out, dq, dk, dv), expected, strict=True):
+            assert ((x[0, row, h] - e).norm() / e.norm()).item() < bar
+
+
 # Values up to 1: float16 rounds an output of 2 or more by up to 0.98e-3 already.
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d", (64, 128))

@@ -1,6 +1,6 @@
 """Named lists of cases. A case is an op, a direction, its sizes and a dtype."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,19 @@ def attention_float8():
                 )  # fmt: skip
 
 
+def attention_packed():
+    """Packed sequences beside our own answer to the same batch unpacked: the forty cells."""
+    for case in _forty_cells(("dense",)):
+        yield replace(case, params=(*case.params, ("packed", True)))
+
+
+def attention_long():
+    """One sequence whose scores fill no memory: for a GPU of bfloat16, for a CPU of float32."""
+    for direction in ("fwd", "bwd"):
+        yield _attention(direction, "bfloat16", ("cudnn",), 1, 131072, 8, 128, True)
+        yield _attention(direction, "float32", ("torch",), 1, 16384, 2, 64, True)
+
+
 def attention_grid():
     """Latency and memory over lengths, head sizes, batches and precisions."""
     for dtype in ("float16", "float32"):
@@ -262,7 +275,8 @@ def conv1d_large():
 
 _ALL = (
     demo, rows, bandwidth, overhead,
-    attention, attention_portable, attention_more, attention_float8, attention_grid, attention_cpu,
+    attention, attention_portable, attention_more, attention_packed, attention_long,
+    attention_float8, attention_grid, attention_cpu,
     mamba, mamba_cpu, mamba_algorithms, mamba_agent, mamba_agent_cpu, mamba_jax, mamba_step, conv1d,
     conv1d_large,
 )  # fmt: skip

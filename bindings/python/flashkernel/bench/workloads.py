@@ -197,6 +197,18 @@ def _attention(params):
     return call
 
 
+def _dense(params):
+    """Our own call without packing, as a peer."""
+    call = _attention({**params, "packed": False})
+
+    def dense(m, t):
+        import flashkernel as fk
+
+        return call(fk, t)
+
+    return dense
+
+
 def _widened(m, x):
     """An 8-bit tensor as bfloat16, made once: torch has no attention of its own for it."""
     if x.dtype != m.float8_e4m3fn:
@@ -342,6 +354,7 @@ WORKLOADS = {
                 "flash": _sdpa("FLASH_ATTENTION"),
                 "efficient": _sdpa("EFFICIENT_ATTENTION"),
                 "plain": _plain_attention,
+                "dense": _dense,
             },
             {"fwd": 4, "bwd": 8},
             ("q", "k", "v"),
