@@ -79,6 +79,9 @@ if(FK_HAVE_CUDA)
   if(FK_CUDA_LINEINFO)
     list(APPEND FK_NVCC_EXTRA_FLAGS -lineinfo)
   endif()
+  if(FK_RACECHECK)
+    list(APPEND FK_NVCC_EXTRA_FLAGS -DFK_RACECHECK)
+  endif()
   # A seventh of the size on disk, for some milliseconds at a kernel's first launch.
   # --compress-mode=size would make it a tenth, for a twentieth of the build's time.
   list(APPEND FK_NVCC_EXTRA_FLAGS -Xfatbin=-compress-all)
