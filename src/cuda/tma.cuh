@@ -15,6 +15,14 @@
 
 namespace fk::cuda {
 
+// How many lanes of a warp arrive at a barrier for it. One is enough behind __syncwarp, but
+// compute-sanitizer's racecheck follows every lane by itself: in a build for it, all arrive.
+#ifdef FK_RACECHECK
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
 // Arrives on a barrier of the own block.
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))

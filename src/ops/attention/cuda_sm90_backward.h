@@ -13,15 +13,7 @@ namespace attention = fk::attention;  // and not cuda::attention, whose names ar
 
 constexpr int kThreads = 384;      // a warpgroup that loads, two that compute
 constexpr int kConsumerWarps = 8;  // of those two
-// How many lanes of a warp arrive at a barrier for it. One is enough behind __syncwarp, but
-// compute-sanitizer's racecheck follows every lane by itself: a build for it has all of them
-// arrive.
-#ifdef FK_RACECHECK
-constexpr int kArrivals = 32;
-#else
-constexpr int kArrivals = 1;
-#endif
-constexpr int kFar = 1 << 29;  // a mask's distance without limit; lengths are shorter
+constexpr int kFar = 1 << 29;      // a mask's distance without limit; lengths are shorter
 
 // Kernels are made for head sizes of 64, 96, 128, 192 and 256; smaller ones are padded with zeros
 // by the copy engine. A block owns so many keys: dK and dV have to fit into the registers.

@@ -77,9 +77,9 @@ __device__ __forceinline__ void find_tiles(const ForwardArguments& a, ForwardBar
     find_tile<Tile>(a, index, cursor, &tiles[place]);
     __syncwarp();
     index += gridDim.x;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < cuda::kArrivals) {
       cuda::barrier_arrive(&barriers->tile_full[place]);
-      if (a.next_tile != nullptr && tiles[place].batch >= 0) {
+      if (threadIdx.x == 0 && a.next_tile != nullptr && tiles[place].batch >= 0) {
         cuda::barrier_wait(&barriers->next_due, round & 1);
         index = atomicAdd(a.next_tile, 1) + static_cast<int>(gridDim.x);
       }

@@ -122,6 +122,9 @@ struct Float8Producer {
       cuda::barrier_wait(&barriers->q_empty[round % 2], ((round / 2) & 1) ^ 1);
       find_tile<Tile>(f, index, cursor, &head.tile);
       __syncwarp();
+      if (threadIdx.x > 0 && threadIdx.x < cuda::kArrivals) {
+        cuda::barrier_arrive(&barriers->q_full[round % 2]);
+      }
       if (threadIdx.x == 0) {
         if (head.tile.batch >= 0) {
           head.next_tile = (f.next_tile == nullptr ? index : atomicAdd(f.next_tile, 1)) + gridDim.x;

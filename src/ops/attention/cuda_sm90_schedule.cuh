@@ -149,7 +149,6 @@ __device__ __forceinline__ void find_tile(const ForwardArguments& a, int index,
     return;
   }
   __syncwarp();
-  BlocksOfKeys b{};
   if (lane < Tile::kWarpgroups) {
     const int q_len = tile->q_len, k_len = tile->k_len, query = tile->query;
     const int shift = k_len - q_len, last_query = min(query + Tile::kQueries, q_len) - 1;
@@ -162,23 +161,19 @@ __device__ __forceinline__ void find_tile(const ForwardArguments& a, int index,
     const int first = query + 64 * lane + shift, last = first + 63;
     const int end = min(k_len, last + a.right + 1);
     const int end_block = max(tile_first, min(tile_end, (end + Tile::kKeys - 1) / Tile::kKeys));
+    BlocksOfKeys b;
     b.first = min(end_block, max(tile_first, (first - a.left) / Tile::kKeys));
     b.end_halves = 2 * end_block - (2 * end <= (2 * end_block - 1) * Tile::kKeys ? 1 : 0);
     if (query + 64 * lane >= q_len) b.end_halves = 2 * b.first;  // no queries here
     b.inner_first = (last - a.left + Tile::kKeys - 1) / Tile::kKeys;
     b.inner_end = min(k_len, first + a.right + 1) / Tile::kKeys;
+    tile->blocks[lane] = b;
     if (lane == 0) {
       tile->first_block = tile_first;
       tile->end_block = tile_end;
     }
   }
-  // By the lane whose arrival at a barrier says that the tile is there.
-  for (int w = 0; w < Tile::kWarpgroups; ++w) {
-    const BlocksOfKeys of_w = {
-        __shfl_sync(0xffffffff, b.first, w), __shfl_sync(0xffffffff, b.end_halves, w),
-        __shfl_sync(0xffffffff, b.inner_first, w), __shfl_sync(0xffffffff, b.inner_end, w)};
-    if (lane == 0) tile->blocks[w] = of_w;
-  }
+  __syncwarp();
   if (lane == 0) {
     tile->lse = a.lse.data == nullptr
                     ? nullptr
