@@ -32,12 +32,12 @@ $(BIN)/python:
 
 $(VENV)/demo.stamp: scripts/requirements-demo.txt | packages-demo $(BIN)/python
 	@echo "Python packages for the demo, into $(VENV)"
-	@$(BIN)/pip install -qq -r $<
+	@$(BIN)/pip install -qq --no-compile -r $<
 	@touch $@
 
 $(VENV)/test.stamp: scripts/requirements-test.txt scripts/requirements-demo.txt | packages-test $(BIN)/python
 	@echo "Python packages for the tests, into $(VENV) (torch and JAX among them)"
-	@$(BIN)/pip install -qq -r $<
+	@$(BIN)/pip install -qq --no-compile -r $<
 	@touch $@ $(VENV)/demo.stamp
 
 $(BIN)/python: | packages-demo
