@@ -339,8 +339,7 @@ def test_very_long(backend):
     scale = 64**-0.5
     rows = (5, 77, length // 2 + 1, length - 1)
     for h, row in itertools.product(range(2), rows):
-        head = (t[0, :, h].detach().double() for t in (q, k, v, out, dout))
-        eq, ek, ev, eout, edout = head
+        eq, ek, ev, eout, edout = (t[0, :, h].detach().double() for t in (q, k, v, out, dout))
         delta = (eout * edout).sum(-1)
         # As a query: over the keys that it sees.
         p = torch.softmax(scale * (ek[: row + 1] @ eq[row]), 0)

@@ -60,6 +60,7 @@ def parse(arguments):
         c
         for c in SUITES[options.suite]()
         if c.op in (options.op or WORKLOADS)
+        and c.device in ("", options.device)
         and options.dtype in (None, c.dtype)
         and c.direction in directions
         and options.direction in (None, c.direction)

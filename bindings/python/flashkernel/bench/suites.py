@@ -10,6 +10,7 @@ class Case:
     dtype: str  # float32, float16, bfloat16, float8_e4m3fn
     params: tuple  # of (name, value)
     peers: tuple = ()  # instead of the framework's own
+    device: str = ""  # the only one that it is for
 
     @property
     def name(self) -> str:
@@ -146,10 +147,12 @@ def attention_packed():
 
 
 def attention_long():
-    """One sequence whose scores fill no memory: for a GPU of bfloat16, for a CPU of float32."""
+    """One long sequence, whose scores would be far larger than all else."""
     for direction in ("fwd", "bwd"):
-        yield _attention(direction, "bfloat16", ("cudnn",), 1, 131072, 8, 128, True)
-        yield _attention(direction, "float32", ("torch",), 1, 16384, 2, 64, True)
+        on_gpu = _attention(direction, "bfloat16", ("cudnn",), 1, 131072, 8, 128, True)
+        on_cpu = _attention(direction, "float32", ("torch",), 1, 16384, 2, 64, True)
+        yield replace(on_gpu, device="cuda")
+        yield replace(on_cpu, device="cpu")
 
 
 def attention_grid():
