@@ -318,12 +318,12 @@ BackwardJob job_of(const AttentionBwd& a) {
   return job;
 }
 
-// Items per key head: so many that all threads have several to do, where there are that many
-// blocks.
+// Items per key head: so many that each thread has two to do, where there are that many blocks. Each
+// has sums of its own.
 int64_t splits_of(const Problem& p) {
   const int64_t pairs = p.batch * p.kv_heads;
   if (pairs == 0) return 1;
-  const int64_t wanted = std::max<int64_t>(8, 2 * attention::worker_limit());
+  const int64_t wanted = 2 * attention::worker_limit();
   const int64_t length = p.packed ? p.q_len / p.batch : p.q_len;
   const int64_t blocks = p.group() * attention::blocks_of(length);
   return std::clamp<int64_t>((wanted + pairs - 1) / pairs, 1,
