@@ -318,8 +318,8 @@ BackwardJob job_of(const AttentionBwd& a) {
   return job;
 }
 
-// Items per key head: so many that each thread has two to do, where there are that many blocks. Each
-// has sums of its own.
+// Items per key head, each with sums of its own: so many that a thread has two to do, where there
+// are that many blocks.
 int64_t splits_of(const Problem& p) {
   const int64_t pairs = p.batch * p.kv_heads;
   if (pairs == 0) return 1;
