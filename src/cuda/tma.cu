@@ -56,14 +56,10 @@ CUtensorMapDataType map_type(DType dtype) {
 
 // A thread that has made no runtime call yet (torch runs backwards on threads of its own) has no
 // context for the driver; choosing its device gives it one.
-Status have_context() {
-  thread_local bool had = false;
-  if (had) return {};
+Status choose_device() {
   int device = 0;
   FK_RETURN_IF_ERROR(check(cudaGetDevice(&device), "cudaGetDevice"));
-  FK_RETURN_IF_ERROR(check(cudaSetDevice(device), "cudaSetDevice"));
-  had = true;
-  return {};
+  return check(cudaSetDevice(device), "cudaSetDevice");
 }
 
 }  // namespace
@@ -82,12 +78,22 @@ Status make_tensor_map(CUtensorMap* map, const void* data, DType dtype, const Te
     if (i > 0)
       strides[i - 1] = shape.sizes[i] == 1 ? 16 : static_cast<cuuint64_t>(shape.strides[i]);
   }
-  FK_RETURN_IF_ERROR(have_context());
-  const CUresult result =
-      encode(map, map_type(dtype), static_cast<cuuint32_t>(shape.dims), const_cast<void*>(data),
-             sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             swizzle ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto call = [&] {
+    return encode(map, map_type(dtype), static_cast<cuuint32_t>(shape.dims),
+                  const_cast<void*>(data), sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  swizzle ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  // Ahead of a thread's first call, which would fail, and where someone took the context away.
+  thread_local bool chosen = false;
+  if (!chosen) FK_RETURN_IF_ERROR(choose_device());
+  chosen = true;
+  CUresult result = call();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    FK_RETURN_IF_ERROR(choose_device());
+    result = call();
+  }
   if (result == CUDA_SUCCESS) return {};
   return {FK_CUDA_ERROR,
           "cuTensorMapEncodeTiled: error " + std::to_string(static_cast<int>(result))};
