@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Modules are compiled at their first import: few of torch's and JAX's ever are.
+PIP_INSTALL := $(BIN)/pip install -qq --no-compile
 # ccache's own default evicts too late to matter, but a full disk would.
 export CCACHE_MAXSIZE ?= 5G
 # What one build folder compiled serves the others; and a first build needs no preprocessor twice.
@@ -32,12 +34,12 @@ $(BIN)/python:
 
 $(VENV)/demo.stamp: scripts/requirements-demo.txt | packages-demo $(BIN)/python
 	@echo "Python packages for the demo, into $(VENV)"
-	@$(BIN)/pip install -qq --no-compile -r $<
+	@$(PIP_INSTALL) -r $<
 	@touch $@
 
 $(VENV)/test.stamp: scripts/requirements-test.txt scripts/requirements-demo.txt | packages-test $(BIN)/python
 	@echo "Python packages for the tests, into $(VENV) (torch and JAX among them)"
-	@$(BIN)/pip install -qq --no-compile -r $<
+	@$(PIP_INSTALL) -r $<
 	@touch $@ $(VENV)/demo.stamp
 
 $(BIN)/python: | packages-demo

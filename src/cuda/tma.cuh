@@ -15,13 +15,16 @@
 
 namespace fk::cuda {
 
-// How many lanes of a warp arrive at a barrier for it. One is enough behind __syncwarp, but
+// Who arrives at a barrier for a warp: its first lane, which is enough behind __syncwarp. But
 // compute-sanitizer's racecheck follows every lane by itself: in a build for it, all arrive.
 #ifdef FK_RACECHECK
-constexpr int kArrivals = 32;
+constexpr bool kEveryLaneArrives = true;
 #else
-constexpr int kArrivals = 1;
+constexpr bool kEveryLaneArrives = false;
 #endif
+__device__ __forceinline__ void barrier_init_for_warps(uint64_t* barrier, uint32_t warps) {
+  barrier_init(barrier, kEveryLaneArrives ? 32 * warps : warps);
+}
 
 // Arrives on a barrier of the own block.
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {

@@ -53,26 +53,26 @@ __device__ __forceinline__ void init_barriers(PairTiles<kD, kE>& shared) {
   constexpr int kGroupWarps = 4;
   for (int i = 0; i < 2; ++i) {
     barrier_init(&shared.q_full[i], 1);
-    barrier_init(&shared.stage_empty[i], kGroupWarps * cuda::kArrivals);
+    barrier_init_for_warps(&shared.stage_empty[i], kGroupWarps);
     barrier_init(&shared.dout_full[i], 1);
-    barrier_init(&shared.dout_empty[i], 2 * kGroupWarps * cuda::kArrivals);
-    barrier_init(&shared.p_full[i], kGroupWarps * cuda::kArrivals);
-    barrier_init(&shared.p_empty[i], kGroupWarps * cuda::kArrivals);
-    barrier_init(&shared.ds_full[i], kGroupWarps * cuda::kArrivals);
-    barrier_init(&shared.ds_empty[i], 2 * kGroupWarps * cuda::kArrivals);
+    barrier_init_for_warps(&shared.dout_empty[i], 2 * kGroupWarps);
+    barrier_init_for_warps(&shared.p_full[i], kGroupWarps);
+    barrier_init_for_warps(&shared.p_empty[i], kGroupWarps);
+    barrier_init_for_warps(&shared.ds_full[i], kGroupWarps);
+    barrier_init_for_warps(&shared.ds_empty[i], 2 * kGroupWarps);
     barrier_init(&shared.ds_came[i], 1);
     barrier_init(&shared.tile_full[i], 1);
-    barrier_init(&shared.tile_empty[i], 3 * kGroupWarps * cuda::kArrivals);
+    barrier_init_for_warps(&shared.tile_empty[i], 3 * kGroupWarps);
     barrier_init(&shared.number_full[i], 1);
     barrier_init(&shared.number_empty[i], 1);
   }
   barrier_init(&shared.k_full[0], 1);
-  barrier_init(&shared.k_empty[0], kGroupWarps * cuda::kArrivals);
+  barrier_init_for_warps(&shared.k_empty[0], kGroupWarps);
   barrier_init(&shared.v_full, 1);
-  barrier_init(&shared.v_empty, kGroupWarps * cuda::kArrivals);
+  barrier_init_for_warps(&shared.v_empty, kGroupWarps);
   barrier_init(&shared.tile_read, 1);
   barrier_init(&shared.half_full, 1);
-  barrier_init(&shared.half_empty, kGroupWarps * cuda::kArrivals);
+  barrier_init_for_warps(&shared.half_empty, kGroupWarps);
   fence_barrier_init();
   fence_barrier_init_cluster();
 }
@@ -266,7 +266,7 @@ struct PairQueries : Warpgroup<T, SharedMemory, kKind> {
       warpgroup_wait<0>();
       keep_registers(dq);
       release(&shared.ds_empty[now]);
-      if (lane == 0 || cuda::kArrivals > 1) barrier_arrive_remote(&shared.ds_empty[now], own ^ 1);
+      if (lane == 0 || kEveryLaneArrives) barrier_arrive_remote(&shared.ds_empty[now], own ^ 1);
       if (i == count) release(&shared.half_empty);
       add(dq, tile, walk.block, own * 4 + warp);
       this->advance(walk, tile);

@@ -104,16 +104,16 @@ __device__ __forceinline__ void init_barriers(SharedTiles<kD, kM>& shared) {
   for (int i = 0; i < 2; ++i) {
     cuda::barrier_init(&shared.q_full[i], 1);
     cuda::barrier_init(&shared.dout_full[i], 1);
-    cuda::barrier_init(&shared.stage_empty[i], kConsumerWarps * cuda::kArrivals);
+    cuda::barrier_init_for_warps(&shared.stage_empty[i], kConsumerWarps);
     cuda::barrier_init(&shared.k_full[i], 1);
-    cuda::barrier_init(&shared.k_empty[i], kConsumerWarps * cuda::kArrivals);
-    cuda::barrier_init(&shared.ds_full[i], kConsumerWarps * cuda::kArrivals);
-    cuda::barrier_init(&shared.ds_empty[i], kConsumerWarps * cuda::kArrivals);
+    cuda::barrier_init_for_warps(&shared.k_empty[i], kConsumerWarps);
+    cuda::barrier_init_for_warps(&shared.ds_full[i], kConsumerWarps);
+    cuda::barrier_init_for_warps(&shared.ds_empty[i], kConsumerWarps);
     cuda::barrier_init(&shared.tile_full[i], 1);
-    cuda::barrier_init(&shared.tile_empty[i], kConsumerWarps * cuda::kArrivals);
+    cuda::barrier_init_for_warps(&shared.tile_empty[i], kConsumerWarps);
   }
   cuda::barrier_init(&shared.v_full, 1);
-  cuda::barrier_init(&shared.v_empty, kConsumerWarps * cuda::kArrivals);
+  cuda::barrier_init_for_warps(&shared.v_empty, kConsumerWarps);
   cuda::barrier_init(&shared.tile_read, 1);
   cuda::barrier_init(&shared.other_ready, kConsumerWarps);
   cuda::barrier_init(&shared.other_full, 1);
@@ -127,20 +127,20 @@ __device__ __forceinline__ void init_barriers(WideTiles<kD>& shared) {
   constexpr int kGroupWarps = kConsumerWarps / 2;
   for (int i = 0; i < 2; ++i) {
     cuda::barrier_init(&shared.q_full[i], 1);
-    cuda::barrier_init(&shared.stage_empty[i], kGroupWarps * cuda::kArrivals);
+    cuda::barrier_init_for_warps(&shared.stage_empty[i], kGroupWarps);
     cuda::barrier_init(&shared.dout_full[i], 1);
     cuda::barrier_init(&shared.k_full[i], 1);
-    cuda::barrier_init(&shared.k_empty[i], kConsumerWarps * cuda::kArrivals);
-    cuda::barrier_init(&shared.dout_empty[i], kConsumerWarps * cuda::kArrivals);
-    cuda::barrier_init(&shared.p_full[i], kGroupWarps * cuda::kArrivals);
-    cuda::barrier_init(&shared.p_empty[i], kGroupWarps * cuda::kArrivals);
-    cuda::barrier_init(&shared.ds_full[i], kGroupWarps * cuda::kArrivals);
-    cuda::barrier_init(&shared.ds_empty[i], kConsumerWarps * cuda::kArrivals);
+    cuda::barrier_init_for_warps(&shared.k_empty[i], kConsumerWarps);
+    cuda::barrier_init_for_warps(&shared.dout_empty[i], kConsumerWarps);
+    cuda::barrier_init_for_warps(&shared.p_full[i], kGroupWarps);
+    cuda::barrier_init_for_warps(&shared.p_empty[i], kGroupWarps);
+    cuda::barrier_init_for_warps(&shared.ds_full[i], kGroupWarps);
+    cuda::barrier_init_for_warps(&shared.ds_empty[i], kConsumerWarps);
     cuda::barrier_init(&shared.tile_full[i], 1);
-    cuda::barrier_init(&shared.tile_empty[i], kConsumerWarps * cuda::kArrivals);
+    cuda::barrier_init_for_warps(&shared.tile_empty[i], kConsumerWarps);
   }
   cuda::barrier_init(&shared.v_full, 1);
-  cuda::barrier_init(&shared.v_empty, kGroupWarps * cuda::kArrivals);
+  cuda::barrier_init_for_warps(&shared.v_empty, kGroupWarps);
   cuda::barrier_init(&shared.tile_read, 1);
   cuda::fence_barrier_init();
 }

@@ -55,7 +55,7 @@ struct Warpgroup {
 
   __device__ __forceinline__ void release(uint64_t* barrier) {
     __syncwarp();
-    if (lane == 0 || cuda::kArrivals > 1) barrier_arrive(barrier);
+    if (lane == 0 || kEveryLaneArrives) barrier_arrive(barrier);
   }
 
   // log2(e) times the slope of the head whose blocks in the workspace `block` is one of.

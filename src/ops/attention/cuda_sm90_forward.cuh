@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * Tile::kWarpgroups;
     for (int i = 0; i < kTilePlaces; ++i) {
-      cuda::barrier_init(&barriers->tile_full[i], cuda::kArrivals);
+      cuda::barrier_init_for_warps(&barriers->tile_full[i], 1);
       cuda::barrier_init(&barriers->tile_empty[i], Tile::kWarpgroups + 3);
     }
     cuda::barrier_init(&barriers->next_due, 1);

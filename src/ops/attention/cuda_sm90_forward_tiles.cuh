@@ -77,7 +77,7 @@ __device__ __forceinline__ void find_tiles(const ForwardArguments& a, ForwardBar
     find_tile<Tile>(a, index, cursor, &tiles[place]);
     __syncwarp();
     index += gridDim.x;
-    if (threadIdx.x < cuda::kArrivals) {
+    if (threadIdx.x == 0 || cuda::kEveryLaneArrives) {
       cuda::barrier_arrive(&barriers->tile_full[place]);
       if (threadIdx.x == 0 && a.next_tile != nullptr && tiles[place].batch >= 0) {
         cuda::barrier_wait(&barriers->next_due, round & 1);

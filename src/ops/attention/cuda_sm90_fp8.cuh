@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * Tile::kWarpgroups;
     for (int i = 0; i < 2; ++i) {
-      cuda::barrier_init(&barriers->q_full[i], cuda::kArrivals);
+      cuda::barrier_init_for_warps(&barriers->q_full[i], 1);
       cuda::barrier_init(&barriers->q_empty[i], kWarps);
     }
     for (int i = 0; i < Tile::kStages; ++i) {

@@ -122,7 +122,7 @@ struct Float8Producer {
       cuda::barrier_wait(&barriers->q_empty[round % 2], ((round / 2) & 1) ^ 1);
       find_tile<Tile>(f, index, cursor, &head.tile);
       __syncwarp();
-      if (threadIdx.x > 0 && threadIdx.x < cuda::kArrivals) {
+      if (cuda::kEveryLaneArrives && threadIdx.x > 0) {
         cuda::barrier_arrive(&barriers->q_full[round % 2]);
       }
       if (threadIdx.x == 0) {
