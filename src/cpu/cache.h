@@ -11,9 +11,10 @@ namespace fk::cpu {
 // them in the cache. Far above it, allocators hand out fresh pages, which the system zeroes in the
 // cache just before they are written: an ordinary store finds the line there. The limits are
 // constants because what the C library reports of that cache is not the part these cores get.
-inline bool pays_to_stream(int64_t bytes) {
+// `from_mib`: for ops that wait longer for such lines.
+inline bool pays_to_stream(int64_t bytes, int64_t from_mib = 24) {
   constexpr int64_t kMiB = int64_t{1} << 20;
-  return bytes >= 24 * kMiB && bytes < 96 * kMiB;
+  return bytes >= from_mib * kMiB && bytes < 96 * kMiB;
 }
 
 // Whether rows that start at `data` and are `stride_bytes` apart start at multiples of a cache

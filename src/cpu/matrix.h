@@ -47,6 +47,9 @@ using MatrixC = MatrixRows<float>;
 
 // What becomes of the values that C had.
 enum class Keep { kNothing, kSum, kScaled };
+// Whether new ones go into the caches or past them (see cpu/cache.h), for which C has to be
+// `streamable`.
+enum class Store { kCached, kStream };
 
 namespace detail {
 
@@ -63,7 +66,7 @@ constexpr bool looks_ahead(int rows) { return rows >= 4; }
 // A tile of C: kRows rows, kVectors vectors. `scale`: see multiply. `ahead`: of kAhead. What a
 // MatrixA holds comes number by number, and as a reference further up: a copy would be written to
 // the stack in pieces and read whole, which waits for the tile before to reach the cache.
-template <int kRows, int kVectors, bool kAhead>
+template <int kRows, int kVectors, bool kAhead, Store kStore>
 HWY_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_column, MatrixB b,
                                 int64_t k_count, MatrixC c, Keep keep, const float* scale,
                                 Lines ahead) {
@@ -111,41 +114,70 @@ HWY_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_column,
   if (keep == Keep::kNothing && scale != nullptr) scale_rows();
   repeat<kRows>([&](auto r) FK_MATRIX_BODY {
     repeat<kVectors>([&](auto v) FK_MATRIX_BODY {
-      hn::StoreU(sum[r][v], d, c.data + r * c.stride + v * lanes);
+      float* to = c.data + r * c.stride + v * lanes;
+      if constexpr (kStore == Store::kStream) {
+        hn::Stream(sum[r][v], d, to);
+      } else {
+        hn::StoreU(sum[r][v], d, to);
+      }
     });
   });
 }
 
-template <int kRows, int kVectors>
+// The tile of C that begins with `c`, from the rows of A that begin at `first`.
+template <int kRows, int kVectors, Store kStore>
+HWY_INLINE void multiply_some(const float* first, const MatrixA& a, MatrixB b, int64_t k_count,
+                              MatrixC c, Keep keep, const float* scale, RowsAhead* ahead) {
+  constexpr bool kAhead = looks_ahead(kRows);
+  if (kAhead && ahead != nullptr && !ahead->empty()) {
+    multiply_tile<kRows, kVectors, kAhead, kStore>(first, a.row, a.column, b, k_count, c, keep,
+                                                   scale, ahead->next(k_count));
+  } else {
+    multiply_tile<kRows, kVectors, false, kStore>(first, a.row, a.column, b, k_count, c, keep,
+                                                  scale, {});
+  }
+}
+
+template <int kRows, int kVectors, Store kStore>
 HWY_INLINE void multiply_rows(int64_t& m, int64_t m_count, const MatrixA& a, MatrixB b,
                               int64_t k_count, MatrixC c, Keep keep, const float* scale,
                               RowsAhead* ahead) {
   for (; m + kRows <= m_count; m += kRows) {
-    const float* mine = a.data + m * a.row;
-    const MatrixC to{c.data + m * c.stride, c.stride};
-    const float* factors = scale == nullptr ? nullptr : scale + m;
-    constexpr bool kAhead = looks_ahead(kRows);
-    if (kAhead && ahead != nullptr && !ahead->empty()) {
-      multiply_tile<kRows, kVectors, kAhead>(mine, a.row, a.column, b, k_count, to, keep, factors,
-                                             ahead->next(k_count));
-    } else {
-      multiply_tile<kRows, kVectors, false>(mine, a.row, a.column, b, k_count, to, keep, factors,
-                                            {});
-    }
+    multiply_some<kRows, kVectors, kStore>(a.data + m * a.row, a, b, k_count,
+                                           {c.data + m * c.stride, c.stride}, keep,
+                                           scale == nullptr ? nullptr : scale + m, ahead);
   }
 }
 
-template <int kVectors>
+template <int kVectors, Store kStore>
 void multiply_panel(int64_t m_count, int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c,
                     Keep keep, const float* scale, RowsAhead* ahead) {
   int64_t m = 0;
   // Two tiles of 4 rows rather than one of 6 and one of 2.
   constexpr int kRows = tile_rows(kVectors);
   const int64_t whole = kRows == 6 && m_count % 6 == 2 && m_count > 2 ? m_count - 8 : m_count;
-  multiply_rows<kRows, kVectors>(m, whole, a, b, k_count, c, keep, scale, ahead);
-  multiply_rows<4, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
-  multiply_rows<2, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
-  multiply_rows<1, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<kRows, kVectors, kStore>(m, whole, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<4, kVectors, kStore>(m, m_count, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<2, kVectors, kStore>(m, m_count, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<1, kVectors, kStore>(m, m_count, a, b, k_count, c, keep, scale, ahead);
+}
+
+// The rows of one tile. Under a mask each call has few rows, and not as many as the last: how many
+// is asked once, not for each panel, where the processor would guess wrong again and again.
+template <int kRows, Store kStore>
+void multiply_strip(int64_t n_count, int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c,
+                    Keep keep, const float* scale, RowsAhead* ahead) {
+  const int64_t lanes = hn::Lanes(F32());
+  int64_t n = 0;
+  const auto panels = [&](auto vectors) FK_MATRIX_BODY {
+    for (; n + vectors * lanes <= n_count; n += vectors * lanes) {
+      multiply_some<kRows, vectors, kStore>(a.data, a, {b.data + n, b.stride}, k_count,
+                                            {c.data + n, c.stride}, keep, scale, ahead);
+    }
+  };
+  panels(std::integral_constant<int, kWideVectors>());
+  panels(std::integral_constant<int, kTileVectors>());
+  panels(std::integral_constant<int, 1>());
 }
 
 }  // namespace detail
@@ -161,15 +193,22 @@ HWY_INLINE int64_t panel_width() {
 // C = A B, C + A B, or scale[m] C + A B; with a scale but Keep::kNothing, scale[m] (A B). n_count
 // is a multiple of Lanes(F32()); m_count and k_count are any. `ahead`: rows to ask
 // for meanwhile.
+template <Store kStore = Store::kCached>
 HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, const MatrixA& a,
                          MatrixB b, MatrixC c, Keep keep, const float* scale = nullptr,
                          RowsAhead* ahead = nullptr) {
+  if (m_count == kTileRows) {
+    return detail::multiply_strip<kTileRows, kStore>(n_count, k_count, a, b, c, keep, scale, ahead);
+  }
+  if (m_count == 4) {
+    return detail::multiply_strip<4, kStore>(n_count, k_count, a, b, c, keep, scale, ahead);
+  }
   const int64_t lanes = hn::Lanes(F32());
   int64_t n = 0;
   const auto panels = [&](auto vectors) HWY_ATTR {
     for (; n + vectors * lanes <= n_count; n += vectors * lanes) {
-      detail::multiply_panel<vectors>(m_count, k_count, a, {b.data + n, b.stride},
-                                      {c.data + n, c.stride}, keep, scale, ahead);
+      detail::multiply_panel<vectors, kStore>(m_count, k_count, a, {b.data + n, b.stride},
+                                              {c.data + n, c.stride}, keep, scale, ahead);
     }
   };
   panels(std::integral_constant<int, detail::kWideVectors>());

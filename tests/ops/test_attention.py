@@ -306,6 +306,9 @@ LONG = [
     attention_case(1, 515, h=1, d=256, e=40, causal=True),
     attention_case(1, 333, 400, h=2, g=1, d=256, causal=True, softcap=5.0, alibi="H"),
     attention_case(1, 300, h=2, g=1, d=192, e=128, softcap=5.0, sinks=True),
+    # So many short ones that a CPU writes their gradients past its caches.
+    attention_case(18, 60, h=4, d=64, causal=True),
+    attention_case(30, 50, 60, h=3, d=64, e=48, window=(20, 9)),
 ]
 
 

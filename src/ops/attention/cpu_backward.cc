@@ -17,6 +17,7 @@
 #define FK_OPS_ATTENTION_CPU_BACKWARD_ONCE_
 
 #include "cpu/bfloat16_products.h"
+#include "cpu/cache.h"
 #include "ops/attention/cpu_backward_plan.h"
 
 namespace fk::attention {
@@ -81,12 +82,24 @@ using attention::KeyRows;
 using attention::SumRows;
 
 // Adds x[key, query] y[query, column] to the rows of a tile's keys, which begin with `from`.
+template <Store kStore>
 void add_keys(RowsAhead* ahead, const BlockTile& tile, int64_t from, const float* x, MatrixB y,
               int64_t width, const SumRows& sums, Keep keep) {
   tile.for_each_keys([&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
-    multiply(end - key, width, last - first,
-             {x + (key - from) * kQueryBlock + first, kQueryBlock, 1}, y.from(first),
-             {sums.data + key * sums.stride, sums.stride}, keep, nullptr, ahead);
+    multiply<kStore>(end - key, width, last - first,
+                     {x + (key - from) * kQueryBlock + first, kQueryBlock, 1}, y.from(first),
+                     {sums.data + key * sums.stride, sums.stride}, keep, nullptr, ahead);
+  });
+}
+
+// Adds ds[key, query] k[key, column] to the rows of a tile's queries.
+template <Store kStore>
+void add_queries(RowsAhead* ahead, const BlockTile& tile, int64_t from, const float* ds, MatrixB k,
+                 int64_t width, const SumRows& sums, Keep keep) {
+  tile.for_each_lanes([&](int64_t first, int64_t last, int64_t key, int64_t end) HWY_ATTR {
+    multiply<kStore>(last - first, width, end - key,
+                     {ds + (key - from) * kQueryBlock + first, 1, kQueryBlock}, k.from(key - from),
+                     {sums.data + first * sums.stride, sums.stride}, keep, nullptr, ahead);
   });
 }
 
@@ -108,25 +121,24 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
   if (job.has_dq && !dq_is_empty) dq.clear(q.n, q_width);
   const ScoreRules rules(call, q, scratch.bias);
   const Keep keep = memory.are_empty ? Keep::kNothing : Keep::kSum;
+  const auto add_to_keys =
+      job.streams && memory.are_empty ? add_keys<Store::kStream> : add_keys<Store::kCached>;
+  const auto add_to_queries =
+      job.streams && dq_is_empty ? add_queries<Store::kStream> : add_queries<Store::kCached>;
   for (int64_t from = seen.begin; from < seen.end; from += kBackwardKeys) {
     const BlockTile tile(q, call.p.mask, from, std::min(from + kBackwardKeys, seen.end));
     const MatrixB k{memory.keys + from * memory.key_stride, memory.key_stride};
     const MatrixB v{memory.values + from * memory.value_stride, memory.value_stride};
     tile_gradient(job, scratch, rules, tile, from, k, v, wants_ds, false);
     if (job.has_dv) {
-      add_keys(scratch.ahead, tile, from, scratch.p, rows.douts, v_width, memory.dvalues, keep);
+      add_to_keys(scratch.ahead, tile, from, scratch.p, rows.douts, v_width, memory.dvalues, keep);
     }
     if (job.has_dk) {
-      add_keys(scratch.ahead, tile, from, scratch.ds, rows.queries, q_width, memory.dkeys, keep);
+      add_to_keys(scratch.ahead, tile, from, scratch.ds, rows.queries, q_width, memory.dkeys, keep);
     }
     if (!job.has_dq) continue;
     const Keep keep_dq = dq_is_empty && from == seen.begin ? Keep::kNothing : Keep::kSum;
-    tile.for_each_lanes([&](int64_t first, int64_t last, int64_t key, int64_t end) HWY_ATTR {
-      const MatrixC to{dq.data + first * dq.stride, dq.stride};
-      multiply(last - first, q_width, end - key,
-               {scratch.ds + (key - from) * kQueryBlock + first, 1, kQueryBlock},
-               k.from(key - from), to, keep_dq, nullptr, scratch.ahead);
-    });
+    add_to_queries(scratch.ahead, tile, from, scratch.ds, k, q_width, dq, keep_dq);
   }
   if (!job.has_dq || in_place) return;
   if (call.rotary_cos) {
@@ -176,9 +188,11 @@ RowsAhead rows_of_item(const GradientJob& gradient, int64_t item) {
   const Sequence s = call.p.sequence(b);
   const int64_t keys = std::min(s.k_len, kQueryBlock), queries = std::min(s.q_len, kQueryBlock);
   const int64_t h = g * call.p.group();
-  rows.add(call.rows(job.dq, b, h, s.q_begin), queries, call.p.head_dim);
-  rows.add(call.rows(job.dk, b, g, s.k_begin), keys, call.p.head_dim);
-  rows.add(call.rows(job.dv, b, g, s.k_begin), keys, call.p.value_dim);
+  if (!job.streams) {
+    rows.add(call.rows(job.dq, b, h, s.q_begin), queries, call.p.head_dim);
+    rows.add(call.rows(job.dk, b, g, s.k_begin), keys, call.p.head_dim);
+    rows.add(call.rows(job.dv, b, g, s.k_begin), keys, call.p.value_dim);
+  }
   rows.add(call.rows(job.dout, b, h, s.q_begin), queries, call.p.value_dim);
   rows.add(call.rows(job.out, b, h, s.q_begin), queries, call.p.value_dim);
   rows.add(call.rows(call.q, b, h, s.q_begin), queries, call.p.head_dim);
@@ -252,6 +266,7 @@ void backward_item(const GradientJob& gradient, void* memory, int64_t worker, in
   if (gradient.splits == 1 && !in_place) {
     store_keys(job, s, b, g, 0, s.k_len, mine.dkeys, mine.dvalues);
   }
+  if (job.streams) hwy::FlushStream();
 }
 
 // Adds the sums of a key head's items up, in order.
@@ -296,6 +311,26 @@ namespace {
 
 FK_CPU_EXPORT(backward_item);
 FK_CPU_EXPORT(add_items);
+
+// Whether gradients should go past the caches: where products write each row once and where it
+// belongs, and a mask leaves so little to compute that the lines which an ordinary store first
+// fetches are waited for.
+bool should_stream(const BackwardJob& job) {
+  const Problem& p = job.call.p;
+  if (p.packed || p.mask.unlimited() || p.group() > 1 || p.q_len > attention::kQueryBlock ||
+      p.k_len > attention::kBackwardKeys || job.call.rotary_cos) {
+    return false;
+  }
+  const auto suits = [&](const attention::View& x, int64_t width) {
+    const int64_t strides = x.batch | x.row | x.head;
+    return x.data != nullptr && job.call.is_plain(x, width) &&
+           streamable(x.data, strides * static_cast<int64_t>(sizeof(float)));
+  };
+  const int64_t rows = p.batch * p.heads * (p.q_len + p.k_len);
+  const int64_t bytes = rows * 2 * (p.head_dim + p.value_dim) * size_of(p.dtype);
+  return pays_to_stream(bytes, 8) && suits(job.dq, p.head_dim) && suits(job.dk, p.head_dim) &&
+         suits(job.dv, p.value_dim);
+}
 
 BackwardJob job_of(const AttentionBwd& a) {
   BackwardJob job{attention::cpu_call_of(a),
@@ -392,7 +427,8 @@ size_t workspace(const AttentionBwd& a) {
 }
 
 Status run(const AttentionBwd& a, const Exec& exec) {
-  const BackwardJob job = job_of(a);
+  BackwardJob job = job_of(a);
+  job.streams = should_stream(job);
   WorkspaceParts parts(exec.workspace());
   const BackwardMemory memory(job, parts);
   if (memory.items > 0) {

@@ -15,6 +15,7 @@ struct BackwardJob {
   Tensor dsinks;
   int64_t bias_size[4];  // dbias as (B, heads, Lq, Lk), 1 where it is repeated
   DType dbias_dtype;
+  bool streams = false;  // gradients go past the caches: one product writes each of their rows
 
   bool has_scores() const { return has_dq || has_dk || has_dv; }
 };
