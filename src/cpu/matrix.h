@@ -125,7 +125,7 @@ HWY_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_column,
 }
 
 // The tile of C that begins with `c`, from the rows of A that begin at `first`.
-template <int kRows, int kVectors, Store kStore>
+template <int kRows, int kVectors, Store kStore = Store::kCached>
 HWY_INLINE void multiply_some(const float* first, const MatrixA& a, MatrixB b, int64_t k_count,
                               MatrixC c, Keep keep, const float* scale, RowsAhead* ahead) {
   constexpr bool kAhead = looks_ahead(kRows);
@@ -138,28 +138,28 @@ HWY_INLINE void multiply_some(const float* first, const MatrixA& a, MatrixB b, i
   }
 }
 
-template <int kRows, int kVectors, Store kStore>
+template <int kRows, int kVectors>
 HWY_INLINE void multiply_rows(int64_t& m, int64_t m_count, const MatrixA& a, MatrixB b,
                               int64_t k_count, MatrixC c, Keep keep, const float* scale,
                               RowsAhead* ahead) {
   for (; m + kRows <= m_count; m += kRows) {
-    multiply_some<kRows, kVectors, kStore>(a.data + m * a.row, a, b, k_count,
-                                           {c.data + m * c.stride, c.stride}, keep,
-                                           scale == nullptr ? nullptr : scale + m, ahead);
+    multiply_some<kRows, kVectors>(a.data + m * a.row, a, b, k_count,
+                                   {c.data + m * c.stride, c.stride}, keep,
+                                   scale == nullptr ? nullptr : scale + m, ahead);
   }
 }
 
-template <int kVectors, Store kStore>
+template <int kVectors>
 void multiply_panel(int64_t m_count, int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c,
                     Keep keep, const float* scale, RowsAhead* ahead) {
   int64_t m = 0;
   // Two tiles of 4 rows rather than one of 6 and one of 2.
   constexpr int kRows = tile_rows(kVectors);
   const int64_t whole = kRows == 6 && m_count % 6 == 2 && m_count > 2 ? m_count - 8 : m_count;
-  multiply_rows<kRows, kVectors, kStore>(m, whole, a, b, k_count, c, keep, scale, ahead);
-  multiply_rows<4, kVectors, kStore>(m, m_count, a, b, k_count, c, keep, scale, ahead);
-  multiply_rows<2, kVectors, kStore>(m, m_count, a, b, k_count, c, keep, scale, ahead);
-  multiply_rows<1, kVectors, kStore>(m, m_count, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<kRows, kVectors>(m, whole, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<4, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<2, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
+  multiply_rows<1, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
 }
 
 // The rows of one tile. Under a mask each call has few rows, and not as many as the last: how many
@@ -192,7 +192,7 @@ HWY_INLINE int64_t panel_width() {
 
 // C = A B, C + A B, or scale[m] C + A B; with a scale but Keep::kNothing, scale[m] (A B). n_count
 // is a multiple of Lanes(F32()); m_count and k_count are any. `ahead`: rows to ask
-// for meanwhile.
+// for meanwhile. Products of few rows, which a mask makes, heed kStore; others go into the caches.
 template <Store kStore = Store::kCached>
 HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, const MatrixA& a,
                          MatrixB b, MatrixC c, Keep keep, const float* scale = nullptr,
@@ -207,8 +207,8 @@ HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, cons
   int64_t n = 0;
   const auto panels = [&](auto vectors) HWY_ATTR {
     for (; n + vectors * lanes <= n_count; n += vectors * lanes) {
-      detail::multiply_panel<vectors, kStore>(m_count, k_count, a, {b.data + n, b.stride},
-                                              {c.data + n, c.stride}, keep, scale, ahead);
+      detail::multiply_panel<vectors>(m_count, k_count, a, {b.data + n, b.stride},
+                                      {c.data + n, c.stride}, keep, scale, ahead);
     }
   };
   panels(std::integral_constant<int, detail::kWideVectors>());
