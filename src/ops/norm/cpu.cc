@@ -144,9 +144,15 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
       } else {
         const T* residuals = residual.block(j, n);
         T* sums_out = sum.block(j);
+        // The row is near by now: meanwhile memory can bring the next one.
+        const int64_t after = std::min(r + 1, end - 1);
+        const T* next_x = job.x.row<const T>(after);
+        const T* next_residual = job.residual.row<const T>(after);
         for_columns(n, [=](int64_t i, auto lanes) FK_BODY {
           V v = load(xs + i, lanes);
+          __builtin_prefetch(next_x + j + i, 0, 2);
           if (residuals != nullptr) {
+            __builtin_prefetch(next_residual + j + i, 0, 2);
             v = RoundF32<T>(d, hn::Add(v, load(residuals + i, lanes)));
             if (sums_out != nullptr) stream(v, sums_out + i, lanes);
           }

@@ -155,6 +155,12 @@ HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweig
         v = hn::NegMulAdd(xhat, slope[k], v);
         if (dsums[0] != nullptr) v = hn::Add(v, load(dsums[k] + i, lanes));
         if constexpr (kStream) {
+          // These rows are near by now: meanwhile memory can bring the next ones.
+          __builtin_prefetch(gs[k] + i + kRows * job.dy.row_stride, 0, 2);
+          __builtin_prefetch(xs[k] + i + kRows * job.x.row_stride, 0, 2);
+          if (dsums[0] != nullptr) {
+            __builtin_prefetch(dsums[k] + i + kRows * job.dsum.row_stride, 0, 2);
+          }
           stream(v, out[k] + i, lanes);
         } else {
           store(v, out[k] + i, lanes);
