@@ -124,10 +124,10 @@ HWY_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_column,
   });
 }
 
-// The tile of C that begins with `c`, from the rows of A that begin at `first`.
+// A tile that asks for rows ahead if there are any left; `first`: where its rows of A begin.
 template <int kRows, int kVectors, Store kStore = Store::kCached>
-HWY_INLINE void multiply_some(const float* first, const MatrixA& a, MatrixB b, int64_t k_count,
-                              MatrixC c, Keep keep, const float* scale, RowsAhead* ahead) {
+HWY_INLINE void multiply_next_tile(const float* first, const MatrixA& a, MatrixB b, int64_t k_count,
+                                   MatrixC c, Keep keep, const float* scale, RowsAhead* ahead) {
   constexpr bool kAhead = looks_ahead(kRows);
   if (kAhead && ahead != nullptr && !ahead->empty()) {
     multiply_tile<kRows, kVectors, kAhead, kStore>(first, a.row, a.column, b, k_count, c, keep,
@@ -143,9 +143,9 @@ HWY_INLINE void multiply_rows(int64_t& m, int64_t m_count, const MatrixA& a, Mat
                               int64_t k_count, MatrixC c, Keep keep, const float* scale,
                               RowsAhead* ahead) {
   for (; m + kRows <= m_count; m += kRows) {
-    multiply_some<kRows, kVectors>(a.data + m * a.row, a, b, k_count,
-                                   {c.data + m * c.stride, c.stride}, keep,
-                                   scale == nullptr ? nullptr : scale + m, ahead);
+    multiply_next_tile<kRows, kVectors>(a.data + m * a.row, a, b, k_count,
+                                        {c.data + m * c.stride, c.stride}, keep,
+                                        scale == nullptr ? nullptr : scale + m, ahead);
   }
 }
 
@@ -162,22 +162,28 @@ void multiply_panel(int64_t m_count, int64_t k_count, const MatrixA& a, MatrixB 
   multiply_rows<1, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
 }
 
+// body(n, vectors) for panels of columns, the widest first; `vectors` is a constant.
+template <class Body>
+HWY_INLINE void for_each_panel(int64_t n_count, const Body& body) {
+  const int64_t lanes = hn::Lanes(F32());
+  int64_t n = 0;
+  const auto panels = [&](auto vectors) FK_MATRIX_BODY {
+    for (; n + vectors * lanes <= n_count; n += vectors * lanes) body(n, vectors);
+  };
+  panels(std::integral_constant<int, kWideVectors>());
+  panels(std::integral_constant<int, kTileVectors>());
+  panels(std::integral_constant<int, 1>());
+}
+
 // The rows of one tile. Under a mask each call has few rows, and not as many as the last: how many
 // is asked once, not for each panel, where the processor would guess wrong again and again.
 template <int kRows, Store kStore>
 void multiply_strip(int64_t n_count, int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c,
                     Keep keep, const float* scale, RowsAhead* ahead) {
-  const int64_t lanes = hn::Lanes(F32());
-  int64_t n = 0;
-  const auto panels = [&](auto vectors) FK_MATRIX_BODY {
-    for (; n + vectors * lanes <= n_count; n += vectors * lanes) {
-      multiply_some<kRows, vectors, kStore>(a.data, a, {b.data + n, b.stride}, k_count,
-                                            {c.data + n, c.stride}, keep, scale, ahead);
-    }
-  };
-  panels(std::integral_constant<int, kWideVectors>());
-  panels(std::integral_constant<int, kTileVectors>());
-  panels(std::integral_constant<int, 1>());
+  for_each_panel(n_count, [&](int64_t n, auto vectors) FK_MATRIX_BODY {
+    multiply_next_tile<kRows, vectors, kStore>(a.data, a, {b.data + n, b.stride}, k_count,
+                                               {c.data + n, c.stride}, keep, scale, ahead);
+  });
 }
 
 }  // namespace detail
@@ -203,17 +209,10 @@ HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, cons
   if (m_count == 4) {
     return detail::multiply_strip<4, kStore>(n_count, k_count, a, b, c, keep, scale, ahead);
   }
-  const int64_t lanes = hn::Lanes(F32());
-  int64_t n = 0;
-  const auto panels = [&](auto vectors) HWY_ATTR {
-    for (; n + vectors * lanes <= n_count; n += vectors * lanes) {
-      detail::multiply_panel<vectors>(m_count, k_count, a, {b.data + n, b.stride},
-                                      {c.data + n, c.stride}, keep, scale, ahead);
-    }
-  };
-  panels(std::integral_constant<int, detail::kWideVectors>());
-  panels(std::integral_constant<int, detail::kTileVectors>());
-  panels(std::integral_constant<int, 1>());
+  detail::for_each_panel(n_count, [&](int64_t n, auto vectors) FK_MATRIX_BODY {
+    detail::multiply_panel<vectors>(m_count, k_count, a, {b.data + n, b.stride},
+                                    {c.data + n, c.stride}, keep, scale, ahead);
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -26,6 +26,8 @@ namespace {
 // Items of one key head have at least this many blocks of queries: each costs a pass over its dk
 // and dv.
 constexpr int64_t kFewestBlocks = 4;
+// From here on gradients go past the caches, see should_stream.
+constexpr int64_t kStreamFromMib = 8;
 
 struct GradientJob {
   const BackwardJob& job;
@@ -328,8 +330,8 @@ bool should_stream(const BackwardJob& job) {
   };
   const int64_t rows = p.batch * p.heads * (p.q_len + p.k_len);
   const int64_t bytes = rows * 2 * (p.head_dim + p.value_dim) * size_of(p.dtype);
-  return pays_to_stream(bytes, 8) && suits(job.dq, p.head_dim) && suits(job.dk, p.head_dim) &&
-         suits(job.dv, p.value_dim);
+  return pays_to_stream(bytes, attention::kStreamFromMib) && suits(job.dq, p.head_dim) &&
+         suits(job.dk, p.head_dim) && suits(job.dv, p.value_dim);
 }
 
 BackwardJob job_of(const AttentionBwd& a) {
