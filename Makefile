@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Modules are compiled at their first import: few of torch's and JAX's ever are.
+# Modules are compiled at their first import: few of torch's and JAX's ever are. But once, not again
+# by each of the many processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/pip install -qq --no-compile
 # ccache's own default evicts too late to matter, but a full disk would.
 export CCACHE_MAXSIZE ?= 5G

@@ -227,6 +227,21 @@ assert torch.Tensor in fk._CALLS["rms_norm"]
         subprocess.run([sys.executable, "-c", script, dynamic], check=True)
 
 
+def test_first_call_does_without_the_compiler():
+    """Whose import takes seconds; where it comes later, it knows our functions."""
+    script = """
+import sys, flashkernel as fk, torch
+x = torch.randn(3, 8, requires_grad=True)
+expected = fk.rms_norm(x.detach())
+fk.rms_norm(x).sum().backward()
+assert "torch._dynamo" not in sys.modules
+f = torch.compile(fk.rms_norm, fullgraph=True, backend="aot_eager")
+torch.testing.assert_close(f(x.detach()), expected)
+torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], x.grad)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 @EVERY_OP
 def test_modes_without_gradient_take_the_plain_operator(op):
     sample = sampling.draw(op, 13)

@@ -3,6 +3,8 @@ and Python are laid out in memory as they need it. Where a tensor's Python objec
 and where that holds its dispatch keys, is found by looking for known values in some tensors."""
 
 import ctypes
+import importlib.abc
+import importlib.util
 import sys
 import threading
 
@@ -92,6 +94,39 @@ def _try_to_set_up() -> bool:
 available = _try_to_set_up()
 
 
+# Functions of C, and for each one in Python that does the same.
+_in_python: list[tuple] = []
+
+
+def _substitute(dynamo, function, in_python) -> None:
+    """Has Dynamo, which cannot look into C, follow the function in Python instead."""
+    dynamo.substitute_in_graph(function, skip_signature_check=True)(in_python)
+
+
+class _WhenDynamoIsImported(importlib.abc.MetaPathFinder):
+    """Tells Dynamo when somebody imports it: to do that ourselves would take seconds of every
+    program's first call, and few programs compile."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch._dynamo":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)  # as the others find it
+        execute = spec.loader.exec_module
+
+        def execute_and_tell(module):
+            execute(module)
+            for function, in_python in _in_python:
+                _substitute(module, function, in_python)
+
+        spec.loader.exec_module = execute_and_tell
+        return spec
+
+
+if available and "torch._dynamo" not in sys.modules:
+    sys.meta_path.insert(0, _WhenDynamoIsImported())
+
+
 def _making(name: str, *argtypes):
     """A C function that makes a Python function."""
     if not available:
@@ -101,14 +136,15 @@ def _making(name: str, *argtypes):
     make.argtypes = argtypes
 
     def made(in_python, *arguments):
-        """What it makes; where it cannot, and in Dynamo, which cannot look into C, a function in
-        Python that does the same."""
+        """What it makes; where it cannot, and in Dynamo, the function in Python."""
         address = make(*arguments)
         if not address:
             return in_python
         function = ctypes.cast(address, ctypes.py_object).value  # takes a reference of its own
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(function))
-        torch.compiler.substitute_in_graph(function, skip_signature_check=True)(in_python)
+        _in_python.append((function, in_python))
+        if "torch._dynamo" in sys.modules:
+            _substitute(torch._dynamo, function, in_python)
         return function
 
     return made
