@@ -89,8 +89,10 @@ HWY_INLINE void Store(V v, T* p, K k) {
 }
 
 // out[i...] = f(i, k) for the vectors that cover n elements; past the caches where `stream` says so
-// and the alignment allows it (then FlushStream must follow).
-template <class T, class F>
+// and the alignment allows it (then FlushStream must follow). Otherwise kAtOnce vectors are
+// computed before the first of them is stored: kManyAtOnce, where f is only few instructions.
+constexpr int kManyAtOnce = 8;
+template <int kAtOnce = 1, class T, class F>
 HWY_INLINE void WriteVectors(T* out, int64_t n, bool stream, const F& f) {
   const F32 d;
   if (stream && reinterpret_cast<uintptr_t>(out) % (hn::Lanes(d) * sizeof(T)) == 0) {
@@ -102,7 +104,18 @@ HWY_INLINE void WriteVectors(T* out, int64_t n, bool stream, const F& f) {
       }
     });
   } else {
-    ForEachVector(n, [&](int64_t i, auto k) HWY_ATTR { Store(f(i, k), out + i, k); });
+    const int64_t lanes = hn::Lanes(d);
+    int64_t done = 0;
+    if constexpr (kAtOnce > 1) {
+      constexpr std::integral_constant<int64_t, 0> kFull;
+      for (; done + kAtOnce * lanes <= n; done += kAtOnce * lanes) {
+        hn::Vec<F32> v[kAtOnce];
+        for (int j = 0; j < kAtOnce; ++j) v[j] = f(done + j * lanes, kFull);
+        for (int j = 0; j < kAtOnce; ++j) StoreF32(d, v[j], out + done + j * lanes);
+      }
+    }
+    ForEachVector(n - done,
+                  [&](int64_t i, auto k) HWY_ATTR { Store(f(done + i, k), out + done + i, k); });
   }
 }
 
@@ -384,12 +397,14 @@ struct RowGroup {
 
 // What a second pass may compute from an entry and two numbers of its row.
 struct ExpTimes {
+  static constexpr int kAtOnce = 1;
   template <class V>
   HWY_INLINE V operator()(V x, V shift, V factor) const {
     return hn::Mul(Exp(F32(), hn::Sub(x, shift)), factor);
   }
 };
 struct SubtractBoth {
+  static constexpr int kAtOnce = kManyAtOnce;
   template <class V>
   HWY_INLINE V operator()(V x, V shift, V log_sum) const {
     return hn::Sub(hn::Sub(x, shift), log_sum);
@@ -407,8 +422,9 @@ HWY_INLINE void MapRow(const F& f, float p, float q, const T* x, int64_t x_strid
     const int64_t count = std::min(kBlock, n - i);
     const T* in = Gather(x + i * x_stride, x_stride, count, x_buffer);
     T* out = y_stride == 1 ? y + i : y_buffer;
-    WriteVectors(out, count, stream && y_stride == 1,
-                 [&](int64_t c, auto k) HWY_ATTR { return f(Load(in + c, k), vp, vq); });
+    WriteVectors<F::kAtOnce>(out, count, stream && y_stride == 1, [&](int64_t c, auto k) HWY_ATTR {
+      return f(Load(in + c, k), vp, vq);
+    });
     if (y_stride != 1) Scatter(out, count, y + i * y_stride, y_stride);
   }
 }

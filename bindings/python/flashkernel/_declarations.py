@@ -461,10 +461,12 @@ class Op:
         else:
             expected = "an integer"
             try:
-                integer = operator.index(value)
-                if -(2**63) <= integer < 2**63:
-                    return integer
-                expected = "an integer of 64 bits"
+                # Asked first, since torch 2.11's compiler does not follow the exception.
+                if hasattr(value, "__index__"):
+                    integer = operator.index(value)
+                    if -(2**63) <= integer < 2**63:
+                        return integer
+                    expected = "an integer of 64 bits"
             except TypeError:
                 pass
             expected += " or None" if f.nullable else ""

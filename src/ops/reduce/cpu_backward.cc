@@ -42,16 +42,32 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
+// out[0...n) = value, as the bits that it is stored in.
+template <class T>
+HWY_INLINE void Fill(T* out, int64_t n, T value) {
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+  const hn::ScalableTag<Bits> d;
+  const int64_t lanes = hn::Lanes(d);
+  if (n < lanes) {
+    for (int64_t i = 0; i < n; ++i) out[i] = value;
+    return;
+  }
+  Bits bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const auto v = hn::Set(d, bits);
+  Bits* to = reinterpret_cast<Bits*>(out);
+  for (int64_t i = 0; i + lanes <= n; i += lanes) hn::StoreU(v, d, to + i);
+  hn::StoreU(v, d, to + n - lanes);  // some of them again, if n is no multiple
+}
+
 template <class T>
 void SumBackwardRows(const SumBackward& job, int64_t begin, int64_t end) {
-  const F32 d;
   const int64_t n = job.dx.size(-1), stride = job.dx.stride(-1);
   for (int64_t r = begin; r < end; ++r) {
     const T* dy = job.dy.ptr<const T>() + job.dy_rows.offset(r);
     T* dx = job.dx.ptr<T>() + job.dx_rows.offset(r);
     if (stride == 1) {
-      const auto v = hn::Set(d, ToF32(dy));
-      ForEachVector(n, [&](int64_t i, auto k) HWY_ATTR { Store(v, dx + i, k); });
+      Fill(dx, n, *dy);
     } else {
       for (int64_t i = 0; i < n; ++i) dx[i * stride] = *dy;
     }
@@ -106,8 +122,8 @@ void MaxBackwardRows(const MaxBackward& job, int64_t begin, int64_t end) {
       const int64_t length = std::min(kBlock, n - i);
       const T* in = Gather(x + i * x_stride, x_stride, length, x_buffer);
       T* out = dx_stride == 1 ? dx + i : dx_buffer;
-      ForEachVector(length, [&](int64_t c, auto k) HWY_ATTR {
-        Store(hn::IfThenElseZero(IsLargest(Load(in + c, k), y), share), out + c, k);
+      WriteVectors<kManyAtOnce>(out, length, false, [&](int64_t c, auto k) HWY_ATTR {
+        return hn::IfThenElseZero(IsLargest(Load(in + c, k), y), share);
       });
       if (dx_stride != 1) Scatter(out, length, dx + i * dx_stride, dx_stride);
     }

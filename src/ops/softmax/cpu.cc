@@ -122,7 +122,7 @@ void ForwardShortRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
         [&](int64_t r, int64_t i, auto k, auto e) HWY_ATTR { Store(e, exps[r % 2] + i, k); },
         [&](int64_t r, const ShortRow& row) HWY_ATTR {
           const auto factor = hn::Set(d, std::isinf(row.max) ? kNaN : 1 / row.sum);
-          WriteVectors(y(r), n, job.stream, [&](int64_t i, auto k) HWY_ATTR {
+          WriteVectors<kManyAtOnce>(y(r), n, job.stream, [&](int64_t i, auto k) HWY_ATTR {
             return hn::Mul(Load(exps[r % 2] + i, k), factor);
           });
         });
@@ -155,9 +155,9 @@ HWY_INLINE void LongRowSoftmax(const float* x, float* y, int64_t n) {
     const double change = std::exp(static_cast<double>(shifts[i / kBlock]) - row.shift);
     const auto factor =
         hn::Set(d, std::isinf(row.max) ? kNaN : static_cast<float>(change / row.sum));
-    ForEachVector(std::min(kBlock, n - i), [&](int64_t c, auto k) HWY_ATTR {
-      Store(hn::Mul(Load(y + i + c, k), factor), y + i + c, k);
-    });
+    WriteVectors<kManyAtOnce>(y + i, std::min(kBlock, n - i), false,
+                              [&](int64_t c, auto k)
+                                  HWY_ATTR { return hn::Mul(Load(y + i + c, k), factor); });
   }
 }
 

@@ -50,6 +50,7 @@ namespace {
 
 // The gradients: a sum over the row of Term(dy, y), then dx = Gradient(dy, y, sum).
 struct SoftmaxGradient {
+  static constexpr int kAtOnce = kManyAtOnce;
   template <class V>
   static HWY_INLINE V Term(V dy, V y) {
     return hn::Mul(dy, y);
@@ -60,6 +61,7 @@ struct SoftmaxGradient {
   }
 };
 struct LogSoftmaxGradient {
+  static constexpr int kAtOnce = 1;
   template <class V>
   static HWY_INLINE V Term(V dy, V) {
     return dy;
@@ -109,10 +111,11 @@ void BackwardRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
       const T* dyb = Gather(dy + i * dy_stride, dy_stride, count, dy_buffer);
       const T* yb = Gather(y + i * y_stride, y_stride, count, y_buffer);
       T* dxb = dx_stride == 1 ? dx + i : dx_buffer;
-      WriteVectors(dxb, count, job.stream && dx_stride == 1, [=](int64_t c, auto k) HWY_ATTR {
-        if (far) FetchNextRow(dyb + c, yb + c, n);
-        return G::Gradient(Load(dyb + c, k), Load(yb + c, k), vsum);
-      });
+      WriteVectors<G::kAtOnce>(dxb, count, job.stream && dx_stride == 1,
+                               [=](int64_t c, auto k) HWY_ATTR {
+                                 if (far) FetchNextRow(dyb + c, yb + c, n);
+                                 return G::Gradient(Load(dyb + c, k), Load(yb + c, k), vsum);
+                               });
       if (dx_stride != 1) Scatter(dxb, count, dx + i * dx_stride, dx_stride);
     }
   }
