@@ -108,18 +108,42 @@ HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> float_to_half_bits(D d, V v) {
   return hn::Or(result, hn::BitCast(di, sign));
 }
 
-// Float to bfloat16 in the low 16 bits of each lane.
+// Float to bfloat16.
 template <class D, class V>
-HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> float_to_bfloat16_bits(D, V v) {
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> float_to_bfloat16(D, V v) {
+  const hn::Rebind<uint16_t, D> du16;
   const hn::Rebind<uint32_t, D> du;
-  const hn::Rebind<int32_t, D> di;
   const auto bits = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
   const auto rounded = hn::Add(hn::Add(bits, odd), hn::Set(du, 0x7FFF));
-  // Rounding could carry a NaN's mantissa over into infinity.
-  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
+  // Rounding could carry a NaN's mantissa over into infinity; with all bits set it stays a NaN.
   const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
-  return hn::BitCast(di, hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded)));
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
+  const auto safe = hn::Or(rounded, hn::VecFromMask(du, is_nan));
+#else
+  const auto safe = hn::IfThenElse(is_nan, hn::Set(du, ~0u), rounded);
+#endif
+#if defined(__x86_64__)
+  // One shuffle brings the upper halves of a block's lanes together, another those of the blocks.
+  alignas(16) static constexpr uint8_t kUpper[16] = {2, 3, 6, 7, 10, 11, 14, 15,
+                                                     2, 3, 6, 7, 10, 11, 14, 15};
+  const hn::Repartition<uint8_t, decltype(du)> du8;
+  const auto halves = hn::TableLookupBytes(hn::BitCast(du8, safe), hn::LoadDup128(du8, kUpper));
+#if HWY_TARGET != HWY_SSE4
+  if constexpr (hn::MaxLanes(D()) == 8) {
+    return {_mm256_castsi256_si128(_mm256_permute4x64_epi64(halves.raw, 0x88))};
+  }
+#endif
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (hn::MaxLanes(D()) == 16) {
+    const auto even = _mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6);
+    return {_mm512_castsi512_si256(_mm512_permutexvar_epi64(even, halves.raw))};
+  }
+#endif
+  return hn::BitCast(du16, hn::LowerHalf(halves));
+#else
+  return hn::DemoteTo(du16, hn::BitCast(hn::Rebind<int32_t, D>(), hn::ShiftRight<16>(safe)));
+#endif
 }
 
 // The 16-bit form of v, as uint16_t lanes.
@@ -133,7 +157,7 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> narrow(D d, V v) {
       return hn::DemoteTo(du16, float_to_half_bits(d, v));
     }
   } else {
-    return hn::DemoteTo(du16, float_to_bfloat16_bits(d, v));
+    return float_to_bfloat16(d, v);
   }
 }
 

@@ -258,11 +258,12 @@ FK_CPU_EXPORT(backward_kernel);
 FK_CPU_EXPORT(reduce_kernel);
 
 // How many chunks the rows are cut into, from the shape alone. Each costs a pass over a buffer as
-// long as a row, so chunks have at least 32 rows, or 8 where that is what it takes to have some.
+// long as a row, so chunks have at least 32 rows, or 8 where that is what it takes to have some for
+// all threads. The more rows, the less exact the sums: 64 are enough, while chunks are few.
 int64_t chunk_count(int64_t rows, int64_t columns) {
   const int64_t by_rows = std::max(rows / 32, std::min<int64_t>(rows / 8, 4));
   const int64_t by_work = rows * columns / kInlineElements;
-  return std::clamp<int64_t>(std::min(by_rows, by_work), 1, 64);
+  return std::clamp<int64_t>(std::max(std::min(by_rows, by_work), rows / 64), 1, 64);
 }
 
 int64_t padded(int64_t columns) { return (columns + 63) / 64 * 64; }
@@ -304,7 +305,9 @@ void backward(BackwardJob& job, DType dtype, bool layer, const Tensor& dweight, 
   job.stream = job.unit && job.dx.streams(size_of(dtype)) &&
                pays_to_stream(tensors * rows * job.columns * size_of(dtype));
   const auto kernel = FK_CPU_DISPATCH(backward_kernel)(dtype, layer);
-  exec.parallel_for(job.chunks, 1, [&](int64_t begin, int64_t end) { kernel(job, begin, end); });
+  const int64_t grain = rows * job.columns < 2 * kInlineElements ? job.chunks : 1;
+  exec.parallel_for(job.chunks, grain,
+                    [&](int64_t begin, int64_t end) { kernel(job, begin, end); });
   if (dweight) add_up(job.dweight, job, dweight, exec);
   if (dbias) add_up(job.dbias, job, dbias, exec);
 }

@@ -85,11 +85,13 @@ HWY_INLINE void read_table(const Tensor& table, int64_t row, int64_t first, int6
 // Each angle twice, the first time with its sine negated. From the end, so that it can be done in
 // place.
 HWY_INLINE void spread(Angles& angles, int64_t n) {
-  for (int64_t k = n - 1; k >= 0; --k) {
-    const float c = angles.cos[k], s = angles.sin[k];
-    angles.cos[2 * k] = angles.cos[2 * k + 1] = c;
-    angles.sin[2 * k] = -s;
-    angles.sin[2 * k + 1] = s;
+  const hn::FixedTag<float, 4> d;
+  for (int64_t k = (n - 1) / 4 * 4; k >= 0; k -= 4) {
+    const auto c = hn::Load(d, angles.cos + k), s = hn::Load(d, angles.sin + k);
+    hn::Store(hn::InterleaveLower(d, c, c), d, angles.cos + 2 * k);
+    hn::Store(hn::InterleaveUpper(d, c, c), d, angles.cos + 2 * k + 4);
+    hn::Store(hn::InterleaveLower(d, hn::Neg(s), s), d, angles.sin + 2 * k);
+    hn::Store(hn::InterleaveUpper(d, hn::Neg(s), s), d, angles.sin + 2 * k + 4);
   }
 }
 
@@ -102,24 +104,38 @@ HWY_INLINE void store(V v, T* p) {
   }
 }
 
-// Pairs (x[k], x[k + half]).
-template <bool kStream, class T>
-HWY_INLINE void turn_halves(const Angles& angles, const T* x, T* y, int64_t half, int64_t n) {
+// Pairs (x[k], x[k + half]) of kHeads heads, x_head and y_head elements apart, which share the
+// loads of the angles.
+template <bool kStream, int kHeads, class T>
+HWY_INLINE void turn_halves(const Angles& angles, const T* x, int64_t x_head, T* y, int64_t y_head,
+                            int64_t half, int64_t n) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
   int64_t k = 0;
   for (; k + lanes <= n; k += lanes) {
     const auto c = hn::Load(d, angles.cos + k), s = hn::Load(d, angles.sin + k);
-    const auto a = LoadF32(d, x + k), b = LoadF32(d, x + half + k);
-    store<kStream>(hn::NegMulAdd(b, s, hn::Mul(a, c)), y + k);
-    store<kStream>(hn::MulAdd(a, s, hn::Mul(b, c)), y + half + k);
+    // All loads first: where y's addresses are those of x but for a multiple of 4096, a load behind
+    // the other head's store would wait for it.
+    hn::Vec<F32> a[kHeads], b[kHeads];
+    for (int h = 0; h < kHeads; ++h) {
+      a[h] = LoadF32(d, x + h * x_head + k);
+      b[h] = LoadF32(d, x + h * x_head + half + k);
+    }
+    for (int h = 0; h < kHeads; ++h) {
+      T* yh = y + h * y_head + k;
+      store<kStream>(hn::NegMulAdd(b[h], s, hn::Mul(a[h], c)), yh);
+      store<kStream>(hn::MulAdd(a[h], s, hn::Mul(b[h], c)), yh + half);
+    }
   }
-  if (k < n) {
-    const size_t part = static_cast<size_t>(n - k);
-    const auto c = hn::Load(d, angles.cos + k), s = hn::Load(d, angles.sin + k);
-    const auto a = LoadNF32(d, x + k, part), b = LoadNF32(d, x + half + k, part);
-    StoreNF32(d, hn::NegMulAdd(b, s, hn::Mul(a, c)), y + k, part);
-    StoreNF32(d, hn::MulAdd(a, s, hn::Mul(b, c)), y + half + k, part);
+  if (k == n) return;
+  const size_t part = static_cast<size_t>(n - k);
+  const auto c = hn::Load(d, angles.cos + k), s = hn::Load(d, angles.sin + k);
+  for (int h = 0; h < kHeads; ++h) {
+    const T* xh = x + h * x_head + k;
+    T* yh = y + h * y_head + k;
+    const auto a = LoadNF32(d, xh, part), b = LoadNF32(d, xh + half, part);
+    StoreNF32(d, hn::NegMulAdd(b, s, hn::Mul(a, c)), yh, part);
+    StoreNF32(d, hn::MulAdd(a, s, hn::Mul(b, c)), yh + half, part);
   }
 }
 
@@ -159,6 +175,7 @@ template <class T, bool kStream>
 void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
   const int64_t length = job.x.size(1), heads = job.x.size(2), size = job.x.size(3);
   const int64_t pairs = job.cos.size(1);
+  const int64_t x_head = job.x.stride(2), y_head = job.y.stride(2);
   const int64_t x_stride = job.x.stride(3), y_stride = job.y.stride(3);
   const bool unit = x_stride == 1 && y_stride == 1;
   const bool spread_angles = unit && job.interleaved;
@@ -180,21 +197,24 @@ void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
       }
       if (spread_angles) spread(angles, n);
       for (int64_t h = 0; h < heads; ++h) {
-        const T* xh = x + h * job.x.stride(2) + first * step * x_stride;
-        T* yh = y + h * job.y.stride(2) + first * step * y_stride;
+        const T* xh = x + h * x_head + first * step * x_stride;
+        T* yh = y + h * y_head + first * step * y_stride;
         if (!unit) {
           turn_strided(angles, xh, x_stride, yh, y_stride, step, apart, n);
         } else if (job.interleaved) {
           turn_neighbours<kStream>(angles, xh, yh, n);
+        } else if (h + 1 < heads) {
+          turn_halves<kStream, 2>(angles, xh, x_head, yh, y_head, pairs, n);
+          ++h;
         } else {
-          turn_halves<kStream>(angles, xh, yh, pairs, n);
+          turn_halves<kStream, 1>(angles, xh, x_head, yh, y_head, pairs, n);
         }
       }
     }
     if (2 * pairs == size || job.x.data == job.y.data) continue;
     for (int64_t h = 0; h < heads; ++h) {
-      const T* xh = x + h * job.x.stride(2);
-      T* yh = y + h * job.y.stride(2);
+      const T* xh = x + h * x_head;
+      T* yh = y + h * y_head;
       for (int64_t k = 2 * pairs; k < size; ++k) yh[k * y_stride] = xh[k * x_stride];
     }
   }
