@@ -43,7 +43,8 @@ def reduce_case(op, shape, axis=-1):
         (),
         ("x",),
         # Partial sums are larger than a sum that happens to cancel: about as the root of the count.
-        floor=4 * EPSILON["float32"] * count**0.5 if op == "sum" else 0.0,
+        # Of one sum alone, torch's error may vanish by luck: this is four times what is usual.
+        floor=8 * EPSILON["float32"] * count**0.5 if op == "sum" else 0.0,
     )
 
 
