@@ -114,8 +114,8 @@ HWY_INLINE void turn_halves(const Angles& angles, const T* x, int64_t x_head, T*
   int64_t k = 0;
   for (; k + lanes <= n; k += lanes) {
     const auto c = hn::Load(d, angles.cos + k), s = hn::Load(d, angles.sin + k);
-    // All loads first: where y's addresses are those of x but for a multiple of 4096, a load behind
-    // the other head's store would wait for it.
+    // All loads first: behind a store to an address that agrees in its lowest 12 bits, as the other
+    // head's may, a load would wait.
     hn::Vec<F32> a[kHeads], b[kHeads];
     for (int h = 0; h < kHeads; ++h) {
       a[h] = LoadF32(d, x + h * x_head + k);
