@@ -305,7 +305,7 @@ void backward(BackwardJob& job, DType dtype, bool layer, const Tensor& dweight, 
   job.stream = job.unit && job.dx.streams(size_of(dtype)) &&
                pays_to_stream(tensors * rows * job.columns * size_of(dtype));
   const auto kernel = FK_CPU_DISPATCH(backward_kernel)(dtype, layer);
-  const int64_t grain = rows * job.columns < 2 * kInlineElements ? job.chunks : 1;
+  const int64_t grain = grain_of(job.chunks, rows * job.columns / job.chunks);
   exec.parallel_for(job.chunks, grain,
                     [&](int64_t begin, int64_t end) { kernel(job, begin, end); });
   if (dweight) add_up(job.dweight, job, dweight, exec);

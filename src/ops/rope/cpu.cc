@@ -196,7 +196,7 @@ void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
         for (int64_t k = 0; k < n; ++k) angles.sin[k] = -angles.sin[k];
       }
       if (spread_angles) spread(angles, n);
-      for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t h = 0, taken = 1; h < heads; h += taken) {
         const T* xh = x + h * x_head + first * step * x_stride;
         T* yh = y + h * y_head + first * step * y_stride;
         if (!unit) {
@@ -205,7 +205,7 @@ void turn_tokens(const RopeJob& job, int64_t begin, int64_t end) {
           turn_neighbours<kStream>(angles, xh, yh, n);
         } else if (h + 1 < heads) {
           turn_halves<kStream, 2>(angles, xh, x_head, yh, y_head, pairs, n);
-          ++h;
+          taken = 2;
         } else {
           turn_halves<kStream, 1>(angles, xh, x_head, yh, y_head, pairs, n);
         }
