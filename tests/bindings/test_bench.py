@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from flashkernel.bench import report
+from flashkernel.bench.timing import time_cpu
 
 STATISTICS = {"mean", "std", "min", "max", "p50", "p95", "p99"}
 
@@ -94,3 +96,17 @@ def test_refuses_a_device_that_is_not_there():
     done = bench("--framework", "torch", "--device", "cuda", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
     assert "no GPU is visible" in done.stderr
+
+
+def test_one_slow_call_does_not_set_how_many_make_a_sample():
+    runs = 0
+
+    def call():
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            time.sleep(0.001)
+
+    _, iterations = time_cpu({"quick": call}, warmup=5, iterations=10, budget_s=2.0)
+    assert iterations == 10
+    assert runs >= 5 * iterations  # calls of under a microsecond, in samples of 20

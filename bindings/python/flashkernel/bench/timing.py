@@ -27,23 +27,24 @@ def time_cpu(
     """Seconds of each call, taken in turns. A sample of a call under `grain_s` is the mean of
     several, for the last of which `wait` waits. Stops after `budget_s` even if fewer samples were
     taken; returns how many were."""
-    repeats, longest = {}, 0.0
-    for name, call in calls.items():
+    for call in calls.values():  # the first may compile
         wait(call())
-        start = time.perf_counter()
-        wait(call())
-        once = time.perf_counter() - start
-        longest = max(longest, once)
-        repeats[name] = max(1, min(100, int(grain_s / max(once, 1e-7))))
-    # Of long calls each sample comes after untimed ones of the same kind: XLA's threads give memory
-    # back for a while after a call has returned, and would take a core from the next one.
-    settle_s = min(longest / 2, 0.25) if len(calls) > 1 and longest > 0.01 else 0.0
+    shortest = dict.fromkeys(calls, float("inf"))
     deadline = time.perf_counter() + budget_s / 5
     for _ in range(warmup):
-        for call in calls.values():
+        for name, call in calls.items():
+            start = time.perf_counter()
             wait(call())
+            shortest[name] = min(shortest[name], time.perf_counter() - start)
         if time.perf_counter() > deadline:
             break
+    # By the shortest: one slow call must not make a sample a single call for one name and many for
+    # another.
+    repeats = {name: max(1, min(100, int(grain_s / max(s, 1e-7)))) for name, s in shortest.items()}
+    # Of long calls each sample comes after untimed ones of the same kind: XLA's threads give memory
+    # back for a while after a call has returned, and would take a core from the next one.
+    longest = max(shortest.values())
+    settle_s = min(longest / 2, 0.25) if len(calls) > 1 and longest > 0.01 else 0.0
     samples = {name: [] for name in calls}
     deadline = time.perf_counter() + budget_s
     for i in range(iterations):
