@@ -21,6 +21,7 @@ from harness import (
     raises,
     run_forward,
     run_gradients,
+    seeded,
 )
 
 
@@ -159,6 +160,46 @@ def test_a_nan_stays_in_its_row(op):
     x[1, 7] = np.nan
     y = getattr(fk, op)(x)
     assert np.isnan(y[1]).all() and np.isfinite(y[[0, 2]]).all()
+
+
+def _relative_error(ours, exact) -> float:
+    return ((ours.double() - exact).abs().max() / exact.abs().max()).item()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_long_rows_keep_their_digits(op):
+    """Sums of so many columns in float32 alone would lose three digits here, and more of a constant
+    row, whose deviations are 0."""
+    torch_norm = getattr(F, op)
+    columns = 1 << 18
+    x = torch.rand(2, columns, generator=seeded(op)) + (1.0 if op == "layer_norm" else 0.0)
+    dy = torch.randn(x.shape, generator=seeded(op, "dy"))
+
+    def both(norm, x, dy):
+        x = x.clone().requires_grad_()
+        y = norm(x)
+        return y.detach(), torch.autograd.grad(y, x, dy)[0]
+
+    def plain(x):
+        return torch_norm(x, (columns,), eps=1e-6)
+
+    exact = both(plain, x.double(), dy.double())
+    same = both(plain, x, dy)
+    ours = both(lambda x: getattr(fk, op)(x, eps=1e-6), x, dy)
+    for i, factor in enumerate((2, 3)):
+        bar = factor * max(_relative_error(same[i], exact[i]), 6e-8)
+        assert _relative_error(ours[i], exact[i]) <= bar
+    constant = torch.full((1, columns), 1.1e6)
+    y = getattr(fk, op)(constant)
+    assert (y - (1.0 if op == "rms_norm" else 0.0)).abs().max() < 1e-6
+
+
+def test_weight_gradients_of_many_rows_keep_their_digits():
+    x = torch.randn(100000, 8, generator=seeded("rows")) + 2
+    weight = torch.ones(8, requires_grad=True)
+    (dweight,) = torch.autograd.grad(fk.rms_norm(x, weight), weight, torch.ones_like(x))
+    exact = F.rms_norm(x.double(), (8,), eps=1e-6).sum(0)
+    assert _relative_error(dweight, exact) < 1.5e-7
 
 
 def array(*shape, dtype=np.float32):

@@ -45,7 +45,7 @@ namespace {
 template <class T, bool kLayer>
 void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
   const F32 d;
-  const int64_t columns = job.columns, block = job.block;
+  const int64_t columns = job.columns, block = job.block, summed_block = summed_block_of(block);
   const float per_column = 1.0f / static_cast<float>(columns);
   ParameterInput<T, false> weight(job.weight), bias(job.bias);
   const auto weight_offset = hn::Set(d, job.weight_offset);
@@ -61,12 +61,12 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
     // that is not wanted either, or what is stored leaves the caches, it is computed again.
     Output<T, false>& kept = job.stream ? none : sum.p != nullptr ? sum : y;
 
-    Sums sums;
-    for (int64_t j = 0; j < columns; j += block) {
-      const int64_t n = std::min(block, columns - j);
+    Means means(columns, summed_block);
+    for (int64_t j = 0; j < columns; j += summed_block) {
+      const int64_t n = std::min(summed_block, columns - j);
       const T* xs = x.block(j, n);
       if (residual.p == nullptr) {
-        sums.add(accumulate(n, [=](int64_t i, auto lanes, Sums& acc) FK_BODY {
+        means.add(accumulate(n, [=](int64_t i, auto lanes, Sums& acc) FK_BODY {
           const V v = load(xs + i, lanes);
           acc.a = kLayer ? hn::Add(acc.a, v) : hn::MulAdd(v, v, acc.a);
         }));
@@ -74,7 +74,7 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
       }
       const T* residuals = residual.block(j, n);
       T* out = kept.block(j);
-      sums.add(accumulate(n, [=](int64_t i, auto lanes, Sums& acc) FK_BODY {
+      means.add(accumulate(n, [=](int64_t i, auto lanes, Sums& acc) FK_BODY {
         const V s = hn::Add(load(xs + i, lanes), load(residuals + i, lanes));
         const V v = round_and_store(s, out == nullptr ? nullptr : out + i, lanes);
         acc.a = kLayer ? hn::Add(acc.a, v) : hn::MulAdd(v, v, acc.a);
@@ -88,13 +88,13 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
 
     // The mean is found twice: as a float, then what rounding made it miss, from the deviations.
     float mean = 0.0f, missed = 0.0f;
-    float variance = ReduceSum(d, sums.a) * per_column;
+    float variance = means.a(per_column);
     if constexpr (kLayer) {
       mean = variance;
       const auto center = hn::Set(d, mean);
-      Sums squares;
-      for (int64_t j = 0; j < columns; j += block) {
-        const int64_t n = std::min(block, columns - j);
+      Means squares(columns, summed_block);
+      for (int64_t j = 0; j < columns; j += summed_block) {
+        const int64_t n = std::min(summed_block, columns - j);
         const T* xs = x.block(j, n);
         const T* residuals = residual.block(j, n);
         squares.add(accumulate(n, [=](int64_t i, auto lanes, Sums& acc) FK_BODY {
@@ -105,9 +105,9 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
           acc.b = hn::Add(acc.b, deviation);
         }));
       }
-      missed = ReduceSum(d, squares.b) * per_column;
+      missed = squares.b(per_column);
       // In this order a NaN stays one.
-      variance = std::max(ReduceSum(d, squares.a) * per_column - missed * missed, 0.0f);
+      variance = std::max(squares.a(per_column) - missed * missed, 0.0f);
     }
     const float rstd = 1.0f / std::sqrt(variance + job.eps);
     // A row with an infinity has an infinite mean, from which nothing deviates by a number.

@@ -64,7 +64,7 @@ template <class T, bool kLayer, int kRows, bool kUnit, bool kStream>
 HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweight, float* dbias,
                                  bool first) {
   const F32 d;
-  const int64_t columns = job.columns, block = job.block;
+  const int64_t columns = job.columns, block = job.block, summed_block = summed_block_of(block);
   const float per_column = 1.0f / static_cast<float>(columns);
   ParameterInput<T, kUnit> weight(job.weight);
   const auto weight_offset = hn::Set(d, job.weight_offset);
@@ -73,7 +73,8 @@ HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweig
   Output<T, kUnit> dx[kRows];
   const T *gs[kRows], *xs[kRows], *dsums[kRows];
   float rstd[kRows];
-  V center[kRows], scale[kRows], shift[kRows], slope[kRows];  // dx = g scale - shift - xhat slope
+  // dx = (g - shift - xhat slope) scale: what cancels is taken off before it is scaled.
+  V center[kRows], scale[kRows], shift[kRows], slope[kRows];
   unrolled<kRows>([&](auto k) FK_BODY {
     dy[k].bind(job.dy.row<const T>(r + k), job.dy.column_stride);
     x[k].bind(job.x.row<const T>(r + k), job.x.column_stride);
@@ -85,9 +86,11 @@ HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweig
   });
 
   if (job.dx.data != nullptr) {
-    Sums sums[kRows];
-    for (int64_t j = 0; j < columns; j += block) {
-      const int64_t n = std::min(block, columns - j);
+    const Means none(columns, summed_block);
+    Means means[] = {none, none};
+    static_assert(kRows <= 2);
+    for (int64_t j = 0; j < columns; j += summed_block) {
+      const int64_t n = std::min(summed_block, columns - j);
       unrolled<kRows>([&](auto k) FK_BODY {
         gs[k] = dy[k].block(j, n);
         xs[k] = x[k].block(j, n);
@@ -109,19 +112,20 @@ HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweig
       };
       if constexpr (kRows == 1) {
         const std::integral_constant<int, 0> k;
-        sums[0].add(accumulate(n, [&](int64_t i, auto lanes, Sums& acc)
-                                      FK_BODY { add(i, lanes, k, weight_at(i, lanes), acc); }));
+        means[0].add(accumulate(n, [&](int64_t i, auto lanes, Sums& acc)
+                                       FK_BODY { add(i, lanes, k, weight_at(i, lanes), acc); }));
       } else {  // the rows' sums are independent of each other
+        Sums sums[kRows];
         for_columns(n, [&](int64_t i, auto lanes) FK_BODY {
           const V w = weight_at(i, lanes);
           unrolled<kRows>([&](auto k) FK_BODY { add(i, lanes, k, w, sums[k]); });
         });
+        unrolled<kRows>([&](auto k) FK_BODY { means[k].add(sums[k]); });
       }
     }
     unrolled<kRows>([&](auto k) FK_BODY {
-      const float factor = rstd[k] * per_column;
-      slope[k] = hn::Set(d, ReduceSum(d, sums[k].a) * rstd[k] * factor);
-      shift[k] = kLayer ? hn::Set(d, ReduceSum(d, sums[k].b) * factor) : hn::Zero(d);
+      slope[k] = hn::Set(d, means[k].a(per_column) * rstd[k]);
+      shift[k] = hn::Set(d, means[k].b(per_column));
     });
   }
 
@@ -151,8 +155,8 @@ HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweig
         if constexpr (kLayer) db = hn::Add(db, g);
         if (out[0] == nullptr) return;
         V v = hn::Mul(g, w);
-        v = kLayer ? hn::MulSub(v, scale[k], shift[k]) : hn::Mul(v, scale[k]);
-        v = hn::NegMulAdd(xhat, slope[k], v);
+        if constexpr (kLayer) v = hn::Sub(v, shift[k]);
+        v = hn::Mul(hn::NegMulAdd(xhat, slope[k], v), scale[k]);
         if (dsums[0] != nullptr) v = hn::Add(v, load(dsums[k] + i, lanes));
         if constexpr (kStream) {
           // These rows are near by now: meanwhile memory can bring the next ones.
@@ -207,12 +211,17 @@ void backward_chunks(const BackwardJob& job, int64_t begin, int64_t end) {
 template <class T>
 void add_chunks(const ReduceJob& job, int64_t begin, int64_t end) {
   const F32 d;
+  const hn::Half<F32> dh;
+  const hn::Repartition<double, F32> dd;
   const int64_t lanes = hn::Lanes(d);
   for (int64_t i = begin; i < end; i += lanes) {  // the partial sums are padded
-    V sum = hn::Zero(d);
+    auto low = hn::Zero(dd), high = hn::Zero(dd);
     for (int64_t c = 0; c < job.chunks; ++c) {
-      sum = hn::Add(sum, hn::LoadU(d, job.partial + c * job.padded_columns + i));
+      const float* p = job.partial + c * job.padded_columns + i;
+      low = hn::Add(low, hn::PromoteTo(dd, hn::LoadU(dh, p)));
+      high = hn::Add(high, hn::PromoteTo(dd, hn::LoadU(dh, p + lanes / 2)));
     }
+    const V sum = hn::Combine(d, hn::DemoteTo(dh, high), hn::DemoteTo(dh, low));
     T* out = static_cast<T*>(job.out) + i * job.stride;
     const size_t n = static_cast<size_t>(std::min(lanes, end - i));
     if (job.stride != 1) {

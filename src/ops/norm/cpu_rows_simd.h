@@ -63,8 +63,8 @@ HWY_INLINE V round_and_store(V v, T* p, Part lanes) {
 HWY_INLINE V keep(V v, Full) { return v; }
 HWY_INLINE V keep(V v, Part lanes) { return hn::IfThenElseZero(hn::FirstN(F32(), lanes), v); }
 
-// Blocks of a row as contiguous memory: the row itself where its stride is 1 (kUnit: it is, and the
-// only block is the whole row), else a copy. NULL where there is no row.
+// Blocks of a row as contiguous memory: the row itself where its stride is 1 (kUnit: it is, and an
+// output's only block is the whole row), else a copy. NULL where there is no row.
 template <class T, bool kUnit>
 struct Input {
   const T* p = nullptr;
@@ -76,7 +76,7 @@ struct Input {
     stride = data_stride;
   }
   HWY_INLINE const T* block(int64_t i, int64_t n) {
-    if constexpr (kUnit) return p;
+    if constexpr (kUnit) return p == nullptr ? nullptr : p + i;
     return i == 0 && stride == 1 ? p : distant_block(i, n);
   }
 
@@ -155,6 +155,36 @@ struct Sums {
     a = hn::Add(a, other.a);
     b = hn::Add(b, other.b);
   }
+};
+
+// Columns that are added up in float32, whose error grows with their number.
+HWY_INLINE int64_t summed_block_of(int64_t block) {
+  return std::min<int64_t>(block, 64 * hn::Lanes(F32()));
+}
+
+// Means over a row of which each block of `block` columns is added up in float32, the blocks in
+// double. A single block needs no double, which would show in the time of short rows.
+class Means {
+ public:
+  HWY_INLINE Means(int64_t columns, int64_t block) : columns_(columns), one_(columns <= block) {}
+  HWY_INLINE void add(const Sums& block) {
+    block_ = block;
+    if (one_) return;
+    a_ += ReduceSum(F32(), block.a);
+    b_ += ReduceSum(F32(), block.b);
+  }
+  HWY_INLINE float a(float per_column) const { return mean(a_, block_.a, per_column); }
+  HWY_INLINE float b(float per_column) const { return mean(b_, block_.b, per_column); }
+
+ private:
+  HWY_INLINE float mean(double total, V block, float per_column) const {
+    return one_ ? ReduceSum(F32(), block) * per_column : static_cast<float>(total / columns_);
+  }
+
+  int64_t columns_;
+  bool one_;
+  Sums block_;  // the last one
+  double a_ = 0.0, b_ = 0.0;
 };
 
 // Lambdas below are vector code, to be inlined into every loop of their caller.
