@@ -70,6 +70,29 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_smoothed_loss_does_not_see_what_all_logits_have_in_common(backend):
+    logits = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0)) + 1e4
+    targets = torch.arange(64)
+    keywords = {"label_smoothing": 0.5, "reduction": "none"}
+    exact = F.cross_entropy(logits.double(), targets, **keywords)
+    ours = fk.cross_entropy(convert(logits, backend), convert(targets, backend), **keywords)
+    same = F.cross_entropy(logits, targets, **keywords)
+    assert (ours.cpu() - exact).abs().max() <= 2 * (same - exact).abs().max()
+    lowest = convert(torch.full((1, 120), -3e38), backend)
+    loss = fk.cross_entropy(lowest, convert(torch.tensor([0]), backend), label_smoothing=0.1)
+    assert loss.item() == pytest.approx(np.log(120))
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_smoothed_loss_of_a_target_without_mass_is_infinite(backend):
+    logits = torch.tensor([[1.0, -float("inf"), 2.0], [1.0, 3.0, -float("inf")]])
+    targets = torch.tensor([1, 0])
+    keywords = {"label_smoothing": 0.1, "reduction": "none"}
+    ours = fk.cross_entropy(convert(logits, backend), convert(targets, backend), **keywords)
+    torch.testing.assert_close(ours.cpu(), F.cross_entropy(logits, targets, **keywords))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=str)

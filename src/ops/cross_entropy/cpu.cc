@@ -3,9 +3,9 @@
 // Floor: forward reads the logits once (the losses are as nothing beside them), backward reads them
 // once and writes them once. The forward takes a row block by block: a block's maximum, then its
 // exponentials while it is in the first-level cache, with the sum rescaled when the maximum grows.
-// The backward needs one pass, since the forward hands it each row's
-// logsumexp. Rows are independent; the losses are
-// added up in row order, so that the number of threads does not show in the result.
+// With label smoothing it reads the row again, for its mean. The backward needs one pass, since the
+// forward hands it each row's logsumexp. Rows are independent; the losses are added up in row
+// order, so that the number of threads does not show in the result.
 
 #ifndef FK_OPS_CROSS_ENTROPY_CPU_JOBS_
 #define FK_OPS_CROSS_ENTROPY_CPU_JOBS_
@@ -37,13 +37,28 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // What is left to do for row r, once its statistics are known. `sum` is that of the logits.
+// The mean of x - reference over a row. What all logits have in common would hide what sets them
+// apart, were they added up as they are.
+template <class T>
+double MeanFrom(float reference, const T* x, int64_t stride, int64_t n) {
+  T buffer[kBlock];
+  const auto from = hn::Set(F32(), reference);
+  double sum = 0;
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t count = std::min(kBlock, n - i);
+    const T* p = Gather(x + i * stride, stride, count, buffer);
+    sum += FoldSum(count, [&](int64_t c, auto k)
+                              HWY_ATTR { return hn::Sub(Load(p + c, k, reference), from); });
+  }
+  return sum / n;
+}
+
 template <class T>
 HWY_INLINE void FinishRow(const CrossEntropyForward& job, int64_t r, bool finite, double shift,
-                          double log_sum, double sum) {
+                          double log_sum) {
   const CrossEntropyFwd& a = job.a;
   const T* x = a.logits.ptr<const T>() + r * a.logits.stride(0);
   const int64_t target = load_index(a.targets, r * a.targets.stride(0));
-  const double s = a.label_smoothing;
   // A row that holds NaN or +inf, or nothing but -inf, is no distribution.
   if (!finite || std::isnan(log_sum)) {
     shift = 0;
@@ -51,9 +66,12 @@ HWY_INLINE void FinishRow(const CrossEntropyForward& job, int64_t r, bool finite
   }
   double loss = 0;
   if (target != a.ignore_index) {
+    const double s = a.label_smoothing;
+    const float at_target = ToF32(x + target * a.logits.stride(1));
+    const float reference = std::isfinite(at_target) ? at_target : 0.0f;
     // The large terms first: near the maximum they cancel.
-    loss = (shift - (1 - s) * ToF32(x + target * a.logits.stride(1))) + log_sum;
-    if (s > 0) loss -= s * sum / a.logits.size(1);
+    loss = (shift - reference) + log_sum - (1 - s) * (at_target - reference);
+    if (s > 0) loss -= s * MeanFrom(reference, x, a.logits.stride(1), a.logits.size(1));
   }
   job.losses[r] = static_cast<float>(loss);
   if (a.losses) a.losses.ptr<float>()[r * a.losses.stride(0)] = static_cast<float>(loss);
@@ -68,10 +86,8 @@ void ForwardShortRows(const CrossEntropyForward& job, int64_t begin, int64_t end
   const auto x = [&](int64_t r) { return logits.ptr<const T>() + r * logits.stride(0); };
   ForShortRows(
       begin, end, columns, x, [](int64_t, int64_t, auto, auto) {},
-      [&](int64_t r, const ShortRow& row) HWY_ATTR {
-        const double sum = job.a.label_smoothing > 0 ? RowSum(x(r), 1, columns) : 0;
-        FinishRow<T>(job, r, std::isfinite(row.max), row.shift, std::log(row.sum), sum);
-      });
+      [&](int64_t r, const ShortRow& row)
+          HWY_ATTR { FinishRow<T>(job, r, std::isfinite(row.max), row.shift, std::log(row.sum)); });
 }
 
 template <class T>
@@ -81,8 +97,7 @@ void ForwardRows(const CrossEntropyForward& job, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const T* x = logits.ptr<const T>() + r * logits.stride(0);
     const LogSumExp row = RowLogSumExp(x, stride, columns);
-    const double sum = job.a.label_smoothing > 0 ? RowSum(x, stride, columns) : 0;
-    FinishRow<T>(job, r, std::isfinite(row.max), row.shift, row.log_sum(), sum);
+    FinishRow<T>(job, r, std::isfinite(row.max), row.shift, row.log_sum());
   }
 }
 

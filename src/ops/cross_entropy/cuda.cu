@@ -3,9 +3,9 @@
 // Floors for logits (N, V): forward one read, backward one read + one write.
 //
 // Forward: a block (or, with few rows, several) reads a row once, keeping the online logsumexp and,
-// with label smoothing, the sum of the logits; log-softmax is never stored. The row losses then go
-// through one block in a fixed order, so results repeat bit for bit. Backward: given the logsumexp,
-// an elementwise pass, in place if asked.
+// with label smoothing, the sum of the logits less the target's; log-softmax is never stored. The
+// row losses then go through one block in a fixed order, so results repeat bit for bit. Backward:
+// given the logsumexp, an elementwise pass, in place if asked.
 #include "core/workspace.h"
 #include "cuda/math.cuh"
 #include "cuda/row_map.cuh"
@@ -35,7 +35,8 @@ struct LossOp {
   using Element = T;
   struct State {
     LogSumExp<T> lse;
-    float total;  // of the logits
+    float reference;  // the target's logit, or 0 where that is no number
+    float total;      // of the logits less that, lest what all have in common hide the rest
   };
   static constexpr int kInputs = 1;
   RowView<const T> in[1];
@@ -46,7 +47,19 @@ struct LossOp {
   float *losses, *shift, *log_sum;
   int64_t losses_stride, shift_stride, log_sum_stride;
 
-  __device__ State start(int64_t) const { return {LogSumExp<T>::empty(), 0.f}; }
+  __device__ State start(int64_t row) const {
+    float reference = 0.f;
+    if (kMaySmooth && smoothing > 0.f) {
+      const int64_t target = targets[row];
+      if (target >= 0 && target < columns) reference = finite_or_zero(logit(row, target));
+    }
+    return {LogSumExp<T>::empty(), reference, 0.f};
+  }
+  __device__ float logit(int64_t row, int64_t column) const {
+    return to_float(in[0].row(row)[column * in[0].step]);
+  }
+  __device__ static float finite_or_zero(float x) { return isfinite(x) ? x : 0.f; }
+
   __device__ float fill(const State&) const { return -INFINITY; }
   template <int kVectors, int kWidth>
   __device__ void add(State& state, const float (&x)[kVectors][kWidth],
@@ -57,13 +70,13 @@ struct LossOp {
       for (int j = 0; j < kVectors; ++j) {
         float total = 0;
 #pragma unroll
-        for (int e = 0; e < kWidth; ++e) total += x[j][e];
+        for (int e = 0; e < kWidth; ++e) total += x[j][e] - state.reference;
         state.total += j < valid ? total : 0.f;
       }
     }
   }
   __device__ static State merge(const State& a, const State& b) {
-    return {LogSumExp<T>::merge(a.lse, b.lse), a.total + b.total};
+    return {LogSumExp<T>::merge(a.lse, b.lse), a.reference, a.total + b.total};
   }
   __device__ void finish(int64_t row, const State& state) const {
     // A row that holds +inf or NaN, or nothing but -inf, is no distribution.
@@ -77,7 +90,8 @@ struct LossOp {
         loss = NAN;
       } else {
         // The large terms first: near the maximum they cancel.
-        loss = row_shift - (1.f - smoothing) * to_float(in[0].row(row)[target * in[0].step]);
+        const float at_target = logit(row, target), reference = finite_or_zero(at_target);
+        loss = row_shift - reference - (1.f - smoothing) * (at_target - reference);
         if (kMaySmooth && smoothing > 0.f) {
           loss -= smoothing * (state.total / static_cast<float>(columns));
         }
