@@ -89,8 +89,8 @@ struct Shim {
 // A symbol of torch's libraries, which `import torch` has loaded; NULL where there is none.
 void* find_symbol(const char* name);
 
-// Binds every function; NULL, with fk_last_error's text in `error`, where torch is not loaded or
-// has no such function. Later calls return the same table.
+// Binds every function; NULL, with what is missing in `error`, where torch is not loaded or has no
+// such function. Later calls return the same table.
 const Shim* load_shim(const char** error);
 
 }  // namespace fk::torch

@@ -94,7 +94,8 @@ FK_API const char* fk_build_info(void);
 FK_API void fk_set_num_threads(int32_t threads);
 FK_API int32_t fk_num_threads(void);
 
-// Restricts CPU kernels to a SIMD target ("sse4", "avx2", "avx3", "neon"); NULL restores the best.
+// Restricts CPU kernels to a SIMD target ("sse4", "avx2", "avx3", "avx3_bf16", "neon"); NULL
+// restores the best.
 FK_API fk_status fk_set_cpu_target(const char* name);
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 #include "core/declaration.h"
 
 #include <cctype>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -161,6 +162,13 @@ void write_key(std::string& out, const char* key, const std::string& value) {
   write_string(out, value);
 }
 
+// As JSON has it, whatever the locale: its readers take 1e999 for infinity.
+std::string number(double value) {
+  if (std::isinf(value)) return "1e999";
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
 void write_flag(std::string& out, const char* key, bool value) {
   if (value) out += std::string(", \"") + key + "\": true";
 }
@@ -190,17 +198,11 @@ void write_field(std::string& out, const Field& f) {
     write_key(out, "also_gradient_of", f.also_gradient_of);
     write_key(out, "repeats", f.repeats);
     if (f.drawn_from != f.drawn_to) {
-      char text[80];
-      std::snprintf(text, sizeof text, ", \"drawn_between\": [%.17g, %.17g]", f.drawn_from,
-                    f.drawn_to);
-      out += text;
+      out += ", \"drawn_between\": [" + number(f.drawn_from) + ", " + number(f.drawn_to) + "]";
     }
     write_flag(out, "with_float8", f.with_float8);
   } else if (f.kind == Kind::kNumber) {
-    char text[40];
-    std::snprintf(text, sizeof text, std::isinf(f.number_default) ? "1e999" : "%.17g",
-                  f.number_default);
-    out += std::string(", \"default\": ") + text;
+    out += ", \"default\": " + number(f.number_default);
     write_flag(out, "nullable", f.nullable);
   } else {
     out += ", \"default\": " + std::to_string(f.integer_default);

@@ -401,15 +401,30 @@ class Call {
     return dim.or_one ? s + " or 1" : s;
   }
 
-  // Two elements of an output must never share an address.
+  // Two elements of an output must never share an address: from the shortest stride to the longest,
+  // each passes over all that the shorter ones reach.
   Status check_writable(const Field& f, const Tensor& t) {
     if (t.numel() == 0) return {};  // NumPy gives empty arrays strides of 0
-    for (int i = 0; i < t.ndim; ++i) {
-      if (t.strides[i] == 0 && t.shape[i] > 1) {
-        return error(overwritten_by(f, t),
-                     "expected an output without repeated elements, got stride 0 in dimension " +
-                         std::to_string(i));
+    int order[kMaxDims];
+    int dims = 0;
+    for (int i = t.ndim - 1; i >= 0; --i) {
+      if (t.shape[i] == 1) continue;
+      int place = dims++;
+      for (; place > 0 && std::abs(t.strides[order[place - 1]]) > std::abs(t.strides[i]); --place) {
+        order[place] = order[place - 1];
       }
+      order[place] = i;
+    }
+    int64_t reach = 0;
+    for (int k = 0; k < dims; ++k) {
+      const int64_t stride = std::abs(t.strides[order[k]]);
+      if (stride <= reach) {
+        return error(overwritten_by(f, t),
+                     "expected an output without repeated elements, got stride " +
+                         std::to_string(t.strides[order[k]]) + " in dimension " +
+                         std::to_string(order[k]));
+      }
+      reach += (t.shape[order[k]] - 1) * stride;
     }
     return {};
   }

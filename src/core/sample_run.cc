@@ -162,7 +162,7 @@ class Allocation {
 // Takes one implementation for as long as it lives.
 class Forced {
  public:
-  explicit Forced(const fk_op& op) : op_(const_cast<fk_op&>(op)), before_(op.forced) {}
+  explicit Forced(const fk_op& op) : op_(op), before_(op.forced) {}
   ~Forced() { op_.forced = before_; }
   Forced(const Forced&) = delete;
 
@@ -172,7 +172,7 @@ class Forced {
   }
 
  private:
-  fk_op& op_;
+  const fk_op& op_;
   const fk_op::Implementation* before_;
 };
 

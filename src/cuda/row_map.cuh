@@ -8,9 +8,9 @@
 //     RowView<T> out;                          // may be an input's memory, with the same strides
 //     struct Row { ... };
 //     __device__ Row row(int64_t row) const;
-//     template <int kCount>                    // elements column .. column + kCount - 1; the
-//     result
-//     __device__ void apply(const Row& row, int64_t column, float (&x)[kCount],   // replaces x
+//     // Of the elements column .. column + kCount - 1; the result replaces x.
+//     template <int kCount>
+//     __device__ void apply(const Row& row, int64_t column, float (&x)[kCount],
 //                           const float (&second)[kCount]) const;
 //   };
 //

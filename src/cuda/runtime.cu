@@ -81,10 +81,6 @@ Status copy_to_host(int device, void* to, const void* from, size_t bytes) {
                    [&] { return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost); });
 }
 
-Status fill_bytes(int device, void* to, int value, size_t bytes) {
-  return on_device(device, "cudaMemset", [&] { return cudaMemset(to, value, bytes); });
-}
-
 Status synchronize(int device, void* stream) {
   return on_device(device, "cudaStreamSynchronize",
                    [&] { return cudaStreamSynchronize(static_cast<cudaStream_t>(stream)); });

@@ -48,7 +48,6 @@ Status device_malloc(int device, size_t bytes, void** pointer);
 Status device_free(int device, void* pointer);
 Status copy_to_device(int device, void* to, const void* from, size_t bytes);
 Status copy_to_host(int device, void* to, const void* from, size_t bytes);
-Status fill_bytes(int device, void* to, int value, size_t bytes);
 Status synchronize(int device, void* stream);
 
 }  // namespace fk::cuda

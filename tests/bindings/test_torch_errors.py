@@ -116,6 +116,10 @@ def test_what_is_written_over_has_no_repeated_elements():
     heads, table = torch.zeros(1, 2, 1, 4).expand(3, 2, 1, 4), torch.zeros(2, 2)
     with pytest.raises(fk.Error, match="rope: x: expected an output without repeated elements"):
         fk.rope(heads, table, table, inplace=True)
+    overlapping = torch.zeros(20).as_strided((1, 3, 1, 4), (16, 1, 16, 1))
+    table = torch.zeros(3, 2)
+    with pytest.raises(fk.Error, match="without repeated elements, got stride 1 in dimension 1"):
+        fk.rope(overlapping, table, table, inplace=True)
 
 
 def test_nested_tensors():

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <clocale>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -211,6 +213,17 @@ TEST_F(DeclaredEverything, Json) {
   EXPECT_TRUE(has("\"when\": \"mode!=fast\""));
   EXPECT_TRUE(has("\"nullable\": true"));
   EXPECT_TRUE(has("\"default\": 0.5"));
+}
+
+TEST_F(DeclaredEverything, JsonInALocaleWithADecimalComma) {
+  const char* const names[] = {"de_DE.UTF-8", "de_DE", "fr_FR.UTF-8", "fr_FR"};
+  if (std::none_of(std::begin(names), std::end(names),
+                   [](const char* name) { return std::setlocale(LC_NUMERIC, name) != nullptr; })) {
+    GTEST_SKIP() << "this system has no such locale";
+  }
+  const std::string json = declarations_json({&op_});
+  std::setlocale(LC_NUMERIC, "C");
+  EXPECT_NE(json.find("\"default\": 0.5"), std::string::npos) << json;
 }
 
 // Rules the bindings rely on, for every op of the library.

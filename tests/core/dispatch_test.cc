@@ -260,6 +260,10 @@ TEST_F(RmsNorm, OutputWithRepeatedElements) {
   EXPECT_EQ(call_(),
             "rms_norm: y: expected an output without repeated elements, got stride 0 in "
             "dimension 0");
+  strides[0] = 2;  // the second row would begin inside the first
+  EXPECT_EQ(call_(),
+            "rms_norm: y: expected an output without repeated elements, got stride 2 in "
+            "dimension 0");
 }
 
 TEST_F(RmsNorm, OutputsMayBeAbsent) {

@@ -120,6 +120,11 @@ def test_max_of_minus_infinities(backend):
     assert float(fk.max(convert(x, backend))) == -np.inf
 
 
+@pytest.mark.parametrize("device", ("cpu", "meta"))
+def test_max_of_no_rows(device):
+    assert fk.max(torch.empty(0, 0, device=device), axis=-1).shape == (0,)
+
+
 def test_sum_of_nothing_is_zero():
     assert (fk.sum(np.ones((3, 0), np.float32), -1) == 0).all()
     assert fk.sum(np.ones((3, 0), np.float32)) == 0

@@ -1,10 +1,10 @@
-// sum and max on the CPU, forward and backward.
+// sum and max on the CPU, forward.
 //
-// Floor: forward reads x once, backward writes dx once (max also reads x, a second time from
-// cache). Each vector loaded costs one addition, or a NaN-propagating maximum; sums are accumulated
-// in fp32 within blocks and in double between them. Where there are few rows the axis is cut into
-// chunks, which give one partial result each; the cut depends on shapes and strides alone, so that
-// the number of threads does not show in the result. Rows and columns: see cpu/axis_plan.h.
+// Floor: x is read once. Each vector loaded costs one addition, or a NaN-propagating maximum; sums
+// are accumulated in fp32 within blocks and in double between them. Where there are few rows the
+// axis is cut into chunks, which give one partial result each; the cut depends on shapes and
+// strides alone, so that the number of threads does not show in the result. Rows and columns: see
+// cpu/axis_plan.h.
 //
 // One core reads memory faster at four distant places at once than at one (27 against 19 GB/s on an
 // EPYC 9004), but caches no faster: inputs that those do not hold are taken as four rows at a time.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/op.h"
+#include "core/rows.h"
 
 namespace fk {
 
@@ -47,7 +48,7 @@ struct MaxFwd {
   }
 
   static Status validate(const MaxFwd& a) {
-    if (a.x.size(-1) == 0 && a.y.numel() > 0) {
+    if (a.x.size(-1) == 0 && rows_of(a.x).count > 0) {
       return invalid("x: expected at least 1 entry along the reduced axis, got 0");
     }
     return {};
