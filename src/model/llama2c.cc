@@ -147,7 +147,13 @@ bool is_llama2c(std::string_view bytes) {
 Status decoder_from_llama2c(const std::string& file, std::string_view bytes, Decoder* decoder) {
   Config& config = decoder->config;
   Header header;
-  FK_RETURN_IF_ERROR(read_header(file, bytes, &header, &config));
+  const Status read = read_header(file, bytes, &header, &config);
+  // The legacy form has no magic number: what no other reader knew comes here.
+  if (!read.ok() && !is_llama2c(bytes)) {
+    return file_error(file, "is neither GGUF, safetensors nor llama2.c (read as llama2.c, " +
+                                read.message().substr(file.size() + 2) + ")");
+  }
+  FK_RETURN_IF_ERROR(read);
   config.family = Family::kLlama;
   config.architecture =
       header.version == 0 ? "llama2.c" : "llama2.c version " + std::to_string(header.version);

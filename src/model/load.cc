@@ -40,6 +40,14 @@ bool is_gguf(std::string_view bytes) { return bytes.substr(0, 4) == "GGUF"; }
 // A safetensors file's ninth byte opens its header.
 bool is_safetensors(std::string_view bytes) { return bytes.size() > 8 && bytes[8] == '{'; }
 
+// One whose name ends in .gguf must be GGUF.
+Status open_file(const std::string& path, std::shared_ptr<const MappedFile>* file) {
+  FK_RETURN_IF_ERROR(MappedFile::open(path, file));
+  const std::string_view bytes = (*file)->bytes();
+  if (!ends_with(path, ".gguf") || is_gguf(bytes)) return {};
+  return file_error(path, "expected a GGUF file, which begins with \"GGUF\", got something else");
+}
+
 Status read_json(const std::string& path, Json* json) {
   std::shared_ptr<const MappedFile> file;
   FK_RETURN_IF_ERROR(MappedFile::open(path, &file));
@@ -233,7 +241,7 @@ Status load_tokenizer(const std::string& path, int64_t vocab,
                       std::unique_ptr<Tokenizer>* tokenizer) {
   if (is_folder(path)) return load_json_tokenizer(path, join(path, "tokenizer.json"), tokenizer);
   std::shared_ptr<const MappedFile> file;
-  FK_RETURN_IF_ERROR(MappedFile::open(path, &file));
+  FK_RETURN_IF_ERROR(open_file(path, &file));
   const std::string_view bytes = file->bytes();
   if (is_gguf(bytes)) {
     Gguf gguf;
@@ -258,7 +266,7 @@ Status load(const std::string& path, const LoadOptions& options, Model* model) {
   if (!exists(path)) return file_error(path, "there is no such file or folder");
   const bool folder = is_folder(path);
   std::shared_ptr<const MappedFile> file;
-  if (!folder) FK_RETURN_IF_ERROR(MappedFile::open(path, &file));
+  if (!folder) FK_RETURN_IF_ERROR(open_file(path, &file));
   const bool weightless = folder && exists(join(path, "config.json")) &&
                           !exists(join(path, "model.safetensors")) &&
                           !exists(join(path, "model.safetensors.index.json"));

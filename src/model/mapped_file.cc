@@ -14,7 +14,8 @@ Status MappedFile::open(const std::string& path, std::shared_ptr<const MappedFil
   const auto failed = [&](const char* what) {
     return file_error(path, std::string(what) + ": " + std::strerror(errno));
   };
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK a pipe would wait for somebody to write.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return failed("cannot be opened");
   struct stat status;
   void* data = nullptr;
@@ -22,7 +23,10 @@ Status MappedFile::open(const std::string& path, std::shared_ptr<const MappedFil
   if (::fstat(descriptor, &status) != 0) {
     result = failed("cannot be read");
   } else if (!S_ISREG(status.st_mode)) {
-    result = file_error(path, "expected a file, got something else");
+    const char* kind = S_ISFIFO(status.st_mode)  ? "a pipe"
+                       : S_ISDIR(status.st_mode) ? "a folder"
+                                                 : "something else";
+    result = file_error(path, std::string("expected a file, got ") + kind);
   } else if (status.st_size == 0) {
     result = file_error(path, "is empty");
   } else {
@@ -34,6 +38,10 @@ Status MappedFile::open(const std::string& path, std::shared_ptr<const MappedFil
   FK_RETURN_IF_ERROR(result);
   file->reset(
       new MappedFile(path, static_cast<const char*>(data), static_cast<size_t>(status.st_size)));
+  constexpr std::string_view kPointer = "version https://git-lfs";
+  if ((*file)->bytes().substr(0, kPointer.size()) == kPointer) {
+    return file_error(path, "is a Git LFS pointer, not the file; `git lfs pull` fetches that");
+  }
   return {};
 }
 

@@ -92,6 +92,27 @@ def test_pull_names_what_there_is(fk_program, tmp_path):
     assert result.returncode == 1 and "fk pull smollm2" in result.stderr
 
 
+def test_fifo(fk_program, tmp_path):
+    os.mkfifo(tmp_path / "model.gguf")
+    result = run(fk_program, "generate", tmp_path / "model.gguf")
+    assert result.returncode == 1 and "expected a file, got a pipe" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("model.gguf", b"\x07" * 64, 'model.gguf: expected a GGUF file, which begins with "GGUF"'),
+        ("model.bin", b"root:x:0:0:root:/root:/bin/sh\n", "model.bin: is neither GGUF, safeten"),
+        ("model.bin", b"short", "model.bin: is neither GGUF, safetensors nor llama2.c"),
+        ("model.gguf", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+    ],
+)
+def test_no_model(fk_program, tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    result = run(fk_program, "generate", tmp_path / name)
+    assert result.returncode == 1 and message in result.stderr
+
+
 def test_chat_needs_a_template(fk_program):
     result = run(fk_program, "chat", "-p", "Hello")
     assert result.returncode == 1 and "no chat template" in result.stderr
