@@ -37,7 +37,8 @@ FK_API const char* fk_tokenizer_info(const fk_tokenizer* tokenizer);
 FK_API fk_status fk_tokenizer_encode(const fk_tokenizer* tokenizer, const char* text, size_t bytes,
                                      int32_t add_special, int32_t parse_special, int32_t* ids,
                                      size_t capacity, size_t* count);
-// Writes at most `capacity` bytes; *bytes is how many there are.
+// Writes at most `capacity` bytes; *bytes is how many there are. An id that the tokenizer does not
+// have is an error.
 FK_API fk_status fk_tokenizer_decode(const fk_tokenizer* tokenizer, const int32_t* ids,
                                      size_t count, int32_t skip_special, char* text,
                                      size_t capacity, size_t* bytes);

@@ -1,6 +1,7 @@
 #include "model/c_api.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "core/last_error.h"
 #include "engine/known_models.h"
@@ -25,12 +26,14 @@ using fk::engine::EngineOptions;
 using fk::model::dump;
 
 Status check_sampling(const fk_sampling& s) {
-  const auto fail = [](const char* name, const char* expected, double got) {
-    return invalid(std::string(name) + ": expected " + expected + ", got " + std::to_string(got));
+  const auto fail = [](const char* name, const char* expected, auto got) {
+    std::ostringstream text;
+    text << name << ": expected " << expected << ", got " << got;
+    return invalid(text.str());
   };
-  if (s.max_tokens < 0) return fail("max_tokens", "0 or more", static_cast<double>(s.max_tokens));
+  if (s.max_tokens < 0) return fail("max_tokens", "0 or more", s.max_tokens);
   if (!(s.temperature >= 0)) return fail("temperature", "0 or more", s.temperature);
-  if (s.top_k < 0) return fail("top_k", "0 or more", static_cast<double>(s.top_k));
+  if (s.top_k < 0) return fail("top_k", "0 or more", s.top_k);
   if (!(s.top_p > 0 && s.top_p <= 1)) return fail("top_p", "above 0, at most 1", s.top_p);
   if (!(s.min_p >= 0 && s.min_p <= 1)) return fail("min_p", "from 0 to 1", s.min_p);
   if (!(s.repetition_penalty > 0)) {

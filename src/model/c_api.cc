@@ -166,6 +166,12 @@ fk_status fk_tokenizer_decode(const fk_tokenizer* tokenizer, const int32_t* ids,
   return guarded("decode", [&]() -> Status {
     if (tokenizer == nullptr) return null("tokenizer");
     if (ids == nullptr && count > 0) return null("ids");
+    const int64_t size = tokenizer->tokenizer->size();
+    for (size_t i = 0; i < count; ++i) {
+      if (ids[i] >= 0 && ids[i] < size) continue;
+      return invalid("id " + std::to_string(i) + ": expected 0 to " + std::to_string(size - 1) +
+                     ", got " + std::to_string(ids[i]));
+    }
     const std::vector<int32_t> all(ids, ids + count);
     const std::string decoded = tokenizer->tokenizer->decode(all, skip_special != 0);
     give(decoded.data(), decoded.size(), text, capacity, bytes);

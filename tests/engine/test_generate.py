@@ -112,12 +112,15 @@ def test_context_ends(builtin):
         ({"top_k": -1}, "top_k: expected 0 or more"),
         ({"repetition_penalty": 0}, "repetition_penalty: expected more than 0"),
         ({"prompt": [99999]}, "token 0: expected an id below"),
-        ({"prompt": [0.5]}, "prompt: expected a list of integers"),
-        ({"prompt": 5}, "prompt: expected a list of integers"),
+        ({"prompt": [0.5]}, "prompt: expected a text, a list of token ids or a list of messages"),
+        ({"prompt": None}, "prompt: expected a text, a list .* messages, got NoneType"),
+        ({"max_tokens": -1}, "max_tokens: expected 0 or more, got -1$"),
+        ({"temperature": -0.5}, "temperature: expected 0 or more, got -0.5$"),
         ({"prompt": [{"role": "user"}]}, "messages: expected a text as role and as content"),
         ({"temperature": "hot"}, "temperature: expected a number, got 'hot'"),
         ({"top_k": 1.5}, "top_k: expected an integer, got 1.5"),
         ({"seed": 2**64}, "seed: expected at most"),
+        ({"seed": -1}, "seed: expected 0 or more, got -1"),
         ({"stop": [5]}, "stop: expected a text or a list of texts"),
     ],
 )
@@ -129,6 +132,12 @@ def test_errors(builtin, arguments, message):
 def test_token_that_no_integer_of_32_bits_holds(builtin):
     with pytest.raises(fk.Error, match="step: token_id: expected at most"):
         builtin.step(2**32)
+
+
+@pytest.mark.parametrize("token", [99999, -1])
+def test_decode_names_an_id_that_is_not_there(builtin, token):
+    with pytest.raises(fk.Error, match=f"decode: id 1: expected 0 to .*, got {token}"):
+        builtin.tokenizer.decode([5, token])
 
 
 def test_threads_take_turns(builtin):

@@ -44,22 +44,22 @@ class _Sampling(ctypes.Structure):
     ]
 
 
-def _ids(call: str, argument: str, values) -> np.ndarray:
+def _ids(call: str, argument: str, values, expected="a list of integers") -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise Error(f"{call}: {argument}: expected a list of integers, got {type(values).__name__}")
+        raise Error(f"{call}: {argument}: expected {expected}, got {type(values).__name__}")
     if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
         raise Error(f"{call}: {argument}: expected token ids, got {array.max()}")
     return np.ascontiguousarray(array, dtype=np.int32)
 
 
-def _number(call: str, argument: str, kind, value, below=2**63):
+def _number(call: str, argument: str, kind, value, least=-(2**63), below=2**63):
     """A value as a float, or as an integer (kind operator.index) that a C integer holds."""
     try:
         number = kind(value)
-        if kind is float or -below <= number < below:
+        if kind is float or least <= number < below:
             return number
-        expected = f"at most {below - 1}"
+        expected = f"{least} or more" if number < least else f"at most {below - 1}"
     except (TypeError, ValueError):
         expected = "a number" if kind is float else "an integer"
     raise Error(f"{call}: {argument}: expected {expected}, got {value!r}")
@@ -99,7 +99,7 @@ class Model(ModelFile):
 
     def step(self, token_id: int) -> np.ndarray:
         """One more token after `logits` or `step`: its logits, float32 (vocab)."""
-        token = _number("step", "token_id", operator.index, token_id, 2**31)
+        token = _number("step", "token_id", operator.index, token_id, 0, 2**31)
         out = np.empty(self.config["vocab"], np.float32)
         with self._turn:
             self._stream = None
@@ -135,7 +135,7 @@ class Model(ModelFile):
             top_p=_number(name, "top_p", float, top_p),
             min_p=_number(name, "min_p", float, min_p),
             repetition_penalty=_number(name, "repetition_penalty", float, repetition_penalty),
-            seed=_number(name, "seed", index, seed, 2**64),
+            seed=_number(name, "seed", index, seed, 0, 2**64),
             ignore_eos=bool(ignore_eos),
         )
         stop = [stop] if isinstance(stop, str) else [] if stop is None else stop
@@ -163,7 +163,8 @@ class Model(ModelFile):
             ids = self.tokenizer.encode_chat(prompt)
         else:
             ids = prompt
-        return _ids("generate", "prompt", ids)
+        expected = "a text, a list of token ids or a list of messages"
+        return _ids("generate", "prompt", ids, expected)
 
     def _pieces(self, ids: np.ndarray, sampling: _Sampling, stop: list[str]) -> Iterator[str]:
         stops = (_S * len(stop))(*(s.encode() for s in stop))
