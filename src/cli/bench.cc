@@ -1,6 +1,5 @@
 // Hands over to Python: `fk bench` to flashkernel.bench, where peers and reports live, and `fk
 // pull` to flashkernel.pull.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -33,33 +32,28 @@ std::string find_python() {
   return beside.empty() ? "python3" : beside;
 }
 
-// Whether the module is there; only asked for a better message.
-bool has_module(const std::string& python) {
-  const pid_t child = fork();
-  if (child < 0) return true;
-  if (child == 0) {
-    execlp(python.c_str(), python.c_str(), "-c",
-           "import importlib.util as u, sys; sys.exit(u.find_spec('flashkernel') is None)",
-           static_cast<char*>(nullptr));
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return !WIFEXITED(status) || WEXITSTATUS(status) == 0;
-}
+// What Python runs: the module, as `python -m` would, but none of the current folder's files (the
+// empty path; -P leaves it out only from Python 3.11 on), and no traceback after Ctrl-C.
+constexpr char kStart[] = R"(
+import sys
+sys.path[:] = filter(None, sys.path)
+import importlib.util, runpy
+command = sys.argv.pop(1)
+if importlib.util.find_spec('flashkernel') is None:
+    sys.exit(f'fk {command}: {sys.executable} has no module flashkernel; install it there with '
+             '`pip install .`, or name another Python in FK_PYTHON')
+try:
+    runpy.run_module('flashkernel.' + command, run_name='__main__', alter_sys=True)
+except KeyboardInterrupt:
+    sys.exit(130)
+)";
 
-// Becomes `python -m module arguments...`; returns only where that fails.
-int become_python(const char* command, const char* module, char** arguments) {
+// Becomes Python with the module of that name; returns only where that fails.
+int become_python(const char* command, char** arguments) {
   const std::string python = find_python();
-  if (!has_module(python)) {
-    std::fprintf(stderr,
-                 "fk %s: %s has no module flashkernel; install it there with `pip install .`, or "
-                 "name another Python in FK_PYTHON\n",
-                 command, python.c_str());
-    return 1;
-  }
-  std::vector<char*> line = {const_cast<char*>(python.c_str()), const_cast<char*>("-m"),
-                             const_cast<char*>(module)};
+  setenv("PYTHONSAFEPATH", "1", 1);  // for the Pythons that it starts
+  std::vector<char*> line = {const_cast<char*>(python.c_str()), const_cast<char*>("-c"),
+                             const_cast<char*>(kStart), const_cast<char*>(command)};
   while (*arguments != nullptr) line.push_back(*arguments++);
   line.push_back(nullptr);
   execvp(python.c_str(), line.data());
@@ -70,8 +64,8 @@ int become_python(const char* command, const char* module, char** arguments) {
 
 }  // namespace
 
-int bench(char** arguments) { return become_python("bench", "flashkernel.bench", arguments); }
+int bench(char** arguments) { return become_python("bench", arguments); }
 
-int pull(char** arguments) { return become_python("pull", "flashkernel.pull", arguments); }
+int pull(char** arguments) { return become_python("pull", arguments); }
 
 }  // namespace fk::cli

@@ -1,5 +1,6 @@
 #include "engine/known_models.h"
 
+#include <pwd.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -21,12 +22,21 @@ std::string from_environment(const char* name) {
   return text == nullptr ? "" : text;
 }
 
+// As Python's Path.home() finds it, so that `fk pull` writes where we look.
+std::string home_folder() {
+  if (const char* home = std::getenv("HOME"); home != nullptr) return home;
+  char text[4096];
+  passwd entry, *found = nullptr;
+  getpwuid_r(getuid(), &entry, text, sizeof text, &found);
+  return found == nullptr ? "" : found->pw_dir;
+}
+
 }  // namespace
 
 std::string cache_folder() {
   if (const std::string named = from_environment("FK_CACHE"); !named.empty()) return named;
   std::string base = from_environment("XDG_CACHE_HOME");
-  if (base.empty()) base = from_environment("HOME") + "/.cache";
+  if (base.empty()) base = home_folder() + "/.cache";
   return base + "/flashkernel";
 }
 

@@ -56,6 +56,33 @@ def test_a_case_that_fails_takes_no_other_with_it(tmp_path):
     assert row["op"] == "rope_fwd"
 
 
+def test_interrupt_keeps_what_was_measured(tmp_path):
+    file = tmp_path / "result.json"
+    broken = f"import {report.__package__}.__main__ as m, sys;" + (
+        "row = m.Bench.row;"
+        "m.Bench.row = lambda self, c, *a: row(self, c, *a) if c.op == 'softmax' else stop();"
+        "stop = lambda: (_ for _ in ()).throw(KeyboardInterrupt);"
+        "sys.exit(m.main(sys.argv[1:]))"
+    )
+    call = ["--quick", "--framework", "numpy", "--op", "softmax", "--op", "rope"]
+    call = [sys.executable, "-c", broken, *call, "--json", str(file)]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 130 and not done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["op"] == "softmax_fwd"
+
+
+def test_output_that_cannot_be_written(tmp_path):
+    """The file is written all the same."""
+    file = tmp_path / "result.json"
+    call = [sys.executable, "-m", "flashkernel.bench", "--quick", "--framework", "numpy"]
+    call += ["--op", "softmax", "--json", str(file)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("fk bench: ")
+    assert "Traceback" not in done.stderr and len(json.loads(file.read_text())["rows"]) == 1
+
+
 def test_roofline(tmp_path):
     file, page = tmp_path / "result.json", tmp_path / "page.html"
     call = ["--quick", "--framework", "numpy", "--op", "logsumexp", "--op", "rope"]

