@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 
 #include "cli/result_file.h"
 #include "cli/text_options.h"
@@ -111,8 +112,8 @@ double time_first_token(const TextOptions& options) {
   return came ? took : 0;
 }
 
-// A word for the shell.
-std::string quoted(const std::string& text) {
+// Quoted for the shell.
+std::string shell_word(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
@@ -120,7 +121,7 @@ std::string quoted(const std::string& text) {
 
 // One round of llama-bench (it warms up by itself) on the same file with the same threads.
 Status run_peer(const BenchOptions& bench, const std::string& model, Measured* out) {
-  const std::string command = quoted(bench.peer) + " -m " + quoted(model) + " -t " +
+  const std::string command = shell_word(bench.peer) + " -m " + shell_word(model) + " -t " +
                               std::to_string(num_threads()) + " -p " +
                               std::to_string(bench.prompt) + " -n " + std::to_string(bench.tokens) +
                               " -r 1 -o json 2>/dev/null";
@@ -308,10 +309,18 @@ int bench_decode(int count, char** arguments) {
       ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("--peer", bench.peer,
-                 "llama.cpp's llama-bench, to run on the same file in every round");
+                 "llama.cpp's llama-bench, to run on the same file in every round")
+      ->check(CLI::Validator(
+          [](std::string& name) {
+            const std::string find = "command -v " + shell_word(name) + " >/dev/null 2>&1";
+            return std::system(find.c_str()) == 0 ? std::string()
+                                                  : "expected a program, found no " + name;
+          },
+          ""));
   app.get_option("MODEL")->description(
       "A model, or a Hugging Face config.json (weights are then made up)");
-  CLI11_PARSE(app, count, arguments);
+  int code = 0;
+  if (!parse(&app, count, arguments, &code)) return code;
 
   options.open.need_tokenizer = false;
   options.open.make_up_weights = true;

@@ -36,11 +36,7 @@ class Conversation {
     if (status.ok()) {
       const CatchInterrupt catching;
       const auto piece = [&](std::string_view text) {
-        if (!options_.json) {
-          std::fwrite(text.data(), 1, text.size(), stdout);
-          std::fflush(stdout);
-        }
-        return !interrupted();
+        return (options_.json || write_out(text)) && !interrupted();
       };
       status = model_.generate(prompt, options_.generate, piece, &result);
     }
@@ -57,12 +53,9 @@ class Conversation {
                                 {"prompt_seconds", result.prompt_seconds},
                                 {"tokens", result.tokens.size()},
                                 {"seconds", result.seconds}};
-      std::printf("%s\n", model::dump(j).c_str());
-      std::fflush(stdout);
-      return true;
+      return write_out(model::dump(j) + "\n");
     }
-    std::printf("\n");
-    std::fflush(stdout);
+    if (!write_out("\n")) return false;
     if (!options_.quiet) std::fprintf(stderr, "[%s]\n", figures(result, bandwidth_).c_str());
     return true;
   }
@@ -77,6 +70,13 @@ class Conversation {
 }  // namespace
 
 int chat(TextOptions& options) {
+  if (options.open.model.empty()) {
+    std::fputs(
+        "fk chat: MODEL: expected one with a chat template, which the built-in model has not: "
+        "`fk pull smollm2 && fk chat smollm2`\n",
+        stderr);
+    return 2;
+  }
   const std::unique_ptr<engine::TextModel> model = open_model("chat", &options);
   if (model == nullptr) return 1;
   if (model->tokenizer()->chat_format == model::ChatFormat::kNone) {

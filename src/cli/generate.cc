@@ -12,11 +12,6 @@
 namespace fk::cli {
 namespace {
 
-void write_out(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
-
 void print_json(const TextOptions& options, engine::TextModel& model,
                 const engine::Generated& result, double bandwidth) {
   const auto steps = static_cast<double>(result.tokens.size()) - 1;
@@ -50,13 +45,12 @@ int generate(TextOptions& options) {
   if (model == nullptr) return 1;
   std::vector<int32_t> prompt;
   engine::Generated result;
+  const CatchInterrupt catching;  // up to the end of the report
   Status status = model->encode_prompt(options.prompt, &prompt);
   if (status.ok()) {
-    const CatchInterrupt catching;
     if (options.echo && !options.json) write_out(options.prompt);
     const auto piece = [&](std::string_view text) {
-      if (!options.json) write_out(text);
-      return !interrupted();
+      return (options.json || write_out(text)) && !interrupted();
     };
     status = model->generate(prompt, options.generate, piece, &result);
   }
@@ -64,9 +58,11 @@ int generate(TextOptions& options) {
     std::fprintf(stderr, "fk generate: %s\n", status.message().c_str());
     return 1;
   }
+  if (std::ferror(stdout)) return 1;
   if (!options.json && isatty(STDOUT_FILENO)) write_out("\n");
-  const bool wanted = options.json || !options.quiet;
-  const double bandwidth = wanted && reads_memory(model->engine()) ? engine::read_bandwidth() : 0;
+  const bool measured =
+      (options.json || !options.quiet) && !interrupted() && reads_memory(model->engine());
+  const double bandwidth = measured ? engine::read_bandwidth() : 0;
   if (options.json) {
     print_json(options, *model, result, bandwidth);
   } else if (!options.quiet) {

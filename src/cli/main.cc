@@ -7,7 +7,9 @@
 #include "cli/text_options.h"
 #include "flashkernel/abi.h"
 
-int main(int argc, char** argv) {
+namespace {
+
+int run(int argc, char** argv) {
   const auto is = [&](int i, const char* word) {
     return argc > i && std::strcmp(argv[i], word) == 0;
   };
@@ -19,7 +21,6 @@ int main(int argc, char** argv) {
   CLI::App app("Fused kernels for sequence models, on any CPU and on NVIDIA GPUs.", "fk");
   app.set_version_flag("--version", std::string("fk ") + fk_version());
   app.require_subcommand(1);
-  app.failure_message(CLI::FailureMessage::simple);
 
   bool json = false;
   CLI::App* info = app.add_subcommand(
@@ -47,6 +48,9 @@ int main(int argc, char** argv) {
   generate->add_flag("--echo", text.echo, "Write the prompt, too");
   CLI::App* chat = app.add_subcommand("chat", "A conversation with a model");
   fk::cli::add_model_options(chat, &text);
+  chat->get_option("MODEL")->description(
+      "A Hugging Face folder, a .safetensors or .gguf file, or a name; with a chat template: "
+      "fk pull smollm2 && fk chat smollm2");
   fk::cli::add_sampling_options(chat, &text);
   chat->add_option("-p,--prompt", text.prompt, "One question; then end");
   chat->add_option("--system", text.system, "What the model is told first");
@@ -70,8 +74,19 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  CLI11_PARSE(app, argc, argv);
+  int code = 0;
+  if (!fk::cli::parse(&app, argc, argv, &code)) return code;
   if (generate->parsed()) return fk::cli::generate(text);
   if (chat->parsed()) return fk::cli::chat(text);
   return info->parsed() ? fk::cli::info(json) : fk::cli::check(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int code = run(argc, argv);
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (written) return code;
+  std::fputs("fk: the output could not be written in full\n", stderr);
+  return code == 0 ? 1 : code;
 }

@@ -44,14 +44,39 @@ CLI::Validator seed_number() {
                           [](uint64_t) { return true; });
 }
 
+bool parse(CLI::App* app, int argc, char** argv, int* code) {
+  try {
+    app->parse(argc, argv);
+    return true;
+  } catch (const CLI::ParseError& error) {
+    *code = error.get_exit_code() == 0 ? app->exit(error) : 2;
+    if (*code == 0) return false;
+    std::string name = app->get_name();
+    for (const CLI::App* command : app->get_subcommands()) name += " " + command->get_name();
+    std::fprintf(stderr, "%s: %s", name.c_str(), CLI::FailureMessage::simple(app, error).c_str());
+    return false;
+  }
+}
+
 void add_model_options(CLI::App* command, TextOptions* options) {
-  command->add_option("MODEL", options->open.model,
-                      "A Hugging Face folder, a .safetensors, .gguf or llama2.c .bin file, or a "
-                      "name (default: the built-in model)");
+  command
+      ->add_option("MODEL", options->open.model,
+                   "A Hugging Face folder, a .safetensors, .gguf or llama2.c .bin file, or a "
+                   "name (default: the built-in model)")
+      ->check(CLI::Validator(
+          [](std::string& name) {
+            return std::string(name.empty() ? "expected a path or a name, got an empty text" : "");
+          },
+          ""));
   command->add_option("--tokenizer", options->open.tokenizer,
                       "tokenizer.json, tokenizer.bin or .gguf, where the model has none beside it");
-  command->add_option("--device", options->open.device, "Where to run")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+  command->add_option("--device", options->open.device, "Where to run; only cpu runs models")
+      ->check(CLI::Validator(
+          [](std::string& name) {
+            return name == "cpu" ? std::string()
+                                 : "expected cpu, the only one that runs models, got " + name;
+          },
+          ""))
       ->capture_default_str();
   command->add_option("--mode", options->mode, "How to run; auto chooses")
       ->check(CLI::IsMember({"auto"}))
@@ -106,6 +131,11 @@ std::unique_ptr<engine::TextModel> open_model(const char* command, TextOptions* 
   const Status status = engine::TextModel::open(options->open, &model);
   if (!status.ok()) std::fprintf(stderr, "fk %s: %s\n", command, status.message().c_str());
   return model;
+}
+
+bool write_out(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
 }
 
 CatchInterrupt::CatchInterrupt() {

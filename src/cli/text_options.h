@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "engine/text_model.h"
 
@@ -27,11 +28,18 @@ struct TextOptions {
 CLI::Validator whole_number(int64_t least);
 CLI::Validator seed_number();
 
+// False: `argv` asked for help, which was written, or is wrong, which was said; *code is the exit
+// code then.
+bool parse(CLI::App* app, int argc, char** argv, int* code);
+
 void add_model_options(CLI::App* command, TextOptions* options);
 void add_sampling_options(CLI::App* command, TextOptions* options);
 
 // Sets the threads and the seed, and opens the model; says on stderr what went wrong.
 std::unique_ptr<engine::TextModel> open_model(const char* command, TextOptions* options);
+
+// At once. False: that failed, which main() reports.
+bool write_out(std::string_view text);
 
 // Ctrl-C while one of these lives sets interrupted() and does nothing else.
 class CatchInterrupt {

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -65,7 +66,8 @@ def test_prompt_from_stdin(fk_program):
         (["-n", "1.5"], "--max-tokens: expected a whole number from 0 up, got 1.5\n"),
         (["--tokenizer", "nothing.json"], "tokenizer: expected none for the built-in model"),
         (["--quantize", "q2"], "quantize: expected"),
-        (["--device", "cuda"], "device: expected cpu"),
+        (["--device", "cuda"], "device: expected cpu, the only one that runs models, got cuda\n"),
+        ([""], "MODEL: expected a path or a name, got an empty text\n"),
     ],
 )
 def test_errors(fk_program, arguments, message):
@@ -75,12 +77,46 @@ def test_errors(fk_program, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("check", "--samples", 0), ("bench", "decode", "--repeats", 0)]
+    "command, arguments, message",
+    [
+        ("check", ["--samples", 0], "--samples: expected a whole number from 1 up, got 0\n"),
+        ("check", ["--device", "tpu"], "--device: tpu not in {cpu,cuda}\n"),
+        ("info", ["--nothing"], "The following argument was not expected: --nothing\n"),
+        ("bench decode", ["--repeats", 0], "--repeats: expected a whole number from 1 up, got 0\n"),
+        ("bench decode", ["--peer", "no-such"], "--peer: expected a program, found no no-such\n"),
+        ("chat", ["-p", "Hello"], "MODEL: expected one with a chat template"),
+    ],
 )
-def test_errors_of_other_commands(fk_program, arguments):
-    result = run(fk_program, *arguments)
-    assert result.returncode != 0
-    assert f"{arguments[-2]}: expected a whole number from 1 up, got 0\n" in result.stderr
+def test_wrong_usage(fk_program, command, arguments, message):
+    result = run(fk_program, *command.split(), *arguments)
+    assert result.returncode == 2 and not result.stdout
+    assert result.stderr.startswith(f"fk {command}: {message}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["generate -n 4", "generate -n 4 --json", "info", "check sum --samples 1", "--help"]
+    + ["--version", "bench --help", "pull --help"],
+)
+def test_output_that_cannot_be_written(fk_program, arguments):
+    # Unbuffered, argparse drops its own errors.
+    environment = os.environ | {"FK_PYTHON": sys.executable, "PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [fk_program, *arguments.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+    assert result.returncode == 1
+    assert result.stderr.startswith("fk") and "Traceback" not in result.stderr
+
+
+def test_closed_pipe_is_quiet(fk_program):
+    command = f"{fk_program} generate -n 2000 --context 4000 -q | head -c 1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert len(result.stdout) == 1 and not result.stderr
 
 
 def test_alone_it_helps(fk_program):
@@ -91,27 +127,6 @@ def test_alone_it_helps(fk_program):
 def test_pull_names_what_there_is(fk_program, tmp_path):
     result = run(fk_program, "generate", "smollm2", env=os.environ | {"FK_CACHE": str(tmp_path)})
     assert result.returncode == 1 and "fk pull smollm2" in result.stderr
-
-
-def test_fifo(fk_program, tmp_path):
-    os.mkfifo(tmp_path / "model.gguf")
-    result = run(fk_program, "generate", tmp_path / "model.gguf")
-    assert result.returncode == 1 and "expected a file, got a pipe" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        ("model.gguf", b"\x07" * 64, 'model.gguf: expected a GGUF file, which begins with "GGUF"'),
-        ("model.bin", b"root:x:0:0:root:/root:/bin/sh\n", "model.bin: is neither GGUF, safeten"),
-        ("model.bin", b"short", "model.bin: is neither GGUF, safetensors nor llama2.c"),
-        ("model.gguf", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
-    ],
-)
-def test_no_model(fk_program, tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    result = run(fk_program, "generate", tmp_path / name)
-    assert result.returncode == 1 and message in result.stderr
 
 
 def test_cache_without_a_home(fk_program):
@@ -147,9 +162,25 @@ def test_interrupted_python(fk_program, tmp_path):
     assert result.returncode == 130 and not result.stderr
 
 
-def test_chat_needs_a_template(fk_program):
-    result = run(fk_program, "chat", "-p", "Hello")
-    assert result.returncode == 1 and "no chat template" in result.stderr
+def test_fifo(fk_program, tmp_path):
+    os.mkfifo(tmp_path / "model.gguf")
+    result = run(fk_program, "generate", tmp_path / "model.gguf")
+    assert result.returncode == 1 and "expected a file, got a pipe" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("model.gguf", b"\x07" * 64, 'model.gguf: expected a GGUF file, which begins with "GGUF"'),
+        ("model.bin", b"root:x:0:0:root:/root:/bin/sh\n", "model.bin: is neither GGUF, safeten"),
+        ("model.bin", b"short", "model.bin: is neither GGUF, safetensors nor llama2.c"),
+        ("model.gguf", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+    ],
+)
+def test_no_model(fk_program, tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    result = run(fk_program, "generate", tmp_path / name)
+    assert result.returncode == 1 and message in result.stderr
 
 
 def test_interrupt_ends_the_text(fk_program):
@@ -163,6 +194,31 @@ def test_interrupt_ends_the_text(fk_program):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and "tokens/s" in errors
+
+
+@pytest.mark.parametrize("tokens", [1, 1000000])
+def test_interrupt_leaves_the_report(fk_program, tmp_path, tokens):
+    """At the end of a text and within it. 70 MB of weights, so that memory would be measured."""
+    vocab, dim, hidden, context = 2000, 1024, 4352, 4096
+    header = struct.pack("<7i", dim, hidden, 1, 16, 16, vocab, context)
+    floats = vocab * dim + 3 * dim + 4 * dim * dim + 3 * dim * hidden + context * dim // 16
+    with open(tmp_path / "model.bin", "wb") as file:
+        file.write(header)
+        file.truncate(len(header) + 4 * floats)
+    words = b"".join(struct.pack("<fi", 0, 4) + b"%04d" % i for i in range(vocab))
+    (tmp_path / "tokenizer.bin").write_bytes(struct.pack("<i", 4) + words)
+    options = ("-n", str(tokens), "--seed", "1", "--top-k", "0")
+    process = subprocess.Popen(
+        [fk_program, "generate", tmp_path / "model.bin", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.read(1), process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "prompt 1 tokens" in errors and "this machine reads" not in errors
 
 
 def test_bench_decode(fk_program):
