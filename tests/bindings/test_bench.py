@@ -83,6 +83,14 @@ def test_output_that_cannot_be_written(tmp_path):
     assert "Traceback" not in done.stderr and len(json.loads(file.read_text())["rows"]) == 1
 
 
+def test_peers_of_another_framework_are_left_out():
+    pytest.importorskip("jax")
+    call = ["demo", "--quick", "--framework", "jax", "--op", "attention", "--op", "selective_scan"]
+    done = bench(*call)
+    assert done.returncode == 0, done.stderr
+    assert "attention_fwd" in done.stdout and "selective_scan_fwd" in done.stdout
+
+
 def test_roofline(tmp_path):
     file, page = tmp_path / "result.json", tmp_path / "page.html"
     call = ["--quick", "--framework", "numpy", "--op", "logsumexp", "--op", "rope"]

@@ -28,14 +28,16 @@ def _case(op, direction, dtype, **params):
 
 
 def demo():
-    """A few seconds: one case per op family."""
+    """One case or two per op family: half a minute, with --quick a few seconds."""
     yield _case("rms_norm", "fwd", "float32", rows=4096, cols=768, residual=True)
     yield _case("layer_norm", "fwd", "float32", rows=4096, cols=768, residual=True)
     yield _case("softmax", "fwd", "float32", rows=4096, cols=768)
     yield _case("logsumexp", "fwd", "float32", rows=4096, cols=768)
     yield _case("cross_entropy", "fwd", "float32", rows=1024, cols=32000)
     yield _case("rope", "fwd", "float32", B=1, L=2048, H=8, D=64)
-    yield _attention("fwd", "float32", ("torch",), 1, 512, 8, 64, True)
+    # By these names no other framework finds them.
+    yield _attention("fwd", "float32", ("torch_eager",), 1, 512, 8, 64, True)
+    yield _scan("fwd", "float32", ("torch_eager",), 1, 256, 512, 16)
 
 
 def rows():
