@@ -59,6 +59,26 @@ def test_contents(wheel):
     assert not strays
 
 
+def test_editable(prefix, tmp_path):
+    """`pip install -e` leaves the Python files where they are, and puts the library elsewhere."""
+    sources, built = ROOT / "bindings" / "python" / "flashkernel", tmp_path / "flashkernel"
+    (built / "lib").mkdir(parents=True)
+    library = built / "lib" / "libflashkernel.so"
+    library.symlink_to(next(prefix.rglob("libflashkernel.so")))
+    code = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location(
+    "flashkernel", "{sources}/__init__.py", submodule_search_locations=["{sources}", "{built}"]
+)
+sys.modules["flashkernel"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from flashkernel import _library
+print(_library.path)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "FK_LIBRARY"}
+    assert run(sys.executable, "-c", code, env=environment).strip() == str(library)
+
+
 def test_needs_only_numpy(wheel):
     archive = zipfile.ZipFile(wheel)
     metadata = next(n for n in archive.namelist() if n.endswith("METADATA"))

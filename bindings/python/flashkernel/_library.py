@@ -4,6 +4,7 @@ import ctypes
 import numbers
 import os
 import pathlib
+import sys
 
 
 class Error(ValueError):
@@ -16,13 +17,14 @@ class Error(ValueError):
 def _find() -> str:
     if path := os.environ.get("FK_LIBRARY"):
         return path
-    path = next((pathlib.Path(__file__).parent / "lib").glob("libflashkernel.so*"), None)
-    if path is None:
-        raise ImportError(
-            "libflashkernel.so is not beside the flashkernel package; "
-            "install it with `pip install .` or name the file in FK_LIBRARY"
-        )
-    return str(path)
+    # An editable install has two folders: that of the sources, and that of what was built.
+    for folder in sys.modules[__package__].__path__:
+        for path in pathlib.Path(folder, "lib").glob("libflashkernel.so*"):
+            return str(path)
+    raise ImportError(
+        "libflashkernel.so is not beside the flashkernel package; "
+        "install it with `pip install .` or name the file in FK_LIBRARY"
+    )
 
 
 path = _find()
