@@ -31,20 +31,21 @@ help:
 packages-demo packages-test: packages-%:
 	@scripts/packages.sh $*
 
-$(BIN)/python:
+# pip, which comes last: without it the environment was left half made.
+$(BIN)/pip:
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/demo.stamp: scripts/requirements-demo.txt | packages-demo $(BIN)/python
+$(VENV)/demo.stamp: scripts/requirements-demo.txt | packages-demo $(BIN)/pip
 	@echo "Python packages for the demo, into $(VENV)"
 	@$(PIP_INSTALL) -r $<
 	@touch $@
 
-$(VENV)/test.stamp: scripts/requirements-test.txt scripts/requirements-demo.txt | packages-test $(BIN)/python
+$(VENV)/test.stamp: scripts/requirements-test.txt scripts/requirements-demo.txt | packages-test $(BIN)/pip
 	@echo "Python packages for the tests, into $(VENV) (torch and JAX among them)"
 	@$(PIP_INSTALL) -r $<
 	@touch $@ $(VENV)/demo.stamp
 
-$(BIN)/python: | packages-demo
+$(BIN)/pip: | packages-demo
 
 demo: $(VENV)/demo.stamp
 	@scripts/wheel.sh $(BIN)/python $(DEMO_CUDA)
@@ -64,8 +65,8 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/fk bench
 
 format: $(VENV)/test.stamp
-	@scripts/sources.sh | xargs $(BIN)/clang-format -i
-	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
+	@sources=$$(scripts/sources.sh) && $(BIN)/clang-format -i $$sources
+	@$(BIN)/ruff check -q --fix . ; failed=$$? ; $(BIN)/ruff format -q . && exit $$failed
 
 clean:
 	rm -rf build build-* dist
