@@ -21,7 +21,7 @@
 
 namespace fk {
 
-// Thrown by every call that does not return FK_OK.
+// Thrown by every call that does not return FK_OK, and by a View that cannot be.
 class Error : public std::invalid_argument {
  public:
   Error(fk_status status, const std::string& message)
@@ -64,6 +64,11 @@ class View {
   View(void* data, DLDataType dtype, std::vector<int64_t> shape, std::vector<int64_t> strides = {},
        DLDevice device = {kDLCPU, 0})
       : shape_(std::move(shape)), strides_(std::move(strides)) {
+    if (!strides_.empty() && strides_.size() != shape_.size()) {
+      throw Error(FK_INVALID_ARGUMENT, "View: strides: expected " + std::to_string(shape_.size()) +
+                                           ", one for each dimension, got " +
+                                           std::to_string(strides_.size()));
+    }
     tensor_.data = data;
     tensor_.device = device;
     tensor_.ndim = static_cast<int32_t>(shape_.size());

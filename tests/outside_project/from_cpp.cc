@@ -1,6 +1,7 @@
-// rms_norm of one row through the C++ API, and the exception of a bad call.
+// rms_norm of one row through the C++ API, and the exceptions of a bad view and a bad call.
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <flashkernel/flashkernel.hpp>
 #include <vector>
 
@@ -14,6 +15,13 @@ int main() {
   const double rms = std::sqrt((1 + 4 + 9 + 16) / 4.0 + 1e-6);
   for (int i = 0; i < 4; ++i) {
     if (std::fabs(y[i] - x[i] / rms) > 1e-5) return 1;
+  }
+
+  try {
+    const fk::View half(y.data(), fk::DTypeOf<float>::value, {1, 4}, {4});
+    return 1;
+  } catch (const fk::Error& error) {
+    if (std::strstr(error.what(), "strides: expected 2") == nullptr) return 1;
   }
 
   args.y = bad;
