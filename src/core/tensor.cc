@@ -1,6 +1,7 @@
 #include "core/tensor.h"
 
 #include <cstring>
+#include <limits>
 
 namespace fk {
 
@@ -66,6 +67,22 @@ bool dtype_from_dlpack(DLDataType in, DType* out) {
   return false;
 }
 
+// How many bytes lie between the tensor's lowest and its highest element, its own included; -1 if
+// there are more than can be addressed. Not for empty tensors.
+int64_t bytes_spanned(const Tensor& t) {
+  int64_t elements = 1;
+  for (int i = 0; i < t.ndim; ++i) {
+    int64_t reach;
+    if (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &reach)) return -1;
+    if (reach < 0 ? __builtin_sub_overflow(elements, reach, &elements)
+                  : __builtin_add_overflow(elements, reach, &elements)) {
+      return -1;
+    }
+  }
+  int64_t bytes;
+  return __builtin_mul_overflow(elements, size_of(t.dtype), &bytes) ? -1 : bytes;
+}
+
 }  // namespace
 
 Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out) {
@@ -112,6 +129,13 @@ Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out) {
   for (int i = in.ndim - 1; i >= 0; --i) {
     out->strides[i] = in.strides != nullptr ? in.strides[i] : contiguous_stride;
     if (!empty) contiguous_stride *= in.shape[i];
+  }
+  const int64_t span = empty ? 0 : bytes_spanned(*out);
+  if (span < 0) {
+    return invalid("strides " + shape_string(out->strides, in.ndim) + " reach too far to address");
+  }
+  if (in.byte_offset > static_cast<uint64_t>(std::numeric_limits<int64_t>::max() - span)) {
+    return invalid("byte_offset " + std::to_string(in.byte_offset) + " is too large to address");
   }
   if (needs_data && in.data == nullptr && !empty) return invalid("data is NULL");
   out->data = in.data == nullptr ? nullptr : static_cast<char*>(in.data) + in.byte_offset;

@@ -147,6 +147,49 @@ TEST_F(FromDlpack, EmptyNeverOverflows) {
   EXPECT_TRUE(out_.contiguous());
 }
 
+TEST_F(FromDlpack, StridesThatOverflow) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  in_.strides = strides_;
+  strides_[0] = kMost;
+  strides_[1] = 1;
+  EXPECT_EQ(error(), "strides (9223372036854775807, 1) reach too far to address");
+  strides_[0] = std::numeric_limits<int64_t>::min();
+  EXPECT_EQ(error(), "strides (-9223372036854775808, 1) reach too far to address");
+  strides_[0] = int64_t{1} << 60;  // 2 * 2^60 elements of 4 bytes
+  EXPECT_NE(error(), "");
+  strides_[0] = int64_t{1} << 59;
+  EXPECT_EQ(error(), "");
+  strides_[1] = -strides_[0];  // 2 up, 4 down
+  EXPECT_NE(error(), "");
+  strides_[0] = kMost / 2;
+  strides_[1] = kMost / 4;
+  EXPECT_NE(error(), "");
+}
+
+TEST_F(FromDlpack, StridesThatNoElementTakes) {
+  in_.strides = strides_;
+  strides_[0] = strides_[1] = std::numeric_limits<int64_t>::max();
+  shape_[0] = shape_[1] = 1;
+  EXPECT_EQ(error(), "");
+  shape_[0] = 3;
+  shape_[1] = 0;
+  EXPECT_EQ(error(), "");
+}
+
+TEST_F(FromDlpack, ByteOffsetThatOverflows) {
+  in_.byte_offset = std::numeric_limits<uint64_t>::max();
+  EXPECT_EQ(error(), "byte_offset 18446744073709551615 is too large to address");
+  shape_[0] = 0;
+  EXPECT_NE(error(), "");
+  shape_[0] = 3;
+  in_.byte_offset = std::numeric_limits<int64_t>::max();  // without room for the elements
+  EXPECT_NE(error(), "");
+  in_.strides = strides_;
+  strides_[0] = int64_t{1} << 59;
+  in_.byte_offset = uint64_t{1} << 62;
+  EXPECT_NE(error(), "");
+}
+
 TEST_F(FromDlpack, NullData) {
   in_.data = nullptr;
   EXPECT_EQ(error(), "data is NULL");
