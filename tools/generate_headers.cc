@@ -114,7 +114,10 @@ int main(int argc, char** argv) {
   }
   const std::string directory = argv[1];
   std::ofstream c(directory + "/ops.h"), cpp(directory + "/ops.hpp");
-  c << kBanner << "#ifndef FLASHKERNEL_OPS_H_\n#define FLASHKERNEL_OPS_H_\n\n#include <math.h>\n\n"
+  c << kBanner
+    << "// An output that is NULL is not computed. At least one must be given, and those that a\n"
+       "// flag asks for.\n"
+    << "#ifndef FLASHKERNEL_OPS_H_\n#define FLASHKERNEL_OPS_H_\n\n#include <math.h>\n\n"
     << "#include \"flashkernel/abi.h\"\n\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n";
   cpp << kBanner << "// Included by flashkernel/flashkernel.hpp.\n#pragma once\n\nnamespace fk {\n";
   for (const auto& op : fk::Registry::get().ops()) {

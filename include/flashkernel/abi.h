@@ -63,7 +63,7 @@ typedef struct fk_exec {
 // One argument of an op. An op's argument struct is an array of these, in declaration order, so the
 // generic calls below serve every op and every language.
 typedef union fk_slot {
-  const DLTensor* tensor;  // inputs and outputs; NULL where absent
+  const DLTensor* tensor;  // inputs and outputs; NULL where absent: such outputs are not computed
   double number;
   int64_t integer;  // also booleans, and choices by index
 } fk_slot;

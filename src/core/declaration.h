@@ -89,6 +89,7 @@ struct Field {
   bool saved = false;                    // an output only the backward needs
   std::string saved_unless;              // likewise, unless this flag asks for it
   std::string when;                      // an output that exists only under this condition
+  int asked_by = -1;                     // index of the flag among these conditions, if it is one
   std::string may_alias;                 // an output that may share memory with this input
   std::string updates;                   // likewise; languages whose arrays can change update it
   std::string below;                     // an index input whose values lie in [0, symbol)
@@ -229,6 +230,10 @@ class Declaration {
     for (const std::string& name : axis_along_) {
       const int i = op_.find(name);
       if (i >= 0) op_.fields[i].along_axis = true;
+    }
+    for (Field& f : op_.fields) {
+      const int i = op_.find(f.when.empty() ? f.saved_unless : f.when);
+      if (i >= 0 && op_.fields[i].kind == Kind::kBoolean) f.asked_by = i;
     }
   }
 

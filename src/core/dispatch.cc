@@ -99,6 +99,29 @@ class Call {
     return {};
   }
 
+  // Outputs may be left out, but not all of them, and not one that a flag asks for.
+  Status check_outputs() {
+    const auto missing = [](const Field& f, const std::string& reason) {
+      return error(f, "expected a tensor " + f.type + ", since " + reason + ", got none");
+    };
+    bool any = false;
+    for (size_t i = 0; i < op_.fields.size(); ++i) {
+      const Field& f = op_.fields[i];
+      if (f.kind != Kind::kOutput) continue;
+      if (slots_[i].tensor != nullptr) {
+        any = true;
+      } else if (f.asked_by >= 0 && slots_[f.asked_by].integer != 0) {
+        return missing(f, op_.fields[f.asked_by].name + " is true");
+      }
+    }
+    if (any) return {};
+    for (const Field& f : op_.fields) {
+      if (f.kind != Kind::kOutput || !output_wanted(op_, f, slots_)) continue;
+      return missing(f, "no other output is given");
+    }
+    return {};
+  }
+
   // What the declaration says of the values in index tensors, once these can be read.
   Status check_values() {
     for (const Field& f : op_.fields) {
@@ -463,6 +486,7 @@ Status prepare(const fk_op& op, const fk_slot* slots, const fk_exec* caller, Arg
   Call call(op, slots, args->storage);
   FK_RETURN_IF_ERROR(call.unpack(/*needs_data=*/caller != nullptr));
   FK_RETURN_IF_ERROR(call.check());
+  if (caller != nullptr) FK_RETURN_IF_ERROR(call.check_outputs());
   if (op.validate != nullptr) FK_RETURN_IF_ERROR(op.validate(args->storage));
 
   const Device device = call.first_tensor().device;

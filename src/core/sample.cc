@@ -122,10 +122,17 @@ class Drawing {
     for (size_t i = 0; i < fields.size(); ++i) {
       if (is_tensor(fields[i])) slots[i].tensor = sample->tensors[i].present ? &kSet : nullptr;
     }
+    std::vector<size_t> wanted;
     for (size_t i = 0; i < fields.size(); ++i) {
       if (fields[i].kind != Kind::kOutput) continue;
-      if (!output_wanted(op.declaration, fields[i], slots.data())) continue;
-      if (options_.skip_outputs && &op == &op_ && one_in(2)) continue;
+      if (output_wanted(op.declaration, fields[i], slots.data())) wanted.push_back(i);
+    }
+    bool any = false;  // at least one of them must be asked for
+    for (const size_t i : wanted) {
+      const int flag = fields[i].asked_by;
+      const bool needed = (flag >= 0 && slots[flag].integer != 0) || (i == wanted.back() && !any);
+      if (options_.skip_outputs && &op == &op_ && !needed && one_in(2)) continue;
+      any = true;
       set_type(sample, i);
       const std::string& shared =
           fields[i].updates.empty() ? fields[i].may_alias : fields[i].updates;

@@ -274,6 +274,33 @@ TEST_F(RmsNorm, OutputsMayBeAbsent) {
   EXPECT_GT(rstd.data()[0], 0);
 }
 
+TEST_F(RmsNorm, NotAllOutputsMayBeAbsent) {
+  call_["y"].tensor = nullptr;
+  EXPECT_EQ(call_(),
+            "rms_norm: y: expected a tensor T[..., N], since no other output is given, got none");
+  size_t bytes = 0;
+  EXPECT_EQ(fk_op_workspace(call_.op(), call_.slots(), &bytes), FK_OK);
+}
+
+TEST(Dispatch, OutputsAskedForByAFlag) {
+  Array q({1, 2, 1, 8}), out({1, 2, 1, 8});
+  Call attention("attention_fwd");
+  attention.with("q", q).with("k", q).with("v", q).with("out", out);
+  attention["return_lse"].integer = 1;
+  EXPECT_EQ(attention(),
+            "attention: lse: expected a tensor F[B, H, Lq | H, Tq], since return_lse is true, got "
+            "none");
+
+  Array x({1, 3, 2}), weight({2, 2}), y({1, 3, 2});
+  Call conv("causal_conv1d_fwd");
+  conv.with("x", x).with("weight", weight).with("y", y);
+  EXPECT_EQ(conv(), "");
+  conv["return_final_state"].integer = 1;
+  EXPECT_EQ(conv(),
+            "causal_conv1d: final_state: expected a tensor T[S, W-1, D], since return_final_state "
+            "is true, got none");
+}
+
 TEST_F(RmsNorm, QueriesNeedNoData) {
   x_.tensor().data = y_.tensor().data = nullptr;
   size_t bytes = 123;
