@@ -21,8 +21,29 @@ def check_output(output: str):
 def test_cmake_package(prefix, tmp_path):
     run("cmake", "-S", PROJECT, "-B", tmp_path, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path)
-    for program in ("from_c", "from_cpp", "from_cpp_static"):
+    for program in ("from_c", "from_c_static", "from_cpp", "from_cpp_static"):
         check_output(run(tmp_path / program))
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+def test_cmake_package_without_cpp(prefix, tmp_path):
+    options = [f"-DCMAKE_PREFIX_PATH={prefix}", "-DOUTSIDE_LANGUAGES=C"]
+    run("cmake", "-S", PROJECT, "-B", tmp_path, "-G", "Ninja", *options)
+    run("cmake", "--build", tmp_path)
+    for program in ("from_c", "from_c_static"):
+        check_output(run(tmp_path / program))
+
+
+@pytest.mark.skipif(shutil.which("ninja") is None, reason="needs cmake and ninja")
+@pytest.mark.parametrize("program", ["from_c", "from_c_static"])
+def test_subdirectory(program, tmp_path_factory):
+    """The headers that the build writes are there before a user's file is compiled."""
+    folder = tmp_path_factory.getbasetemp() / "subdirectory"
+    if not folder.exists():
+        options = [f"-DFLASHKERNEL_SOURCES={ROOT}", "-DFK_CUDA=OFF"]
+        run("cmake", "-S", PROJECT, "-B", folder, "-G", "Ninja", *options)
+    steps = run("ninja", "-C", folder, "-t", "commands", f"CMakeFiles/{program}.dir/from_c.c.o")
+    assert re.search(r"/generate_headers \S+/generated/fresh\b", steps)
 
 
 @pytest.mark.skipif(shutil.which("pkg-config") is None, reason="needs pkg-config")
