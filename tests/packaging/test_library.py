@@ -1,5 +1,6 @@
 """The installed library: a user's project builds against it, and it asks nothing of the machine."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -44,6 +45,18 @@ def test_subdirectory(program, tmp_path_factory):
         run("cmake", "-S", PROJECT, "-B", folder, "-G", "Ninja", *options)
     steps = run("ninja", "-C", folder, "-t", "commands", f"CMakeFiles/{program}.dir/from_c.c.o")
     assert re.search(r"/generate_headers \S+/generated/fresh\b", steps)
+
+
+@pytest.mark.parametrize("order", [("FIRST", "SECOND"), ("SECOND", "FIRST")])
+def test_beside_a_whole_dlpack_header(prefix, order):
+    torch = importlib.util.find_spec("torch")
+    if torch is None:
+        pytest.skip("torch, which has such a header, is not installed")
+    includes = [prefix / "include", f"{torch.submodule_search_locations[0]}/include"]
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", *(f"-I{folder}" for folder in includes)]
+    headers = zip(order, ("flashkernel/flashkernel.hpp", "ATen/dlpack.h"), strict=True)
+    flags += [f"-D{name}=<{header}>" for name, header in headers]
+    run("c++", "-fsyntax-only", *flags, PROJECT / "with_dlpack.cc")
 
 
 @pytest.mark.skipif(shutil.which("pkg-config") is None, reason="needs pkg-config")
