@@ -81,8 +81,9 @@ const char* register_kernel(const char* name, Kernel kernel) {
   kernels[num_kernels] = std::move(kernel);
   for (int i = 0; i < 2; ++i) {
     if (libraries[i] == nullptr &&
-        shim->aoti_torch_library_init_impl("flashkernel", kKeys[i], __FILE__, __LINE__,
-                                           &libraries[i]) != 0) {
+        // Not __FILE__: the library would tell where it was built.
+        shim->aoti_torch_library_init_impl("flashkernel", kKeys[i], "bindings/torch/ops.cc",
+                                           __LINE__, &libraries[i]) != 0) {
       return "torch could not open the flashkernel namespace";
     }
     if (shim->torch_library_impl(libraries[i], name, kTable[num_kernels], kBuildVersion) != 0) {

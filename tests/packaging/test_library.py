@@ -93,6 +93,12 @@ def test_exports_only_its_own_names(prefix):
     assert [n for n in names if not n.startswith("fk_")] == []
 
 
+@pytest.mark.parametrize("name", ["libflashkernel.so", "libflashkernel.a", "fk"])
+def test_holds_no_path_of_its_sources(prefix, name):
+    path = re.escape(f"{ROOT}/".encode()) + rb"(bindings|build|include|src|tools)/[ -~]*"
+    assert re.findall(path, next(prefix.rglob(name)).read_bytes()) == []
+
+
 def test_headers(prefix):
     installed = {f.name for f in (prefix / "include" / "flashkernel").iterdir()}
     assert {
