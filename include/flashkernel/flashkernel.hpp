@@ -115,9 +115,10 @@ inline void call(const fk_op* op, const fk_slot* slots, const Run& run) {
   exec.workspace_bytes = run.workspace_bytes;
   exec.deterministic = run.deterministic;
   HeapWorkspace heap;
-  // Every op's first slot is a tensor; it says where the call runs.
+  // Every op's first slot is a tensor; it says where the call runs. Pinned memory is the CPU's.
   const DLTensor* first = slots[0].tensor;
-  if (first != nullptr && first->device.device_type == kDLCPU) {
+  if (first != nullptr &&
+      (first->device.device_type == kDLCPU || first->device.device_type == kDLCUDAHost)) {
     exec.allocate = HeapWorkspace::allocate;
     exec.allocator = &heap;
   }

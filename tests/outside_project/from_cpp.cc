@@ -1,4 +1,5 @@
-// rms_norm of one row through the C++ API, and the exceptions of a bad view and a bad call.
+// rms_norm of one row through the C++ API, its gradient from pinned memory, and the exceptions of a
+// bad view and a bad call.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +17,20 @@ int main() {
   for (int i = 0; i < 4; ++i) {
     if (std::fabs(y[i] - x[i] / rms) > 1e-5) return 1;
   }
+
+  // Needs a workspace, which the call takes from the heap.
+  std::vector<float> rstd = {static_cast<float>(1 / rms)}, weight(4, 1.0f), dweight(4);
+  const DLDevice pinned{kDLCUDAHost, 0};
+  const fk::View xp(x.data(), {1, 4}, pinned), rstdp(rstd.data(), {1}, pinned);
+  const fk::View weightp(weight.data(), {4}, pinned), dweightp(dweight.data(), {4}, pinned);
+  fk::RmsNormBwd backward;
+  backward.dy = xp;
+  backward.x = xp;
+  backward.weight = weightp;
+  backward.rstd = rstdp;
+  backward.dweight = dweightp;
+  fk::rms_norm_bwd(backward);
+  if (std::fabs(dweight[3] - 16 / rms) > 1e-5) return 1;
 
   try {
     const fk::View half(y.data(), fk::DTypeOf<float>::value, {1, 4}, {4});
