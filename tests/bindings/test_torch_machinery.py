@@ -242,6 +242,19 @@ torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], x.grad)
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_asking_where_the_compiler_is_does_not_import_it():
+    script = """
+import importlib.util, flashkernel as fk, torch
+x = torch.randn(3, 8)
+expected = fk.softmax(x)
+for _ in range(2):
+    assert importlib.util.find_spec("torch._dynamo").name == "torch._dynamo"
+f = torch.compile(fk.softmax, fullgraph=True, backend="aot_eager")
+torch.testing.assert_close(f(x), expected)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 @EVERY_OP
 def test_modes_without_gradient_take_the_plain_operator(op):
     sample = sampling.draw(op, 13)

@@ -4,7 +4,6 @@ and where that holds its dispatch keys, is found by looking for known values in 
 
 import ctypes
 import importlib.abc
-import importlib.util
 import sys
 import threading
 
@@ -110,14 +109,19 @@ class _WhenDynamoIsImported(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != "torch._dynamo":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)  # as the others find it
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, found), None)
+        if spec is None or spec.loader is None:
+            return spec
         execute = spec.loader.exec_module
 
         def execute_and_tell(module):
             execute(module)
-            for function, in_python in _in_python:
-                _substitute(module, function, in_python)
+            if self in sys.meta_path:  # who asks for the spec need not import the module
+                sys.meta_path.remove(self)
+                for function, in_python in _in_python:
+                    _substitute(module, function, in_python)
 
         spec.loader.exec_module = execute_and_tell
         return spec
