@@ -255,6 +255,17 @@ torch.testing.assert_close(f(x), expected)
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_backward_by_compiled_autograd():
+    torch._dynamo.reset()
+    x = torch.randn(2, 8, requires_grad=True)
+    weights = torch.randn(2, 8)
+    (expected,) = torch.autograd.grad(fk.softmax(x), x, weights)
+    compiler = torch.compile(backend="eager", fullgraph=True)
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        fk.softmax(x).backward(weights)
+    torch.testing.assert_close(x.grad, expected)
+
+
 @EVERY_OP
 def test_modes_without_gradient_take_the_plain_operator(op):
     sample = sampling.draw(op, 13)

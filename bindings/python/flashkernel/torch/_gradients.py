@@ -2,8 +2,6 @@
 of names in the declarations. Written as source once per set of outputs, because a backward of a few
 microseconds must not wait for Python to look things up."""
 
-from functools import partial
-
 import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
@@ -55,12 +53,16 @@ class Gradient:
         self.arguments = [f.name for f in op.arguments]
         if in_place_call:
             self.arguments.append("inplace_backward")
+
+        def call_once(*arguments):
+            return _Once.apply(call, self.bwd.public_name, *arguments)
+
         self.results = {op.outputs[i].name: k for k, i in enumerate(variant.outputs)}
         self.namespace = {
             "Error": _library.Error,
             "bwd_name": self.bwd.public_name,
             "call": call,
-            "plain_call": _plain.operator(call, partial(_Once.apply, call, self.bwd.public_name)),
+            "plain_call": _plain.operator(call, call_once),
             "grad_enabled": torch.is_grad_enabled,
             "in_place_call": in_place_call,
             "move_back": move_back,
