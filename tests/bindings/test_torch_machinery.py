@@ -266,6 +266,34 @@ def test_backward_by_compiled_autograd():
     torch.testing.assert_close(x.grad, expected)
 
 
+class Scan(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.A = torch.nn.Parameter(-torch.rand(6, 4))
+
+    def forward(self, u, delta, B, C):
+        return fk.selective_scan(u, delta, self.A, B, C)
+
+    @staticmethod
+    def inputs(length):
+        sizes = (6, 6, 4, 4)
+        return tuple(torch.rand(2, length, n) for n in sizes)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_a_module_for_any_length(strict):
+    scan, length = Scan(), torch.export.Dim("length", min=2, max=4096)
+    shapes = ({1: length},) * 4
+    exported = torch.export.export(scan, Scan.inputs(40), dynamic_shapes=shapes, strict=strict)
+    module = exported.module()
+    for length in (2, 31, 100):
+        inputs = Scan.inputs(length)
+        result, expected = module(*inputs), scan(*inputs)
+        same_values(result, expected)
+        gradients = [torch.autograd.grad(y.sum(), scan.A) for y in (result, expected)]
+        same_values(*gradients)
+
+
 @EVERY_OP
 def test_modes_without_gradient_take_the_plain_operator(op):
     sample = sampling.draw(op, 13)

@@ -316,16 +316,27 @@ def _fake(op: Op, returned: list[int], chosen_by_call: bool, absent: set[str]):
             dtype = _DTYPES.get(source) or arguments[names.index(source)].dtype
             if dtype == torch.float8_e4m3fn and op.outputs[i].dtype_rule == "T":
                 dtype = torch.bfloat16
+            shape = shapes[i]
+            if op.outputs[i].saved and torch.compiler.is_exporting():
+                shape = [_unknown_if_computed(n) for n in shape]
             model = laid_out_as[i] and arguments[names.index(laid_out_as[i].decode())]
-            if model is not None and tuple(model.shape) == tuple(shapes[i]):
+            if model is not None and tuple(model.shape) == tuple(shape):
                 results.append(torch.empty_like(model, dtype=dtype))
             else:
-                results.append(like.new_empty(shapes[i], dtype=dtype))
+                results.append(like.new_empty(shape, dtype=dtype))
         if len(results) == 1:
             return results[0]
         return tuple(results) or None
 
     return fake
+
+
+def _unknown_if_computed(size):
+    """A size for a program that is exported: that an input's size, divided, is neither 0 nor 1
+    must not become a condition on the input."""
+    if isinstance(size, torch.SymInt) and not size.node.expr.is_symbol:
+        return torch.library.get_ctx().new_dynamic_size()
+    return size
 
 
 def _check(op: Op, arguments: list) -> None:
