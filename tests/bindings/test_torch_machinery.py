@@ -294,6 +294,19 @@ def test_export_of_a_module_for_any_length(strict):
         same_values(*gradients)
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+def test_trace_of_a_module(tmp_path):
+    scan, inputs = Scan(), Scan.inputs(40)
+    torch.jit.save(torch.jit.trace(scan, inputs), tmp_path / "scan.pt")
+    loaded = torch.jit.load(tmp_path / "scan.pt")
+    inputs = Scan.inputs(7)
+    result, expected = loaded(*inputs), scan(*inputs)
+    same_values(result, expected)
+    result.sum().backward()
+    expected.sum().backward()
+    same_values(loaded.A.grad, scan.A.grad)
+
+
 @EVERY_OP
 def test_modes_without_gradient_take_the_plain_operator(op):
     sample = sampling.draw(op, 13)

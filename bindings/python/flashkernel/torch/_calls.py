@@ -10,6 +10,9 @@ from . import _plain
 from ._gradients import refuse_tangents
 from ._operators import DLPACK, Operators
 
+# Whether torch.jit traces a module; to ask torch itself takes several times as long.
+_IN_TRACE = "jit._trace_module_map is not None"
+
 
 def make(operators: Operators):
     op = operators.op
@@ -21,6 +24,7 @@ def make(operators: Operators):
         "plain": _plain_value,
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_compiling,
+        "jit": torch.jit._trace,
         "needs_gradient": _needs_gradient,
         "refuse": _refuse,
         "transforms_active": torch._C._are_functorch_transforms_active,
@@ -60,7 +64,8 @@ def make(operators: Operators):
             for f in op.inputs
             if f.dtype_rule not in ("I", "J")
         )
-        body.append(f"needs = grad_enabled() and ({needs})")
+        # To check its trace of a module, torch traces it again without gradients: the same then.
+        body.append(f"needs = (grad_enabled() or {_IN_TRACE}) and ({needs})")
         if op.float8:
             activation = next(f.name for f in op.inputs if f.dtype_rule == "T")
             namespace["float8"] = torch.float8_e4m3fn
@@ -190,7 +195,7 @@ def _differentiable(operators: Operators, i: int) -> list[str]:
         arguments, in_compiler = arguments + ", inplace_backward", arguments + ", False"
     comma = "," if len(variant.outputs) == 1 else ""
     lines = [
-        "if is_compiling():",
+        f"if is_compiling() or {_IN_TRACE}:",
         f"    results = differentiable_{i}({in_compiler}){comma}",
         "else:",
         f"    results = autograd_{i}({arguments}){comma}",
