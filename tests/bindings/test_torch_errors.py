@@ -122,6 +122,18 @@ def test_what_is_written_over_has_no_repeated_elements():
         fk.rope(overlapping, table, table, inplace=True)
 
 
+def test_what_a_backward_writes_over_is_no_leaf():
+    logits, targets = torch.randn(3, 8, requires_grad=True), torch.zeros(3, dtype=torch.int64)
+    for leaf in (logits, logits[:], torch.nn.Parameter(logits.detach())):
+        with pytest.raises(fk.Error, match="^cross_entropy: logits: expected a tensor that is no"):
+            fk.cross_entropy(leaf, targets, inplace_backward=True)
+    with torch.no_grad():
+        fk.cross_entropy(logits, targets, inplace_backward=True)
+    loss = fk.cross_entropy((logits[:1] * 1).expand(3, 8), targets, inplace_backward=True)
+    with pytest.raises(fk.Error, match="^cross_entropy: logits: expected an output without repeat"):
+        loss.backward()
+
+
 def test_nested_tensors():
     nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
     with pytest.raises(fk.Error, match="softmax: x: expected a dense tensor, got a nested one"):

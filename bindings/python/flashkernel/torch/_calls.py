@@ -27,6 +27,7 @@ def make(operators: Operators):
         "jit": torch.jit._trace,
         "needs_gradient": _needs_gradient,
         "refuse": _refuse,
+        "check_overwritten": _check_overwritten,
         "transforms_active": torch._C._are_functorch_transforms_active,
         "refuse_tangents": refuse_tangents,
     }
@@ -139,6 +140,16 @@ def _refuse(op: Op, tensors: tuple) -> None:
     )
 
 
+def _check_overwritten(op: Op, name: str, tensor) -> None:
+    """As torch itself refuses to write to such tensors in place."""
+    base = tensor if tensor._base is None else tensor._base
+    if base.is_leaf and base.requires_grad:
+        raise _library.Error(
+            f"{op.public_name}: {name}: expected a tensor that is no leaf, nor a view of one "
+            "(inplace_backward writes over it), got a leaf that requires a gradient"
+        )
+
+
 def _value(f) -> str:
     """The local variable that holds what the operator takes for an argument."""
     if f.kind == "choice":
@@ -189,15 +200,21 @@ def _forward(operators: Operators, i: int) -> list[str]:
 def _differentiable(operators: Operators, i: int) -> list[str]:
     op, variant = operators.op, operators.variants[i]
     arguments = _arguments(op, [f.name for f in op.arguments])
-    in_compiler = arguments
+    in_compiler, check = arguments, []
     if "inplace_backward" in op.extra_keywords:
         # A compiler plans memory by itself, and takes no writing to inputs in a backward.
         arguments, in_compiler = arguments + ", inplace_backward", arguments + ", False"
+        written = op.backward.in_place_output.may_alias
+        check = [
+            "    if inplace_backward:",
+            f"        check_overwritten(op, {written!r}, {written})",
+        ]
     comma = "," if len(variant.outputs) == 1 else ""
     lines = [
         f"if is_compiling() or {_IN_TRACE}:",
         f"    results = differentiable_{i}({in_compiler}){comma}",
         "else:",
+        *check,
         f"    results = autograd_{i}({arguments}){comma}",
     ]
     visible = [f"results[{variant.outputs.index(k)}]" for k in variant.visible]

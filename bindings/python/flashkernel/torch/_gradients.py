@@ -67,6 +67,7 @@ class Gradient:
             "in_place_call": in_place_call,
             "move_back": move_back,
             "move_last": move_last,
+            "op_name": op.public_name,
             "once": _Once.apply,
             "repeat": _plain.repeat(_repeat),
             "zeros": _zeros,
@@ -170,7 +171,7 @@ class Gradient:
         lines += [
             "except RuntimeError as error:",
             "    if str(error).startswith(bwd_name + ': '):",
-            "        raise Error(str(error)) from None",
+            "        raise Error(op_name + str(error).removeprefix(bwd_name)) from None",
             "    raise",
             f"return ({_join(returned)})",
         ]
