@@ -243,9 +243,11 @@ def test_cache_as_it_is():
     expected = flash_attn.flash_attn_func(q, *caches, causal=True)
     torch.testing.assert_close(call(q, *caches, causal=True), expected)
     expected = flash_attn.flash_attn_func(q, *caches[:, :, :4])
-    torch.testing.assert_close(call(q, *caches, cache_seqlens=4), expected)
+    for length in (4, torch.tensor(4, dtype=torch.int32)):
+        torch.testing.assert_close(call(q, *caches, cache_seqlens=length), expected)
     none = torch.zeros(0, dtype=torch.int32)
     assert call(q[:0], *caches[:, :0], cache_seqlens=none).shape == (0, 3, 4, 16)
+    assert call(q[:0], *caches, cache_batch_idx=none).shape == (0, 3, 4, 16)
 
 
 def test_arguments_by_position():
@@ -304,6 +306,18 @@ def test_errors():
         cache(q, q, q, q, q, cache_seqlens=1)
     with pytest.raises(fk.Error, match=r"k: expected \(\(1, 4, 2, 8\).* got \(\(1, 4, 1, 8\)"):
         cache(q, q, q, q[:, :, :1], q, cache_seqlens=0)
+    rows, two = torch.zeros(3, 6, 2, 8), torch.randn(2, 4, 2, 8)
+    for lengths in (0, torch.tensor([0, 1], dtype=torch.int32)):
+        for caches in ((rows, rows), (rows[:1], rows[:1])):
+            with pytest.raises(fk.Error, match="k_cache: expected 2 rows.* got [13]"):
+                cache(two, *caches, two, two, cache_seqlens=lengths)
+        with pytest.raises(fk.Error, match=r"v_cache: expected \(3, 6, 2\), as k_cache has"):
+            cache(two, rows, rows[:2], two, two, cache_seqlens=lengths)
+        for index in ([0, 3], [0, -1], [0], [[0, 1]]):
+            with pytest.raises(fk.Error, match="cache_batch_idx: expected 2 rows from 0 to 2"):
+                index = torch.tensor(index)
+                cache(two, rows, rows, two, two, cache_seqlens=lengths, cache_batch_idx=index)
+    assert not rows.any()
     with pytest.raises(fk.Error, match="rotary_cos: expected None where there is no k"):
         cache(q, q, q, rotary_cos=q, rotary_sin=q)
     with pytest.raises(fk.Error, match=r"flash_attn_qkvpacked_func: qkv: expected 5.*\(1, 4, 2, 8"):

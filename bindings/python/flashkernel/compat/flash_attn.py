@@ -246,10 +246,23 @@ def flash_attn_with_kvcache(
         if got != wanted:
             raise Error(f"{name}: {argument}: expected {wanted} to fit its cache, got {got}")
     lengths = room if cache_seqlens is None else cache_seqlens
-    lengths = lengths.tolist() if isinstance(lengths, torch.Tensor) else [lengths] * batch
+    lengths = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
+    lengths = lengths if isinstance(lengths, list) else [lengths] * batch
     if len(lengths) != batch or any(not 0 <= n <= room - new for n in lengths):
         wanted = f"{batch} lengths from 0 to {room - new}"
         raise Error(f"{name}: cache_seqlens: expected {wanted}, got {lengths}")
+    if v_cache.shape[:3] != k_cache.shape[:3]:
+        wanted, got = tuple(k_cache.shape[:3]), tuple(v_cache.shape[:3])
+        raise Error(f"{name}: v_cache: expected {wanted}, as k_cache has, then D, got {got}")
+    rows = range(batch)
+    if cache_batch_idx is not None:
+        rows = cache_batch_idx.tolist()
+        if cache_batch_idx.shape != (batch,) or any(not 0 <= row < len(k_cache) for row in rows):
+            wanted = f"{batch} rows from 0 to {len(k_cache) - 1}"
+            raise Error(f"{name}: cache_batch_idx: expected {wanted}, got {rows}")
+    elif len(k_cache) != batch:
+        wanted = f"{batch} rows, as many as q has, where there is no cache_batch_idx"
+        raise Error(f"{name}: k_cache: expected {wanted}, got {len(k_cache)}")
     if rotary_cos is not None:
         first = torch.tensor(lengths, dtype=torch.int32, device=q.device)[:, None]
         after = torch.arange(max(q.shape[1], new), dtype=torch.int32, device=q.device)
@@ -257,10 +270,9 @@ def flash_attn_with_kvcache(
         tables = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
         q = rope(q, positions=first + after[: q.shape[1]] * masked, **tables)
         k = rope(k, positions=first + after[:new], **tables)
-    if cache_batch_idx is None and len(set(lengths)) <= 1:  # all at once
-        parts = [(slice(None), slice(None), max(lengths, default=0))]
+    if batch == 0 or cache_batch_idx is None and len(set(lengths)) == 1:  # all at once
+        parts = [(slice(batch), slice(batch), max(lengths, default=0))]
     else:
-        rows = range(batch) if cache_batch_idx is None else cache_batch_idx.tolist()
         both = enumerate(zip(rows, lengths, strict=True))
         parts = [(slice(b, b + 1), slice(row, row + 1), n) for b, (row, n) in both]
     results = []
