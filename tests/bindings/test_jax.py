@@ -401,6 +401,18 @@ BAD = {
         X.astype(jnp.int32)
     ),
     "softmax: x: expected float32, float16 or bfloat16, got bool": lambda: fk.softmax(X > 0),
+    "softmax: x: expected float32, float16 or bfloat16, got key": lambda: fk.softmax(
+        jax.random.key(0)
+    ),
+    "rms_norm: weight: expected .*, got key": lambda: fk.rms_norm(X, jax.random.key(0)),
+    "rms_norm: weight: expected .*, got object": lambda: fk.rms_norm(X, np.array([None])),
+    "rms_norm: weight: expected .*, got <U1": lambda: fk.rms_norm(X, np.array(["a"])),
+    r"rms_norm: weight: expected .*, got \[\('a', '<f4'\)\]": lambda: fk.rms_norm(
+        X, np.ones(8, [("a", np.float32)])
+    ),
+    "rms_norm: weight: expected an array that is not masked, got": lambda: fk.rms_norm(
+        X, np.ma.ones(8, np.float32)
+    ),
     "softmax: axis: expected an integer of 64 bits, got": lambda: fk.softmax(X, axis=2**70),
     "attention: causal: expected True or False, got 'no'": lambda: fk.attention(
         *[X[None, None]] * 3, causal="no"

@@ -70,8 +70,11 @@ def test_errors_are_named_as_users_know_them():
 
 
 def test_masks_are_not_ignored():
-    with pytest.raises(fk.Error, match="softmax: x: expected an array without a mask"):
-        fk.softmax(np.ma.masked_array(np.ones(3, np.float32), mask=[0, 1, 0]))
+    x = np.ones(3, np.float32)
+    for masked in (np.ma.masked_array(x, mask=[0, 1, 0]), np.ma.array(x)):
+        for function in (fk.softmax, fk.sum):
+            with pytest.raises(fk.Error, match="x: expected an array that is not masked, got a ma"):
+                function(masked)
 
 
 @pytest.mark.parametrize("threads", [0, -1, "two", 1.5])

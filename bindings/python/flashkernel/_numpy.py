@@ -84,17 +84,23 @@ def _set_up_fast_path() -> None:
 _set_up_fast_path()
 
 
+def check_kind(op: Op, name: str, array: np.ndarray) -> None:
+    expected = None
+    if isinstance(array, np.ma.MaskedArray):
+        expected, got = "an array that is not masked", "a masked array"
+    elif array.dtype not in _DLPACK:
+        expected, got = op.by_name[name].expected_dtypes, array.dtype
+    if expected:
+        raise _library.Error(f"{op.public_name}: {name}: expected {expected}, got {got}")
+
+
 def _describe(op: Op, name: str, array) -> tuple[_DLTensor, tuple]:
     """A DLTensor of any array, and what must stay alive with it."""
     if not isinstance(array, np.ndarray):
         raise _library.Error(
             f"{op.public_name}: {name}: expected a NumPy array, got {type(array).__name__}"
         )
-    if isinstance(array, np.ma.MaskedArray):
-        raise _library.Error(f"{op.public_name}: {name}: expected an array without a mask, got one")
-    if array.dtype not in _DLPACK:
-        expected = op.by_name[name].expected_dtypes
-        raise _library.Error(f"{op.public_name}: {name}: expected {expected}, got {array.dtype}")
+    check_kind(op, name, array)
     item = array.dtype.itemsize
     if any(s % item for s in array.strides) or array.ctypes.data % item:
         array = np.ascontiguousarray(array)  # fields of packed records; never an output

@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import _library
 from .._declarations import OPS, PUBLIC, Op, _compile
+from .._numpy import check_kind
 from . import _call, _gradient
 
 _call.register()
@@ -30,6 +31,7 @@ def _array(op: Op, name: str, value):
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, np.ndarray):
+        check_kind(op, name, value)
         array = jnp.asarray(value)
         if array.dtype == value.dtype:
             return array

@@ -38,11 +38,11 @@ def _devices() -> tuple[int, ...]:
 
 def _describe(op: Op, name: str, tensor, device: int) -> tuple[_DLTensor, object]:
     """A DLTensor without data, and what must stay alive with it."""
-    dtype = np.dtype(tensor.dtype)
-    if dtype not in _DLPACK:
+    dtype = tensor.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or np.dtype(dtype) not in _DLPACK:
         expected = op.by_name[name].expected_dtypes
         raise _library.Error(f"{op.public_name}: {name}: expected {expected}, got {dtype}")
-    code, bits = _DLPACK[dtype]
+    code, bits = _DLPACK[np.dtype(dtype)]
     shape = (ctypes.c_int64 * max(len(tensor.shape), 1))(*tensor.shape)
     return _DLTensor(None, device, 0, len(tensor.shape), code, bits, 1, shape, None, 0), shape
 
