@@ -130,6 +130,25 @@ def test_sum_of_nothing_is_zero():
     assert fk.sum(np.ones((3, 0), np.float32)) == 0
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_everything_in_a_matrix():
+    x = np.matrix(np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert (fk.sum(x).shape, fk.sum(x), fk.max(x)) == ((), 15, 5)
+    assert (fk.sum(x.T), fk.max(x[::-1, ::2])) == (15, 5)
+
+
+def test_what_is_too_large_to_be_flattened():
+    with pytest.raises(MemoryError):
+        fk.sum(np.broadcast_to(np.ones(2, np.float32), (1 << 45, 2)))
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        fk.sum(torch.ones(2).expand(1 << 45, 2))
+
+
+def test_what_is_no_array_is_named():
+    with raises("sum: x: expected a NumPy array, got Generator"):
+        fk.sum(np.random.default_rng())
+
+
 def test_sums_of_many_float32_are_accurate():
     x = np.full((1 << 24) + 5, 0.1, np.float32)
     assert abs(float(fk.sum(x)) / (x.size * float(np.float32(0.1))) - 1) < 1e-6

@@ -141,10 +141,11 @@ def _recover(op: Op, function, given: tuple, error: Exception):
     fixed = op.in_python_types(given)
     if any(type(a) is not type(b) for a, b in zip(fixed, given, strict=True)):
         return function(*fixed)
-    by_name = {
-        f.name: value if f.is_tensor else op.normalise(f, value)
-        for f, value in zip(op.arguments, given, strict=False)
-    }
+    by_name = {}
+    for f, value in zip(op.arguments, given, strict=False):
+        if f.kind == "axis" and f.nullable and value is None:
+            value = 0  # some axis of the array as it is, before it was flattened
+        by_name[f.name] = value if f.is_tensor else op.normalise(f, value)
     slots, alive = _pack(op, [by_name.get(f.name) for f in op.fields])
     _library.check(_workspace(op.handle, slots, ctypes.byref(ctypes.c_size_t())))
     del alive
@@ -165,6 +166,8 @@ def _make(op: Op):
         source = next(f.name for f in op.inputs if f.along_axis)
         prepare.append(f"if {op.axis.name} is None:")
         prepare.append(f"    {source}, {op.axis.name} = {source}.reshape(-1), 0")
+        prepare.append(f"    if {source}.ndim != 1:")  # a matrix, which has 2 dimensions always
+        prepare.append(f"        {source} = asarray({source}).reshape(-1)")
     for i, f in enumerate(op.switches):
         prepare.append(f"if type({f.name}) is not bool:")
         prepare.append(f"    {f.name} = normalise(op.switches[{i}], {f.name})")
@@ -237,6 +240,7 @@ def {op.public_name}({", ".join(arguments)}):
         normalise=op.normalise,
         handle=op.handle,
         pack=struct.Struct("=" + "".join(formats)).pack,
+        asarray=np.asarray,
         empty=np.empty,
         float32=np.dtype(np.float32),
         int32=np.dtype(np.int32),
