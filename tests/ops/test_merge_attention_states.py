@@ -254,3 +254,12 @@ def test_errors(make):
     ]:  # fmt: skip
         with raises(f"merge_attention_states: {message}"):
             fk.merge_attention_states(**{"outs": outs, "lses": lses, **arguments})
+
+
+def test_parts_on_different_devices():
+    outs, lses = torch.ones(2, 1, 5, 3, 8), torch.ones(2, 1, 3, 5)
+    message = "part 1: expected device cpu, as the first has, got meta"
+    with raises(f"merge_attention_states: outs: {message}"):
+        fk.merge_attention_states([outs[0], outs[1].to("meta")], lses)
+    with raises(f"merge_attention_states: lses: {message}"):
+        fk.merge_attention_states(list(outs), [lses[0], lses[1].to("meta")])

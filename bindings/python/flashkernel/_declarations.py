@@ -337,9 +337,10 @@ class Op:
             parts.append(f.name if required else f"{f.name}={f.python_default!r}")
         return ", ".join(parts + [f"{name}=False" for name in self.extra_keywords])
 
-    def public_call(self, function, array_type: type, stack):
+    def public_call(self, function, array_type: type, stack, alike=("dtype", "shape")):
         """A function with the flat signature, as one that takes the public parameters: groups as
-        tuples, and arrays that may come in parts as lists too, which `stack` makes one array."""
+        tuples, and arrays that may come in parts as lists too, which `stack` makes one array where
+        they have all attributes in `alike` in common."""
         lists = [f.name for f in self.inputs if f.stacked]
         if not self.groups and not lists:
             return function
@@ -373,7 +374,7 @@ class Op:
             )
 
         def stacked(name: str, parts):
-            self._check_parts(name, parts, array_type)
+            self._check_parts(name, parts, array_type, alike)
             return stack(parts)
 
         result = _compile(
@@ -382,23 +383,24 @@ class Op:
         result.__doc__ = self.docstring
         return result
 
-    def _check_parts(self, name: str, parts, array_type: type) -> None:
+    def _check_parts(self, name: str, parts, array_type: type, alike: tuple) -> None:
         """That the parts of an array go together: frameworks would cast some that do not."""
         if not parts:
             raise _library.Error(f"{self.public_name}: {name}: expected at least 1 part, got none")
-        first = parts[0]
+
+        def wrong(i, expected, got):
+            raise _library.Error(
+                f"{self.public_name}: {name}: part {i}: expected {expected}, got {got}"
+            )
+
         for i, part in enumerate(parts):
             if not isinstance(part, array_type):
-                expected, got = f"{array_type.__name__},", type(part).__name__
-            elif part.dtype != first.dtype:
-                expected, got = f"{first.dtype}, as the first has,", part.dtype
-            elif part.shape != first.shape:
-                expected, got = f"shape {tuple(first.shape)}, as the first has,", tuple(part.shape)
-            else:
-                continue
-            raise _library.Error(
-                f"{self.public_name}: {name}: part {i}: expected {expected} got {got}"
-            )
+                wrong(i, array_type.__name__, type(part).__name__)
+            for attribute in alike:
+                expected, got = getattr(parts[0], attribute), getattr(part, attribute)
+                if expected != got:
+                    show = tuple if attribute == "shape" else str
+                    wrong(i, f"{attribute} {show(expected)}, as the first has", show(got))
 
     @property
     def docstring(self) -> str:

@@ -16,7 +16,8 @@ from ._operators import register as _register
 def _functions(op):
     """What users call, and what `flashkernel.<op>` calls."""
     operators = _register(op)
-    function = op.public_call(_make(operators), _torch.Tensor, _torch.stack)
+    alike = ("dtype", "device", "shape")
+    function = op.public_call(_make(operators), _torch.Tensor, _torch.stack, alike)
     return function, _make_direct(operators, function)
 
 
