@@ -2,6 +2,8 @@
 nothing but choose the operator. A call that needs no gradient takes the plain one, which saves the
 microseconds of a Python autograd function, and where it can goes past torch's dispatcher."""
 
+import types
+
 import torch
 
 from .. import _library
@@ -12,6 +14,9 @@ from ._operators import DLPACK, Operators
 
 # Whether torch.jit traces a module; to ask torch itself takes several times as long.
 _IN_TRACE = "jit._trace_module_map is not None"
+_jit = getattr(torch.jit, "_trace", None)
+if not hasattr(_jit, "_trace_module_map"):  # a torch that keeps it elsewhere, or no longer traces
+    _jit = types.SimpleNamespace(_trace_module_map=None)
 
 
 def make(operators: Operators):
@@ -24,7 +29,7 @@ def make(operators: Operators):
         "plain": _plain_value,
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_compiling,
-        "jit": torch.jit._trace,
+        "jit": _jit,
         "needs_gradient": _needs_gradient,
         "refuse": _refuse,
         "check_overwritten": _check_overwritten,
