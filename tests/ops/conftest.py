@@ -1,4 +1,13 @@
-import pathlib
-import sys
+import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import software_gpu
+
+if software_gpu.ON:
+
+    @pytest.fixture(autouse=True)
+    def no_problems():
+        """A kernel that did wrong fails the test that launched it, and no other."""
+        software_gpu.take_problems()
+        yield
+        problems = software_gpu.take_problems()
+        assert not problems, problems

@@ -1,0 +1,312 @@
+// Every check, with a kernel that does wrong what it looks for, and mostly the same one put right.
+#include "softgpu/check/small_kernel.h"
+
+namespace fk::softgpu {
+namespace {
+
+// %rd9 becomes the place of this thread in words behind %rd0.
+const char* kOwnWord = "mul.wide.u32 %rd8, %r0, 4;\nadd.s64 %rd9, %rd0, %rd8;\n";
+// %r20 the place of this thread in shared memory, %r21 that of the thread 32 further in its ring.
+const char* kOwnShared =
+    "mov.u32 %r19, dynamic;\nshl.b32 %r20, %r0, 2;\nadd.s32 %r20, %r20, %r19;\n"
+    "add.s32 %r21, %r0, 32;\nand.b32 %r21, %r21, 63;\nshl.b32 %r21, %r21, 2;\n"
+    "add.s32 %r21, %r21, %r19;\n";
+
+class Checks : public SmallKernel {};
+
+TEST_F(Checks, OutOfBounds) {
+  auto* data = space<uint32_t>(31);
+  const std::string store = kOwnWord + std::string("st.global.u32 [%rd9], %r0;");
+  LaunchResult result = run(text(1, store), {data});
+  expect_problem(result, Problem::kOutOfBounds, "byte 124 of 'space' of 124 bytes");
+  EXPECT_EQ(result.reports[0].thread[0], 31);
+  EXPECT_TRUE(run(text(1, store), {data}, 31).ok());
+}
+
+TEST_F(Checks, Freed) {
+  auto* data = space<uint32_t>(32);
+  gpu_->memory().free(data);
+  expect_problem(run(text(1, kOwnWord + std::string("ld.global.u32 %r5, [%rd9];")), {data}),
+                 Problem::kFreed, "freed");
+}
+
+TEST_F(Checks, Misaligned) {
+  auto* data = space<uint32_t>(64);
+  expect_problem(
+      run(text(1, kOwnWord + std::string("ld.global.v2.u32 {%r5, %r6}, [%rd9];")), {data}),
+      Problem::kMisaligned);
+}
+
+TEST_F(Checks, ReadOnly) {
+  std::vector<uint32_t> host(32);
+  gpu_->memory().add_external(host.data(), 128, "host", false);
+  expect_problem(run(text(1, kOwnWord + std::string("st.global.u32 [%rd9], %r0;")), {host.data()}),
+                 Problem::kReadOnly);
+  gpu_->memory().remove_external(host.data(), 128);
+}
+
+TEST_F(Checks, UninitialisedShared) {
+  shared_bytes_ = 256;
+  expect_problem(run(text(0, kOwnShared + std::string("ld.shared.u32 %r5, [%r20];")), {}),
+                 Problem::kUninitialised);
+  expect_problem(run(text(0, kOwnShared + std::string("ld.shared.u32 %r5, [%r20+256];")), {}),
+                 Problem::kOutOfBounds);
+}
+
+TEST_F(Checks, SharedRaceWithinABlock) {
+  shared_bytes_ = 256;
+  options_.check_races = true;
+  const std::string store = kOwnShared + std::string("st.shared.u32 [%r20], %r0;\n");
+  const std::string load = "ld.shared.u32 %r5, [%r21];";
+  expect_problem(
+      run(text(0, store + "bar.sync 0;\n" + load + "\nst.shared.u32 [%r20], %r5;"), {}, 64),
+      Problem::kRace, "that nothing orders with the");
+  EXPECT_TRUE(run(text(0, store + "bar.sync 0;\n" + load), {}, 64).ok());
+  // Without the barrier whoever comes first is wrong.
+  const LaunchResult result = run(text(0, store + load), {}, 64);
+  ASSERT_FALSE(result.ok());
+}
+
+TEST_F(Checks, SharedRaceWithinAWarp) {
+  shared_bytes_ = 256;
+  options_.check_races = true;
+  const std::string store =
+      kOwnShared + std::string(
+                       "st.shared.u32 [%r20], %r0;\nxor.b32 %r22, %r0, 1;\nshl.b32 %r22, %r22, 2;\n"
+                       "add.s32 %r22, %r22, %r19;\n");
+  expect_problem(run(text(0, store + "ld.shared.u32 %r5, [%r22];"), {}), Problem::kRace, "lane");
+  EXPECT_TRUE(run(text(0, store + "bar.warp.sync -1;\nld.shared.u32 %r5, [%r22];"), {}).ok());
+}
+
+TEST_F(Checks, GlobalRaceBetweenBlocks) {
+  options_.check_races = true;
+  auto* data = put<uint32_t>(std::vector<uint32_t>(32));
+  const std::string all_write = kOwnWord + std::string("st.global.u32 [%rd9], %r0;");
+  expect_problem(run(text(1, all_write), {data}, 32, 2), Problem::kRace, "by block");
+  EXPECT_TRUE(run(text(1, all_write), {data}, 32, 1).ok());
+  EXPECT_TRUE(
+      run(text(1, kOwnWord + std::string("red.global.add.u32 [%rd9], %r0;")), {data}, 32, 2).ok());
+}
+
+TEST_F(Checks, LastBlockReadsWhatTheOthersReleased) {
+  options_.check_races = true;
+  auto* data = put<uint32_t>(std::vector<uint32_t>(8));
+  auto* counter = put<uint32_t>({0});
+  const std::string part =
+      "mul.wide.u32 %rd8, %r1, 4;\nadd.s64 %rd9, %rd0, %rd8;\nst.global.u32 [%rd9], %r1;\n";
+  const std::string order = "membar.gl;\natom.global.add.u32 %r5, [%rd1], 1;\n";
+  const std::string last =
+      "setp.ne.u32 %p1, %r5, 7;\n@%p1 ret;\nld.global.u32 %r6, [%rd0];\n"
+      "ld.global.u32 %r7, [%rd0+28];";
+  EXPECT_TRUE(run(text(2, part + order + last), {data, counter}, 1, 8).ok());
+  const std::string unordered = "mov.u32 %r5, %ctaid.x;\n";
+  expect_problem(run(text(2, part + unordered + last), {data, counter}, 1, 8), Problem::kRace);
+}
+
+TEST_F(Checks, CopiesThatNobodyWaitedFor) {
+  shared_bytes_ = 256;
+  auto* data = put<uint32_t>(std::vector<uint32_t>(32, 7));
+  auto* out = space<uint32_t>(32);
+  const std::string copy = kOwnShared + std::string(kOwnWord) +
+                           "cp.async.ca.shared.global [%r20], [%rd9], 4;\n"
+                           "cp.async.commit_group;\n";
+  const std::string rest =
+      "ld.shared.u32 %r5, [%r20];\nadd.s64 %rd10, %rd1, %rd8;\nst.global.u32 [%rd10], %r5;";
+  for (const uint64_t seed : {0, 1, 2, 3}) {
+    options_.seed = seed;
+    expect_problem(run(text(2, copy + rest), {data, out}), Problem::kPending);
+    expect_problem(run(text(2, copy + "cp.async.wait_group 1;\n" + rest), {data, out}),
+                   Problem::kPending);
+    EXPECT_TRUE(run(text(2, copy + "cp.async.wait_group 0;\n" + rest), {data, out}).ok());
+    EXPECT_EQ(out[31], 7u);
+  }
+}
+
+TEST_F(Checks, CopiesOfAPart) {
+  shared_bytes_ = 512;
+  auto* data = put<uint32_t>(std::vector<uint32_t>(5, 7));
+  auto* out = space<uint32_t>(8);
+  // Thread 0 copies 16 bytes, thread 1 only 4 of the 16 that would reach out of the allocation.
+  const std::string copy =
+      "mov.u32 %r10, dynamic;\nshl.b32 %r11, %r0, 4;\nadd.s32 %r12, %r10, %r11;\n"
+      "mul.wide.u32 %rd8, %r0, 16;\nadd.s64 %rd9, %rd0, %rd8;\nsetp.eq.u32 %p1, %r0, 0;\n"
+      "selp.b32 %r13, 16, SIZE, %p1;\n"
+      "cp.async.cg.shared.global [%r12], [%rd9], 16, %r13;\ncp.async.wait_all;\n"
+      "ld.shared.v4.u32 {%r14, %r15, %r16, %r17}, [%r12];\nadd.s64 %rd10, %rd1, %rd8;\n"
+      "st.global.v4.u32 [%rd10], {%r14, %r15, %r16, %r17};";
+  const auto sized = [&](const std::string& size) {
+    return std::string(copy).replace(copy.find("SIZE"), 4, size);
+  };
+  const LaunchResult result = run(text(2, sized("4")), {data, out}, 2);
+  EXPECT_TRUE(result.ok()) << all(result);
+  const uint32_t expected[8] = {7, 7, 7, 7, 7, 0, 0, 0};
+  EXPECT_EQ(std::memcmp(out, expected, sizeof expected), 0);
+  expect_problem(run(text(2, sized("8")), {data, out}, 2), Problem::kOutOfBounds);
+}
+
+TEST_F(Checks, BarriersThatDoNotFit) {
+  expect_problem(run(text(0,
+                          "setp.lt.u32 %p1, %r0, 32;\n@%p1 bra $other;\nbar.sync 1, 96;\nret;\n"
+                          "$other:\nbar.sync 1, 64;"),
+                     {}, 64),
+                 Problem::kBarrier, "where others are at it");
+  expect_problem(run(text(0, "bar.sync 1, 48;"), {}, 64), Problem::kBarrier, "multiple of 32");
+  expect_problem(run(text(0,
+                          "setp.lt.u32 %p1, %r0, 16;\n@%p1 bra $other;\nbar.sync 0;\nret;\n"
+                          "$other:\nbar.sync 0;"),
+                     {}, 32),
+                 Problem::kBarrier, "some lanes");
+  expect_problem(run(text(0,
+                          "setp.lt.u32 %p1, %r0, 16;\n@%p1 bra $other;\n"
+                          "shfl.sync.idx.b32 %r5|%p2, %r0, 0, 31, -1;\nret;\n$other:\n"
+                          "bar.sync 0;"),
+                     {}, 32),
+                 Problem::kBarrier);
+}
+
+TEST_F(Checks, Deadlock) {
+  expect_problem(run(text(0,
+                          "setp.lt.u32 %p1, %r0, 32;\n@%p1 bra $other;\nbar.sync 1, 64;\nret;\n"
+                          "$other:\nbar.sync 2, 64;"),
+                     {}, 64),
+                 Problem::kDeadlock, "waits at barrier 2");
+  auto* flag = put<uint32_t>({0});
+  expect_problem(run(text(1,
+                          "$loop:\nld.volatile.global.u32 %r5, [%rd0];\n"
+                          "setp.eq.u32 %p1, %r5, 0;\n@%p1 bra $loop;"),
+                     {flag}),
+                 Problem::kDeadlock);
+}
+
+TEST_F(Checks, BlocksThatWaitForEachOtherRunAtOnce) {
+  auto* flags = put<uint32_t>(std::vector<uint32_t>(8));
+  // Each block raises its flag and waits for that of the next one.
+  const LaunchResult result =
+      run(text(1,
+               "mul.wide.u32 %rd8, %r1, 4;\nadd.s64 %rd9, %rd0, %rd8;\nadd.s32 %r5, %r1, 1;\n"
+               "and.b32 %r5, %r5, 7;\nmul.wide.u32 %rd10, %r5, 4;\nadd.s64 %rd11, %rd0, %rd10;\n"
+               "st.volatile.global.u32 [%rd9], 1;\n$loop:\nld.volatile.global.u32 %r6, [%rd11];\n"
+               "setp.eq.u32 %p1, %r6, 0;\n@%p1 bra $loop;"),
+          {flags}, 1, 8);
+  EXPECT_TRUE(result.ok()) << all(result);
+}
+
+TEST_F(Checks, MemoryBarrierPhases) {
+  shared_bytes_ = 64;
+  const std::string made = "mov.u32 %r10, dynamic;\nmbarrier.init.shared::cta.b64 [%r10], 1;\n";
+  expect_problem(run(text(0, made + "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r10], 16;\n"
+                                    "mbarrier.arrive.shared::cta.b64 _, [%r10];"),
+                     {}, 1),
+                 Problem::kBarrier, "more arrivals");
+  expect_problem(run(text(0,
+                          "mov.u32 %r10, dynamic;\n"
+                          "mbarrier.arrive.shared::cta.b64 _, [%r10];"),
+                     {}, 1),
+                 Problem::kBarrier, "no initialised mbarrier");
+  expect_problem(run(text(0, made + "$loop:\nmbarrier.try_wait.parity.shared::cta.b64 %p1, [%r10], "
+                                    "0;\n@!%p1 bra $loop;"),
+                     {}, 1),
+                 Problem::kDeadlock);
+  EXPECT_TRUE(run(text(0, made + "mbarrier.arrive.shared::cta.b64 _, [%r10];\n$loop:\n"
+                                 "mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r10], 0;\n"
+                                 "@!%p1 bra $loop;"),
+                  {}, 1)
+                  .ok());
+}
+
+// Loads 256 bytes by the copy engine and reads them.
+std::string bulk_load(const std::string& wait) {
+  return "mov.u32 %r10, dynamic;\nadd.s32 %r11, %r10, 256;\nsetp.ne.u32 %p3, %r0, 0;\n"
+         "@%p3 bra $made;\nmbarrier.init.shared::cta.b64 [%r11], 1;\n"
+         "fence.proxy.async.shared::cta;\n$made:\nbar.sync 0;\n@%p3 bra $issued;\n"
+         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r11], 256;\nmov.u32 %r12, 256;\n"
+         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r10], [%rd0], %r12, "
+         "[%r11];\n$issued:\n" +
+         wait +
+         "shl.b32 %r13, %r0, 2;\nadd.s32 %r13, %r13, %r10;\nld.shared.u32 %r5, [%r13];\n"
+         "mul.wide.u32 %rd8, %r0, 4;\nadd.s64 %rd9, %rd1, %rd8;\nst.global.u32 [%rd9], %r5;";
+}
+const char* kWait =
+    "$loop:\nmbarrier.try_wait.parity.shared::cta.b64 %p1, [%r11], 0;\n@!%p1 bra $loop;\n";
+
+bool has_problem(const LaunchResult& result, Problem problem) {
+  for (const Report& report : result.reports) {
+    if (report.problem == problem) return true;
+  }
+  return false;
+}
+
+TEST_F(Checks, BulkCopies) {
+  shared_bytes_ = 272;
+  options_.check_races = true;
+  std::vector<uint32_t> values(64);
+  for (uint32_t i = 0; i < 64; ++i) values[i] = 3 * i;
+  auto* data = put(values);
+  auto* out = space<uint32_t>(64);
+  for (const uint64_t seed : {0, 1, 2, 3, 4}) {
+    options_.seed = seed;
+    const LaunchResult right = run(text(2, bulk_load(kWait)), {data, out}, 64);
+    EXPECT_TRUE(right.ok()) << all(right);
+    EXPECT_EQ(std::memcmp(out, values.data(), 256), 0);
+    // The other warp may come before the copy began.
+    EXPECT_TRUE(has_problem(run(text(2, bulk_load("")), {data, out}, 64), Problem::kPending));
+    // Only one warp waits: the other one cannot know that the data has come.
+    EXPECT_FALSE(run(text(2, bulk_load("setp.ge.u32 %p4, %r0, 32;\n@%p4 bra $on;\n" +
+                                       std::string(kWait) + "$on:\n")),
+                     {data, out}, 64)
+                     .ok());
+  }
+}
+
+// Stores to shared memory, which the copy engine stores to global memory.
+std::string bulk_store(const std::string& fence, const std::string& wait) {
+  return kOwnShared + std::string("st.shared.u32 [%r20], %r0;\n") + fence +
+         "bar.sync 0;\nsetp.ne.u32 %p3, %r0, 0;\n@%p3 bra $done;\nmov.u32 %r12, 256;\n"
+         "cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r19], %r12;\n"
+         "cp.async.bulk.commit_group;\n" +
+         wait + "$done:\n";
+}
+
+TEST_F(Checks, ProxyFences) {
+  shared_bytes_ = 256;
+  options_.check_races = true;
+  auto* out = space<uint32_t>(64);
+  const std::string fence = "fence.proxy.async.shared::cta;\n";
+  const std::string wait = "cp.async.bulk.wait_group 0;\n";
+  const LaunchResult right = run(text(1, bulk_store(fence, wait)), {out}, 64);
+  EXPECT_TRUE(right.ok()) << all(right);
+  EXPECT_EQ(out[63], 63u);
+  expect_problem(run(text(1, bulk_store("", wait)), {out}, 64), Problem::kMissingFence);
+  expect_problem(run(text(1, bulk_store(fence, "")), {out}, 64), Problem::kUnfinished);
+  expect_problem(run(text(1, bulk_store(fence, "st.shared.u32 [%r19], 99;\n" + wait)), {out}, 64),
+                 Problem::kPending, "changed while a copy");
+}
+
+TEST_F(Checks, LaunchLimits) {
+  expect_problem(run(text(0, ""), {}, 2048), Problem::kLaunch);
+  shared_bytes_ = 228 << 10;
+  expect_problem(run(text(0, ""), {}), Problem::kLaunch, "bytes of shared memory");
+  shared_bytes_ = 0;
+  cluster_ = 3;
+  expect_problem(run(text(0, ""), {}, 32, 4), Problem::kLaunch, "clusters");
+}
+
+TEST_F(Checks, EarlyKernelsWait) {
+  early_ = true;
+  auto* data = space<uint32_t>(32);
+  const std::string store = kOwnWord + std::string("st.global.u32 [%rd9], %r0;");
+  expect_problem(run(text(1, store), {data}), Problem::kRace, "griddepcontrol.wait");
+  EXPECT_TRUE(run(text(1, "griddepcontrol.wait;\n" + store), {data}).ok());
+}
+
+TEST_F(Checks, UnknownInstructionsAreNamed) {
+  try {
+    run(text(0, "frobnicate.b32 %r5, %r6;"), {});
+    FAIL();
+  } catch (const ParseError& error) {
+    EXPECT_NE(std::string(error.what()).find("frobnicate.b32"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace fk::softgpu

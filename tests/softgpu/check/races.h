@@ -1,0 +1,87 @@
+// Accesses to shared memory that nothing orders. Each warp has a clock for every other agent: how
+// far it has seen what that one did. Barriers pass these on; an access to a word that another agent
+// wrote, at a time that this warp has not seen, is a race. The agents are the warps of a cluster
+// and its mbarriers, for the copies that complete on them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "exec/machine.h"
+
+namespace fk::softgpu {
+
+// What an access does. A synchronising one is an atomic or a volatile access that others may wait
+// for: it passes on what its block has seen.
+enum class Kind : uint8_t { kRead, kWrite, kAtomic, kSynchronise };
+
+// By agent, up to which of its times all is seen.
+class Clocks {
+ public:
+  uint32_t at(size_t agent) const { return agent < times_.size() ? times_[agent] : 0; }
+  void set(size_t agent, uint32_t time) {
+    if (times_.size() <= agent) times_.resize(agent + 1, 0);
+    times_[agent] = time;
+  }
+  void join(const Clocks& other) {
+    if (times_.size() < other.times_.size()) times_.resize(other.times_.size(), 0);
+    for (size_t i = 0; i < other.times_.size(); ++i) {
+      times_[i] = times_[i] < other.times_[i] ? other.times_[i] : times_[i];
+    }
+  }
+
+ private:
+  std::vector<uint32_t> times_;
+};
+
+// What an agent has seen, and how much of it lies behind a proxy fence, so that copies and
+// multiplications see it, too.
+struct Seen {
+  Clocks all, fenced;
+  void join(const Seen& other) {
+    all.join(other.all);
+    fenced.join(other.fenced);
+  }
+};
+
+// One access that later ones are compared with.
+struct Trace {
+  uint32_t time = 0;   // 0: there was none
+  uint32_t epoch = 0;  // of the warp: how often its lanes have met
+  uint32_t pc = 0;
+  uint16_t agent = 0;
+  uint8_t lane = 0;   // kWholeWarp: no lane by itself
+  uint8_t bytes = 0;  // of the word, a bit each
+  bool atomic = false;
+  bool copied = false;  // by the copy engine
+};
+constexpr uint8_t kWholeWarp = 255;
+
+struct Word {
+  Trace write;
+  Trace read[2];
+};
+
+// What the threads of one block did to its shared memory.
+class Races {
+ public:
+  explicit Races(uint32_t end) : words((end + 3) / 4) {}
+  std::vector<Word> words;  // by address / 4
+  Seen barriers[16];        // what those who wait there bring along
+};
+
+// What the barriers of one cluster put in order among its warps.
+class ClusterRaces {
+ public:
+  struct Phases {
+    Seen arriving, complete;
+  };
+  std::vector<Seen> warps;  // by agent
+  std::vector<uint32_t> epochs;
+  size_t agents = 0;
+  std::map<int, Phases> memory_barriers;  // by agent
+  Seen cluster, cluster_complete;
+};
+
+}  // namespace fk::softgpu

@@ -1,0 +1,66 @@
+// Fences, and what else orders asynchronous work; the tables of the rest of it.
+#include "check/race_hooks.h"
+#define SOFTGPU_TARGET base
+#include "exec/lanes.h"
+#include "exec/targets.h"
+
+namespace fk::softgpu {
+
+namespace {
+
+void nothing(Warp&, const Instruction&, uint32_t) {}
+void fence_proxy(Warp& warp, const Instruction&, uint32_t) { proxy_fenced(warp); }
+
+// mapa: the address of the same place in another block.
+void map_address(Warp& warp, const Instruction& i, uint32_t lanes) {
+  const uint32_t* address = base::lanes_at(warp, i.at[1]);
+  const uint32_t* rank = base::lanes_at(warp, i.at[2]);
+  const auto blocks = static_cast<uint32_t>(warp.block->cluster->blocks.size());
+  uint32_t result[kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    if (base::has(lanes, l) && rank[l] >= blocks) {
+      report(warp, Problem::kOutOfBounds, l, rank[l],
+             "mapa to block " + std::to_string(rank[l]) + " of a cluster of " +
+                 std::to_string(blocks));
+    }
+    result[l] = (address[l] & kSharedOffsetMask) | ((rank[l] + 1) << kClusterShift);
+  }
+  base::put(base::lanes_to<uint32_t>(warp, i.at[0]), result, lanes);
+}
+
+void set_registers(Warp& warp, const Instruction& i, uint32_t) {
+  if (i.number % 8 != 0 || i.number < 24 || i.number > 256) {
+    report(warp, Problem::kOther, -1, 0,
+           "setmaxnreg to " + std::to_string(i.number) +
+               " registers: a multiple of 8 from 24 to 256 is expected");
+  }
+}
+
+}  // namespace
+
+void add_async_operations(Operations& table) {
+  add_lane_copies(table);
+  add_memory_barriers(table);
+  add_bulk_copies(table);
+  for (const char* name : {"fence.proxy.async", "fence.proxy.async.shared::cta",
+                           "fence.proxy.async.shared::cluster", "fence.proxy.async.global"}) {
+    table[name] = {"", fence_proxy, Class::kFence};
+  }
+  for (const char* name :
+       {"membar.gl", "membar.sys", "membar.cta", "fence.acq_rel.gpu", "fence.acq_rel.cta",
+        "fence.acq_rel.sys", "fence.acq_rel.cluster", "fence.sc.gpu", "fence.sc.cta"}) {
+    table[name] = {"", nothing, Class::kFence};
+  }
+  table["fence.mbarrier_init.release.cluster"] = {"", nothing, Class::kFence};
+  table["griddepcontrol.launch_dependents"] = {"", nothing, Class::kOther};
+  table["griddepcontrol.wait"] = {
+      "", [](Warp& warp, const Instruction&, uint32_t) { warp.waited_for_grid = true; },
+      Class::kOther};
+  table["mapa.shared::cluster.u32"] = {"=r r r", map_address, Class::kInteger};
+  for (const char* way : {"inc", "dec"}) {
+    table[std::string("setmaxnreg.") + way + ".sync.aligned.u32"] = {
+        "i", set_registers, Class::kOther, Control::kConverge};
+  }
+}
+
+}  // namespace fk::softgpu
