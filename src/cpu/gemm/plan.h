@@ -1,0 +1,95 @@
+// How a matrix product on the CPU is cut into work, and the scratch memory that takes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/exec.h"
+#include "core/workspace.h"
+#include "cpu/matrix_view.h"
+#include "cpu/share_out.h"
+
+namespace fk::cpu {
+
+// C[rows, columns] = A[rows, depth] B[depth, columns], of any float types and strides.
+struct Product {
+  MatrixView a, b;
+  int64_t rows, columns, depth;
+};
+
+// Blocks: 256 of K by 256 columns of B take 256 KB, a quarter of a second-level cache; 96 rows of A
+// another 96 KB. Sums for 256 rows stay there as well while K is walked through.
+constexpr int64_t kDepthBlock = 256, kColumnBlock = 256, kRowBlock = 256, kRowsAtOnce = 96;
+// Products are summed over so much of K before they meet the sums of the rest: errors grow with the
+// square root of what is summed at a stretch.
+constexpr int64_t kSumDepth = 128;
+// As wide as the widest tile of any instruction set.
+constexpr int64_t kPanelColumns = 64;
+
+struct ProductScratch {
+  float *sums, *b, *a, *turned, *part;
+
+  static constexpr int64_t kSums = kRowBlock * kColumnBlock, kB = kDepthBlock * kColumnBlock;
+  static constexpr int64_t kA = kRowsAtOnce * kDepthBlock, kTurned = kPanelColumns * kDepthBlock;
+  static constexpr int64_t kPart = kRowsAtOnce * kPanelColumns;
+  static constexpr int64_t kFloats = kSums + kB + kA + kTurned + kPart;
+
+  ProductScratch(float* memory, int64_t worker) {
+    sums = memory + worker * kFloats;
+    b = sums + kSums;
+    a = b + kB;
+    turned = a + kA;
+    part = turned + kTurned;
+  }
+};
+
+inline int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+struct ProductBlocks {
+  int64_t row_block, column_block;  // sizes
+  int64_t row_blocks, column_blocks;
+
+  int64_t count() const { return row_blocks * column_blocks; }
+};
+
+// Smaller blocks where large ones would be too few for all threads to be busy to the end.
+inline ProductBlocks product_blocks(int64_t rows, int64_t columns) {
+  ProductBlocks blocks{kRowBlock, kColumnBlock, 0, 0};
+  const auto cut = [&] {
+    blocks.row_blocks = blocks_of(rows, blocks.row_block);
+    blocks.column_blocks = blocks_of(columns, blocks.column_block);
+  };
+  cut();
+  const int64_t enough = 4 * worker_limit();
+  while (blocks.count() < enough && blocks.column_block > kPanelColumns) {
+    blocks.column_block /= 2;
+    cut();
+  }
+  while (blocks.count() < enough && blocks.row_block > kRowsAtOnce / 2) {
+    blocks.row_block /= 2;
+    cut();
+  }
+  return blocks;
+}
+
+// Products of so few rows read B once and A from the first-level cache: nothing is packed.
+constexpr int64_t kFewRows = 16;
+constexpr int64_t kFewColumns = 64;  // of a piece of work
+
+inline bool takes_few_rows(const Product& p) { return p.rows <= kFewRows && p.b.row == 1; }
+
+// In floats, for all workers.
+inline int64_t product_scratch(const Product& p) {
+  if (takes_few_rows(p)) return kFewRows * padded_columns(p.depth);
+  const int64_t workers = std::min(worker_limit(), product_blocks(p.rows, p.columns).count());
+  return workers * ProductScratch::kFloats;
+}
+
+// One product of a call: what a kernel is given.
+struct ProductJob {
+  Product product;
+  ProductBlocks blocks;
+  float* scratch;  // of all workers; of products of few rows A as floats
+};
+
+}  // namespace fk::cpu

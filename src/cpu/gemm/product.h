@@ -1,0 +1,206 @@
+// Matrix products of any float types and strides, on the register tiles of cpu/matrix.h.
+//
+// Floor: rows columns depth multiply-adds at two vectors a clock, and of small products the memory
+// traffic of B. A block of B is brought into panels as wide as a tile; the sums of a block stay in
+// the second-level cache while K is walked through, and then go through `finish`, which is given
+// them as finish(sums, stride, first_row, rows, first_column, columns).
+
+// Once per target.
+#if defined(FK_CPU_GEMM_PRODUCT_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_GEMM_PRODUCT_PER_TARGET
+#undef FK_CPU_GEMM_PRODUCT_PER_TARGET
+#else
+#define FK_CPU_GEMM_PRODUCT_PER_TARGET
+#endif
+
+#include "cpu/gemm/plan.h"
+#include "cpu/matrix.h"
+#include "cpu/matrix_pack.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+namespace detail {
+
+// Columns of a panel: a tile's, and at least what packed rows are padded to.
+HWY_INLINE int64_t panel_columns() {
+  return std::max<int64_t>(16, kWideVectors * static_cast<int64_t>(hn::Lanes(F32())));
+}
+
+// `depth` rows of B by `columns` <= panel_columns(), as rows of `width` floats.
+HWY_INLINE void pack_panel(const MatrixView& b, int64_t depth, int64_t columns, float* out,
+                           int64_t width, float* turned) {
+  if (b.row != 1 || b.column == 1) return HWY_NAMESPACE::pack_rows(b, depth, columns, out, width);
+  const int64_t depth_fours = (depth + 3) / 4 * 4, column_fours = (columns + 3) / 4 * 4;
+  if (b.dtype == DType::kFloat32 && depth == depth_fours && columns == column_fours) {
+    return HWY_NAMESPACE::transpose(static_cast<const float*>(b.data), b.column, columns, depth,
+                                    out, width);
+  }
+  const int64_t stride = padded_columns(depth);
+  HWY_NAMESPACE::pack_rows({b.data, b.dtype, b.column, b.row}, columns, depth, turned, stride);
+  HWY_NAMESPACE::transpose(turned, stride, column_fours, depth_fours, out, width);
+}
+
+// Rows of A as a product reads them: in place if they are floats side by side along K.
+HWY_INLINE MatrixA left_operand(const MatrixView& a, int64_t rows, int64_t depth, float* packed) {
+  if (a.dtype == DType::kFloat32 && a.column == 1) {
+    return {static_cast<const float*>(a.data), a.row, 1};
+  }
+  if (a.row == 1 && a.column != 1) {
+    const int64_t stride = padded_columns(rows);
+    HWY_NAMESPACE::pack_rows({a.data, a.dtype, a.column, a.row}, depth, rows, packed, stride);
+    return {packed, 1, stride};
+  }
+  const int64_t stride = padded_columns(depth);
+  HWY_NAMESPACE::pack_rows(a, rows, depth, packed, stride);
+  return {packed, stride, 1};
+}
+
+HWY_INLINE void add_rows(const MatrixC& part, int64_t rows, int64_t columns, const MatrixC& sums) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = part.data + r * part.stride;
+    float* to = sums.data + r * sums.stride;
+    for (int64_t c = 0; c < columns; c += lanes) {
+      hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::LoadU(d, from + c)), d, to + c);
+    }
+  }
+}
+
+}  // namespace detail
+
+// One block of a product.
+template <class Finish>
+void multiply_block(const ProductJob& job, int64_t worker, int64_t item, const Finish& finish) {
+  const Product& p = job.product;
+  const ProductScratch scratch(job.scratch, worker);
+  const int64_t first_row = item / job.blocks.column_blocks * job.blocks.row_block;
+  const int64_t first_column = item % job.blocks.column_blocks * job.blocks.column_block;
+  const int64_t rows = std::min(job.blocks.row_block, p.rows - first_row);
+  const int64_t columns = std::min(job.blocks.column_block, p.columns - first_column);
+  const int64_t panel = detail::panel_columns(), stride = padded_columns(columns);
+  const auto width_of = [&](int64_t c) { return std::min(panel, stride - c); };
+  for (int64_t k = 0; k < p.depth; k += kDepthBlock) {
+    const int64_t depth = std::min(kDepthBlock, p.depth - k);
+    for (int64_t c = 0; c < columns; c += panel) {
+      detail::pack_panel(p.b.from(k, first_column + c), depth, std::min(panel, columns - c),
+                         scratch.b + c * kDepthBlock, width_of(c), scratch.turned);
+    }
+    for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
+      const int64_t some = std::min(kRowsAtOnce, rows - r);
+      const MatrixA a = detail::left_operand(p.a.from(first_row + r, k), some, depth, scratch.a);
+      for (int64_t c = 0; c < columns; c += panel) {
+        const MatrixB b{scratch.b + c * kDepthBlock, width_of(c)};
+        const MatrixC sums{scratch.sums + r * stride + c, stride};
+        const MatrixC part{scratch.part, width_of(c)};
+        for (int64_t i = 0; i < depth; i += kSumDepth) {
+          const bool first = k + i == 0;
+          multiply(some, width_of(c), std::min(kSumDepth, depth - i),
+                   {a.data + i * a.column, a.row, a.column}, b.from(i), first ? sums : part,
+                   Keep::kNothing);
+          if (!first) detail::add_rows(part, some, width_of(c), sums);
+        }
+      }
+    }
+  }
+  if (p.depth == 0) std::fill_n(scratch.sums, rows * stride, 0.0f);
+  finish(scratch.sums, stride, first_row, rows, first_column, columns);
+}
+
+namespace detail {
+
+// kRows rows of A against kColumns columns of B, whose elements are contiguous along K.
+template <int kRows, int kColumns, class T>
+HWY_NOINLINE void dot_tile(const float* a, int64_t a_row, const T* b, int64_t b_column,
+                           int64_t depth, float* out, int64_t out_row) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  hn::Vec<F32> sum[kRows][kColumns];
+  repeat<kRows>([&](auto r) FK_MATRIX_BODY {
+    repeat<kColumns>([&](auto c) FK_MATRIX_BODY { sum[r][c] = hn::Zero(d); });
+  });
+  int64_t k = 0;
+  for (; k + lanes <= depth; k += lanes) {
+    hn::Vec<F32> left[kRows];
+    repeat<kRows>([&](auto r) FK_MATRIX_BODY { left[r] = hn::LoadU(d, a + r * a_row + k); });
+    repeat<kColumns>([&](auto c) FK_MATRIX_BODY {
+      const auto right = LoadF32(d, b + c * b_column + k);
+      repeat<kRows>([&](auto r)
+                        FK_MATRIX_BODY { sum[r][c] = hn::MulAdd(left[r], right, sum[r][c]); });
+    });
+  }
+  if (k < depth) {  // rows of A are padded with zeros
+    const size_t rest = static_cast<size_t>(depth - k);
+    repeat<kColumns>([&](auto c) FK_MATRIX_BODY {
+      const auto right = LoadNF32(d, b + c * b_column + k, rest);
+      repeat<kRows>([&](auto r) FK_MATRIX_BODY {
+        sum[r][c] = hn::MulAdd(hn::LoadU(d, a + r * a_row + k), right, sum[r][c]);
+      });
+    });
+  }
+  repeat<kRows>([&](auto r) FK_MATRIX_BODY {
+    repeat<kColumns>([&](auto c)
+                         FK_MATRIX_BODY { out[r * out_row + c] = ReduceSum(d, sum[r][c]); });
+  });
+}
+
+template <class T>
+void dot_rows(const Product& p, const float* a, int64_t stride, int64_t first, int64_t columns,
+              float* sums) {
+  const T* b = static_cast<const T*>(p.b.data) + first * p.b.column;
+  const auto rows_of_tile = [&](auto tile_rows, auto tile_columns, int64_t r, int64_t c) {
+    dot_tile<tile_rows, tile_columns>(a + r * stride, stride, b + c * p.b.column, p.b.column,
+                                      p.depth, sums + r * kFewColumns + c, kFewColumns);
+  };
+  using std::integral_constant;
+  for (int64_t r = 0; r < p.rows;) {
+    const int64_t left = p.rows - r;
+    int64_t c = 0;
+    if (left >= 4) {
+      for (; c + 3 <= columns; c += 3) {
+        rows_of_tile(integral_constant<int, 4>(), integral_constant<int, 3>(), r, c);
+      }
+      for (; c < columns; ++c) {
+        rows_of_tile(integral_constant<int, 4>(), integral_constant<int, 1>(), r, c);
+      }
+      r += 4;
+    } else {
+      for (; c + 8 <= columns; c += 8) {
+        rows_of_tile(integral_constant<int, 1>(), integral_constant<int, 8>(), r, c);
+      }
+      for (; c < columns; ++c) {
+        rows_of_tile(integral_constant<int, 1>(), integral_constant<int, 1>(), r, c);
+      }
+      r += 1;
+    }
+  }
+}
+
+}  // namespace detail
+
+// kFewColumns columns of a product of few rows, whose A lies in the job's scratch as floats.
+template <class Finish>
+void multiply_few_rows(const ProductJob& job, int64_t item, const Finish& finish) {
+  const Product& p = job.product;
+  const int64_t first = item * kFewColumns, columns = std::min(kFewColumns, p.columns - first);
+  const int64_t stride = padded_columns(p.depth);
+  alignas(64) float sums[kFewRows * kFewColumns];
+  switch (p.b.dtype) {
+    case DType::kFloat16:
+      detail::dot_rows<float16_t>(p, job.scratch, stride, first, columns, sums);
+      break;
+    case DType::kBFloat16:
+      detail::dot_rows<bfloat16_t>(p, job.scratch, stride, first, columns, sums);
+      break;
+    default:
+      detail::dot_rows<float>(p, job.scratch, stride, first, columns, sums);
+  }
+  finish(sums, kFewColumns, 0, p.rows, first, columns);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FK_CPU_GEMM_PRODUCT_PER_TARGET

@@ -1,0 +1,101 @@
+// The activation functions and their slopes, for one element.
+//
+// `kExact` asks for what a float shows. Half precision shows less: there the special function
+// unit's approximations serve, which are good to a few units in the last place of a float relative
+// to the result, so that small results keep their digits.
+#pragma once
+
+#include <type_traits>
+
+#include "core/activation.h"
+#include "cuda/math.cuh"
+
+namespace fk::cuda {
+
+constexpr float kSqrtHalf = 0.70710678118654752f;
+constexpr float kSqrtTwoOverPi = 0.79788456080286536f;
+constexpr float kGeluCubic = 0.044715f;
+
+template <bool kExact>
+__device__ __forceinline__ float sigmoid_of(float x) {
+  if constexpr (kExact) return 1.f / (1.f + expf(-x));
+  return reciprocal_fast(1.f + exp2_fast(-kLog2E * x));
+}
+
+template <Activation kKind, bool kExact>
+__device__ __forceinline__ float activate(float x) {
+  if constexpr (kKind == Activation::kGeluTanh) {
+    const float inner = x * fmaf(2.f * kSqrtTwoOverPi * kGeluCubic, x * x, 2.f * kSqrtTwoOverPi);
+    return x * sigmoid_of<kExact>(inner);
+  } else if constexpr (kKind == Activation::kGelu) {
+    return 0.5f * x * (1.f + erff(x * kSqrtHalf));
+  } else if constexpr (kKind == Activation::kSilu) {
+    return x * sigmoid_of<kExact>(x);
+  } else if constexpr (kKind == Activation::kRelu) {
+    return x < 0.f ? 0.f : x;  // NaN stays NaN
+  } else if constexpr (kKind == Activation::kRelu2) {
+    return x < 0.f ? 0.f : x * x;
+  } else if constexpr (kKind == Activation::kTanh) {
+    if constexpr (kExact) return tanhf(x);
+    return fmaf(2.f, sigmoid_of<false>(2.f * x), -1.f);
+  } else if constexpr (kKind == Activation::kSigmoid) {
+    return sigmoid_of<kExact>(x);
+  } else {
+    return x;
+  }
+}
+
+// The derivative of `activate` at x.
+template <Activation kKind, bool kExact>
+__device__ __forceinline__ float activation_slope(float x) {
+  if constexpr (kKind == Activation::kGeluTanh) {
+    const float square = fminf(x * x, 1e4f);  // where it is larger, the slope is 0 or 1 already
+    const float s = sigmoid_of<kExact>(
+        x * fmaf(2.f * kSqrtTwoOverPi * kGeluCubic, square, 2.f * kSqrtTwoOverPi));
+    const float inner_slope = fmaf(6.f * kSqrtTwoOverPi * kGeluCubic, square, 2.f * kSqrtTwoOverPi);
+    return fmaf(x * inner_slope, s * (1.f - s), s);
+  } else if constexpr (kKind == Activation::kGelu) {
+    const float density = 0.5f * kSqrtTwoOverPi * exp2_fast(-0.5f * kLog2E * x * x);
+    return fmaf(x, density, 0.5f * (1.f + erff(x * kSqrtHalf)));
+  } else if constexpr (kKind == Activation::kSilu) {
+    const float s = sigmoid_of<kExact>(x);
+    return s * fmaf(x, 1.f - s, 1.f);
+  } else if constexpr (kKind == Activation::kRelu) {
+    return x > 0.f ? 1.f : 0.f;
+  } else if constexpr (kKind == Activation::kRelu2) {
+    return x > 0.f ? 2.f * x : 0.f;
+  } else if constexpr (kKind == Activation::kTanh) {
+    const float t = activate<Activation::kTanh, kExact>(x);
+    return fmaf(-t, t, 1.f);
+  } else if constexpr (kKind == Activation::kSigmoid) {
+    const float s = sigmoid_of<kExact>(x);
+    return s * (1.f - s);
+  } else {
+    return 1.f;
+  }
+}
+
+// body(kind), with the kind as a constant.
+template <class Body>
+__device__ __forceinline__ void with_activation(Activation kind, const Body& body) {
+  switch (kind) {
+    case Activation::kNone:
+      return body(std::integral_constant<Activation, Activation::kNone>());
+    case Activation::kGeluTanh:
+      return body(std::integral_constant<Activation, Activation::kGeluTanh>());
+    case Activation::kGelu:
+      return body(std::integral_constant<Activation, Activation::kGelu>());
+    case Activation::kSilu:
+      return body(std::integral_constant<Activation, Activation::kSilu>());
+    case Activation::kRelu:
+      return body(std::integral_constant<Activation, Activation::kRelu>());
+    case Activation::kRelu2:
+      return body(std::integral_constant<Activation, Activation::kRelu2>());
+    case Activation::kTanh:
+      return body(std::integral_constant<Activation, Activation::kTanh>());
+    case Activation::kSigmoid:
+      return body(std::integral_constant<Activation, Activation::kSigmoid>());
+  }
+}
+
+}  // namespace fk::cuda

@@ -1,0 +1,133 @@
+// linear, as it is defined.
+#include "core/access.h"
+#include "core/rows.h"
+#include "ops/linear/linear.h"
+
+namespace fk {
+namespace reference {
+
+namespace {
+
+// A number with its derivative; what an activation makes of it.
+struct Point {
+  double value, slope;
+};
+
+double logistic(double x) { return 1 / (1 + std::exp(-x)); }
+
+Point activated(Activation activation, double x) {
+  constexpr double kPi = 3.14159265358979323846;
+  switch (activation) {
+    case Activation::kGeluTanh: {
+      const double c = std::sqrt(2 / kPi);
+      const double t = std::tanh(c * (x + 0.044715 * x * x * x));
+      const double inner = c * (1 + 3 * 0.044715 * x * x);
+      return {0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner};
+    }
+    case Activation::kGelu: {
+      const double part = 0.5 * (1 + std::erf(x / std::sqrt(2.0)));
+      return {x * part, part + x * std::exp(-0.5 * x * x) / std::sqrt(2 * kPi)};
+    }
+    case Activation::kSilu: {
+      const double s = logistic(x);
+      return {x * s, s * (1 + x * (1 - s))};
+    }
+    case Activation::kRelu:
+      return {x < 0 ? 0 : x, x > 0 ? 1.0 : 0.0};
+    case Activation::kRelu2:
+      return {x < 0 ? 0 : x * x, x > 0 ? 2 * x : 0.0};
+    case Activation::kTanh: {
+      const double t = std::tanh(x);
+      return {t, 1 - t * t};
+    }
+    case Activation::kSigmoid: {
+      const double s = logistic(x);
+      return {s, s * (1 - s)};
+    }
+    case Activation::kNone:
+      break;
+  }
+  return {x, 1};
+}
+
+// The element at a row and column of a tensor whose rows `rows` are.
+double at(const Tensor& t, const Rows& rows, int64_t row, int64_t column) {
+  return load(t, rows.offset(row) + column * t.stride(-1));
+}
+
+double weight_at(const Tensor& weight, int64_t n, int64_t k) {
+  return load(weight, n * weight.stride(0) + k * weight.stride(1));
+}
+
+}  // namespace
+
+Status run(const LinearFwd& a, const Exec&) {
+  if (!a.y && !a.before) return {};
+  const auto activation = static_cast<Activation>(a.activation);
+  const Rows x = rows_of(a.x), residual = rows_of(a.residual), y = rows_of(a.y);
+  const Rows before = rows_of(a.before);
+  for (int64_t m = 0; m < x.count; ++m) {
+    for (int64_t n = 0; n < a.weight.size(0); ++n) {
+      double sum = a.bias ? load(a.bias, n * a.bias.stride(0)) : 0;
+      for (int64_t k = 0; k < a.weight.size(1); ++k) {
+        sum += at(a.x, x, m, k) * weight_at(a.weight, n, k);
+      }
+      if (a.before) store(a.before, before.offset(m) + n * a.before.stride(-1), sum);
+      if (!a.y) continue;
+      double out = activated(activation, sum).value;
+      if (a.residual) out += at(a.residual, residual, m, n);
+      store(a.y, y.offset(m) + n * a.y.stride(-1), out);
+    }
+  }
+  return {};
+}
+
+Status run(const LinearBwd& a, const Exec&) {
+  const auto activation = static_cast<Activation>(a.activation);
+  const Rows x = rows_of(a.x), dy = rows_of(a.dy), before = rows_of(a.before);
+  const int64_t rows = x.count, columns = a.weight.size(0), depth = a.weight.size(1);
+  // The gradient of what the activation is given.
+  const auto inner = [&](int64_t m, int64_t n) {
+    const double g = at(a.dy, dy, m, n);
+    if (activation == Activation::kNone) return g;
+    return g * activated(activation, at(a.before, before, m, n)).slope;
+  };
+  if (a.dx) {
+    const Rows dx = rows_of(a.dx);
+    for (int64_t m = 0; m < rows; ++m) {
+      for (int64_t k = 0; k < depth; ++k) {
+        double sum = 0;
+        for (int64_t n = 0; n < columns; ++n) sum += inner(m, n) * weight_at(a.weight, n, k);
+        store(a.dx, dx.offset(m) + k * a.dx.stride(-1), sum);
+      }
+    }
+  }
+  if (a.dweight) {
+    for (int64_t n = 0; n < columns; ++n) {
+      for (int64_t k = 0; k < depth; ++k) {
+        double sum = 0;
+        for (int64_t m = 0; m < rows; ++m) sum += inner(m, n) * at(a.x, x, m, k);
+        store(a.dweight, n * a.dweight.stride(0) + k * a.dweight.stride(1), sum);
+      }
+    }
+  }
+  if (a.dbias) {
+    for (int64_t n = 0; n < columns; ++n) {
+      double sum = 0;
+      for (int64_t m = 0; m < rows; ++m) sum += inner(m, n);
+      store(a.dbias, n * a.dbias.stride(0), sum);
+    }
+  }
+  if (a.dresidual) {
+    const Rows out = rows_of(a.dresidual);
+    for (int64_t m = 0; m < rows; ++m) {
+      for (int64_t n = 0; n < columns; ++n) {
+        store(a.dresidual, out.offset(m) + n * a.dresidual.stride(-1), at(a.dy, dy, m, n));
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace reference
+}  // namespace fk
