@@ -18,11 +18,12 @@ export CCACHE_DEPEND := 1
 GPU := $(wildcard /dev/nvidiactl /dev/dxg)
 DEMO_CUDA := $(if $(GPU),AUTO,OFF)
 
-.PHONY: help demo test wheel bench format clean packages-demo packages-test
+.PHONY: help demo test test-softgpu wheel bench format clean packages-demo packages-test
 
 help:
 	@echo "make demo    build, check every op against its reference, write a passage, measure a little"
 	@echo "make test    everything a change must pass"
+	@echo "make test-softgpu  the CUDA kernels on a GPU in software"
 	@echo "make bench   the full benchmark beside the peers that are installed"
 	@echo "make wheel   a wheel in dist/"
 	@echo "make format  clang-format and ruff over the sources"
@@ -56,6 +57,9 @@ demo: $(VENV)/demo.stamp
 
 test: $(VENV)/test.stamp
 	@scripts/test.sh
+
+test-softgpu: $(VENV)/test.stamp
+	@scripts/test.sh build softgpu
 
 wheel: $(VENV)/demo.stamp
 	@scripts/wheel.sh $(BIN)/python AUTO

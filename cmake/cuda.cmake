@@ -9,16 +9,20 @@ if(NOT FK_CUDA MATCHES "^(AUTO|ON|OFF)$")
 endif()
 
 # "90a-real" -> code=sm_90a; "75-virtual" -> code=compute_75; "80" -> both.
-set(FK_NVCC_ARCH_FLAGS "")
-foreach(arch ${FK_CUDA_ARCHITECTURES})
-  string(REGEX REPLACE "-(real|virtual)$" "" number ${arch})
-  if(NOT arch MATCHES "-virtual$")
-    list(APPEND FK_NVCC_ARCH_FLAGS -gencode=arch=compute_${number},code=sm_${number})
-  endif()
-  if(NOT arch MATCHES "-real$")
-    list(APPEND FK_NVCC_ARCH_FLAGS -gencode=arch=compute_${number},code=compute_${number})
-  endif()
-endforeach()
+function(fk_architecture_flags flags)
+  set(all "")
+  foreach(arch ${ARGN})
+    string(REGEX REPLACE "-(real|virtual)$" "" number ${arch})
+    if(NOT arch MATCHES "-virtual$")
+      list(APPEND all -gencode=arch=compute_${number},code=sm_${number})
+    endif()
+    if(NOT arch MATCHES "-real$")
+      list(APPEND all -gencode=arch=compute_${number},code=compute_${number})
+    endif()
+  endforeach()
+  set(${flags} ${all} PARENT_SCOPE)
+endfunction()
+fk_architecture_flags(FK_NVCC_ARCH_FLAGS ${FK_CUDA_ARCHITECTURES})
 
 # Why CUDA code cannot be built with what is here, or "". Compiling an empty kernel tells more than
 # versions: the host compiler may be too new for nvcc, or an architecture too old or too new.
@@ -100,41 +104,48 @@ set(FK_CUDA_TOGETHER "/cuda/(indices_on_host|runtime|tma)\\.cu$" "attention/cuda
 # too, where only the assembler runs once more.
 set(FK_CUDA_COMMON "attention/cuda_forward_")
 # These take longest, and come first, so that no core waits for one of them at the end.
-set(FK_CUDA_FIRST "attention/cuda_.*backward|selective_scan/")
+set(FK_CUDA_FIRST "attention/cuda_.*backward|selective_scan/|linear/cuda_sm90")
 set(FK_CUDA_NEXT "conv1d/|cross_entropy/|norm/")
 
-# Compiles the .cu files; `objects` becomes the list of results, which the target cuda_objects
-# makes. -O1 is for the host's side, which only launches: kernels are optimised without it. ptxas
-# reports registers and spills per kernel into <object>.ptxas, which tools/check_spills.py reads: a
-# spill fails the tests.
+# fk_compile_cuda(objects TARGET name FOLDER folder ARCH_FLAGS flags... EXTRA_FLAGS flags...
+#                 SOURCES files...)
+# Compiles .cu files into a folder of the build; `objects` becomes the list of results, which the
+# target makes. -O1 is for the host's side, which only launches: kernels are optimised without it.
+# ptxas reports registers and spills per kernel into <object>.ptxas, which tools/check_spills.py
+# reads: a spill fails the tests.
 function(fk_compile_cuda objects)
+  cmake_parse_arguments(PARSE_ARGV 1 cuda "" "TARGET;FOLDER" "ARCH_FLAGS;EXTRA_FLAGS;SOURCES")
+  set(folder ${PROJECT_BINARY_DIR}/${cuda_FOLDER})
   set(all "")
   set(host_flags -fPIC,-fvisibility=hidden,-Wall,-Wextra)
   if(FK_WERROR)
     string(APPEND host_flags ",-Werror")
   endif()
   # Kernels that are written for Hopper alone have no code for the others.
-  set(hopper_flags ${FK_NVCC_ARCH_FLAGS})
+  set(hopper_flags ${cuda_ARCH_FLAGS})
   list(FILTER hopper_flags INCLUDE REGEX "compute_90a,")
   if(NOT hopper_flags)
-    set(hopper_flags ${FK_NVCC_ARCH_FLAGS})
+    set(hopper_flags ${cuda_ARCH_FLAGS})
   endif()
-  set(common_flags ${FK_NVCC_ARCH_FLAGS})
-  if(FK_NVCC_ARCH_FLAGS MATCHES "compute_80,")
+  set(common_flags ${cuda_ARCH_FLAGS})
+  if(cuda_ARCH_FLAGS MATCHES "compute_80,")
     list(TRANSFORM common_flags REPLACE "compute_90a,code=sm_90a" "compute_80,code=sm_90")
+    list(FILTER common_flags EXCLUDE REGEX "code=compute_90a")  # as PTX, that of 80 serves
   endif()
-  set(sources ${ARGN})
+  set(sources ${cuda_SOURCES})
   foreach(pattern ${FK_CUDA_TOGETHER})
     set(others ${sources})
     list(FILTER others INCLUDE REGEX ${pattern})
-    list(POP_FRONT others first)
-    list(FILTER sources EXCLUDE REGEX ${pattern})
-    list(APPEND sources ${first})
-    list(TRANSFORM others PREPEND "--pre-include=" OUTPUT_VARIABLE with_${first})
+    if(others)
+      list(POP_FRONT others first)
+      list(FILTER sources EXCLUDE REGEX ${pattern})
+      list(APPEND sources ${first})
+      list(TRANSFORM others PREPEND "--pre-include=" OUTPUT_VARIABLE with_${first})
+    endif()
   endforeach()
   foreach(source ${sources})
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
-    set(code_flags ${FK_NVCC_ARCH_FLAGS})
+    set(code_flags ${cuda_ARCH_FLAGS})
     if(name IN_LIST FK_CUDA_HOST_ONLY)
       set(code_flags -x c++)
     elseif(name MATCHES "/cuda_sm90_[^/]*$")
@@ -142,11 +153,11 @@ function(fk_compile_cuda objects)
     elseif(name MATCHES ${FK_CUDA_COMMON})
       set(code_flags ${common_flags})
     endif()
-    set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
+    set(object ${folder}/${name}.o)
     if(name MATCHES ${FK_CUDA_FIRST})  # Ninja goes by the names
-      set(object ${PROJECT_BINARY_DIR}/cuda/first/${name}.o)
+      set(object ${folder}/first/${name}.o)
     elseif(name MATCHES ${FK_CUDA_NEXT})
-      set(object ${PROJECT_BINARY_DIR}/cuda/next/${name}.o)
+      set(object ${folder}/next/${name}.o)
     endif()
     cmake_path(GET object PARENT_PATH directory)
     file(MAKE_DIRECTORY ${directory})
@@ -155,24 +166,24 @@ function(fk_compile_cuda objects)
       BYPRODUCTS ${object}.ptxas
       COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/nvcc_logged.sh ${object}.ptxas
               ${FK_CCACHE} ${FK_NVCC} -c ${source} -o ${object} -MD -MF ${object}.d
-              -std=c++17 -O1 -Xptxas=-v ${FK_NVCC_EXTRA_FLAGS} -Xcompiler=${host_flags}
+              -std=c++17 -O1 -Xptxas=-v ${cuda_EXTRA_FLAGS} -Xcompiler=${host_flags}
               $<$<BOOL:${FK_WERROR}>:--Werror=all-warnings>
               -DFK_HAVE_CUDA=1 -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
               ${code_flags} ${with_${source}}
       DEPENDS ${source} ${PROJECT_SOURCE_DIR}/cmake/nvcc_logged.sh
       DEPFILE ${object}.d
-      COMMENT "nvcc ${name}"
+      COMMENT "nvcc ${cuda_FOLDER}: ${name}"
       VERBATIM COMMAND_EXPAND_LISTS)
     set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
     list(APPEND all ${object})
   endforeach()
   # What is no longer compiled must not fail the tests.
-  file(GLOB_RECURSE logs ${PROJECT_BINARY_DIR}/cuda/*.ptxas)
+  file(GLOB_RECURSE logs ${folder}/*.ptxas)
   list(TRANSFORM all APPEND .ptxas OUTPUT_VARIABLE current_logs)
   list(REMOVE_ITEM logs ${current_logs})
   if(logs)
     file(REMOVE ${logs})
   endif()
-  add_custom_target(cuda_objects DEPENDS ${all})
+  add_custom_target(${cuda_TARGET} DEPENDS ${all})
   set(${objects} ${all} PARENT_SCOPE)
 endfunction()

@@ -15,6 +15,7 @@ install(TARGETS flashkernel flashkernel_static EXPORT flashkernel
 install(TARGETS fk RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/flashkernel DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${FK_GENERATED_HEADER_FILES} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flashkernel)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(EXPORT flashkernel NAMESPACE flashkernel:: DESTINATION ${package_directory}
         FILE flashkernel-targets.cmake)

@@ -33,7 +33,7 @@ def draw(
 def _draw_once(op: Op, random, optionals, attributes) -> dict:
     sizes: dict[str, int] = {}
     leading = tuple(int(n) for n in random.choice(SIZES, random.integers(0, 3)))
-    form = int(random.integers(1024))  # required inputs take alternatives of one number
+    form = int(random.integers(1024))  # tensors of one form take alternatives of one number
     packed = op.size_unless_given and random.random() < 0.3
     for symbol, other in op.size_unless_given.items():
         sizes[other] = 1 if packed else int(random.choice(SIZES))
@@ -41,7 +41,7 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
             sizes[symbol] = sizes[other]
 
     def shape_of(f: Field) -> tuple:
-        number = int(random.integers(1024)) if f.optional else form
+        number = int(random.integers(1024)) if f.optional and f.form == f.name else form
         dims = f.shapes[number % len(f.shapes)]
         shape = []
         for dim in dims:
@@ -163,6 +163,6 @@ def conditions(op: Op) -> list[dict]:
     for f in op.attributes:
         subjects = {o.when.partition("=")[0].rstrip("!") for o in op.outputs}
         if f.name in subjects | {o.saved_unless for o in op.outputs}:
-            values = f.choices if f.kind == "choice" else (False, True)
+            values = [c or None for c in f.choices] if f.kind == "choice" else (False, True)
             cases = [{**case, f.name: value} for case in cases for value in values]
     return cases

@@ -53,6 +53,19 @@ std::string default_value(const Field& f, const char* null) {
   return s.find_first_of(".e") == std::string::npos ? s + ".0" : s;
 }
 
+// " (at least 0)", or nothing where any number will do.
+std::string range(const Field& f) {
+  char text[64];
+  if (f.most != fk::kLeftOut) {
+    std::snprintf(text, sizeof text, " (%g to %g)", f.least, f.most);
+  } else if (f.least != -fk::kLeftOut) {
+    std::snprintf(text, sizeof text, " (at least %g)", f.least);
+  } else {
+    return "";
+  }
+  return text;
+}
+
 // "in, optional: P[N]: scale of each column"
 std::string comment(const Field& f) {
   std::string s;
@@ -67,7 +80,7 @@ std::string comment(const Field& f) {
     if (!f.updates.empty()) s += ", may be " + f.updates;
     s += ": " + f.type + ": ";
   }
-  s += f.doc;
+  s += f.doc + range(f);
   for (size_t i = 0; i < f.choices.size(); ++i) {
     s += (i == 0 ? " [" : ", ") + std::to_string(i) + " = " + f.choices[i];
   }

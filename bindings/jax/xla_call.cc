@@ -3,12 +3,14 @@
 //   present   bit i is set where slot i holds a tensor
 //   the op's own attributes by name (choices by index); those left out take their default
 // Operands are the inputs that are present, results the outputs that are present, both in slot
-// order; one more result, if there is one, is the workspace.
+// order; one more result, if there is one, is the workspace. A program whose sizes are symbols has
+// none and calls another target on CUDA, which asks XLA for the workspace.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "core/last_error.h"
 #include "core/op.h"
 #include "flashkernel/abi.h"
 #include "xla_ffi.h"
@@ -120,6 +122,11 @@ DLTensor describe(const Buffer& buffer, DLDevice device) {
   return t;
 }
 
+uintptr_t aligned(const void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  return (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
 // The workspace was measured when the call was traced. Settings changed since then (threads, a
 // forced implementation) may ask for more, which on the CPU comes from the heap.
 struct HeapWorkspace {
@@ -134,15 +141,44 @@ struct HeapWorkspace {
   }
 };
 
+// Workspace on a GPU for a program whose sizes were symbols when it was traced. XLA hands memory
+// that is given back only to work that follows on the same stream.
+struct DeviceWorkspace {
+  const CallFrame& frame;
+  void* memory = nullptr;
+  size_t bytes = 0;
+  Error* error = nullptr;  // what XLA said when it had no memory; the handler returns it
+
+  ~DeviceWorkspace() {
+    if (memory == nullptr) return;
+    DeviceMemoryFreeArgs args{sizeof(DeviceMemoryFreeArgs), nullptr, frame.context, bytes, memory};
+    if (Error* failed = frame.api->device_memory_free(&args)) {
+      ErrorDestroyArgs destroyed{sizeof(ErrorDestroyArgs), nullptr, failed};
+      frame.api->error_destroy(&destroyed);
+    }
+  }
+
+  static void* allocate(void* self, size_t needed) {
+    auto* workspace = static_cast<DeviceWorkspace*>(self);
+    const CallFrame& frame = workspace->frame;
+    workspace->bytes = needed + kWorkspaceAlignment;
+    DeviceMemoryAllocateArgs args{
+        sizeof(DeviceMemoryAllocateArgs), nullptr, frame.context, workspace->bytes, 1, nullptr};
+    workspace->error = frame.api->device_memory_allocate(&args);
+    if (workspace->error != nullptr) return nullptr;
+    workspace->memory = args.data;
+    return reinterpret_cast<void*>(aligned(args.data));
+  }
+};
+
 void use_workspace(const Buffer& buffer, fk_exec* exec) {
   const auto begin = reinterpret_cast<uintptr_t>(buffer.data);
-  const uintptr_t aligned =
-      (begin + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  const uintptr_t first = aligned(buffer.data);
   size_t bytes = 1;
   for (int64_t i = 0; i < buffer.rank; ++i) bytes *= static_cast<size_t>(buffer.dims[i]);
-  if (bytes < aligned - begin) return;
-  exec->workspace = reinterpret_cast<void*>(aligned);
-  exec->workspace_bytes = bytes - (aligned - begin);
+  if (bytes < first - begin) return;
+  exec->workspace = reinterpret_cast<void*>(first);
+  exec->workspace_bytes = bytes - (first - begin);
 }
 
 // The stream and the GPU of this call.
@@ -159,7 +195,7 @@ Error* locate(const CallFrame& frame, fk_exec* exec, DLDevice* device) {
   return nullptr;
 }
 
-Error* execute(const CallFrame& frame, DLDevice device) {
+Error* execute(const CallFrame& frame, DLDevice device, bool allocates) {
   const Attributes& attributes = frame.attributes;
   const int64_t name = find(attributes, "op");
   if (name < 0 || attributes.types[name] != AttributeType::kString) {
@@ -220,11 +256,16 @@ Error* execute(const CallFrame& frame, DLDevice device) {
     use_workspace(*static_cast<const Buffer*>(frame.results.values[results]), &exec);
   }
   HeapWorkspace heap;
+  DeviceWorkspace on_device{frame};
   if (device.device_type == kDLCPU) {
     exec.allocate = HeapWorkspace::allocate;
     exec.allocator = &heap;
+  } else if (allocates) {
+    exec.allocate = DeviceWorkspace::allocate;
+    exec.allocator = &on_device;
   }
   const fk_status status = fk_op_call(op, slots, &exec);
+  if (on_device.error != nullptr) return on_device.error;
   return status == FK_OK ? nullptr : fail(frame, code_of(status), fk_last_error());
 }
 
@@ -241,9 +282,14 @@ bool answer_metadata(const CallFrame& frame, uint32_t traits) {
   return false;
 }
 
-Error* handle(const CallFrame& frame, DLDevice device, uint32_t traits) {
+Error* handle(const CallFrame& frame, DLDevice device, uint32_t traits, bool allocates = false) {
   if (answer_metadata(frame, traits) || frame.stage != Stage::kExecute) return nullptr;
-  return execute(frame, device);
+  return without_exceptions(
+      [&] { return execute(frame, device, allocates); },
+      [&](const char* why) {
+        ErrorCreateArgs args{sizeof(ErrorCreateArgs), nullptr, why, ErrorCode::kInternal};
+        return frame.api->error_create(&args);
+      });
 }
 
 // Reading back what a kernel found wrong in the data would break a capture.
@@ -264,6 +310,12 @@ FK_API fk::xla::Error* fk_xla_call_cpu(fk::xla::CallFrame* frame) {
 FK_API fk::xla::Error* fk_xla_call_cuda(fk::xla::CallFrame* frame) {
   return fk::xla::handle(*frame, {kDLCUDA, 0},
                          fk::xla::checks_data_on_gpu() ? 0 : fk::xla::kCommandBufferCompatible);
+}
+
+// Of programs whose workspace is not among the results: allocated by the call, it would be another
+// in each replay of a captured graph.
+FK_API fk::xla::Error* fk_xla_call_cuda_allocating(fk::xla::CallFrame* frame) {
+  return fk::xla::handle(*frame, {kDLCUDA, 0}, 0, /*allocates=*/true);
 }
 
 }  // extern "C"

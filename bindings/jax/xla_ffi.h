@@ -122,6 +122,29 @@ struct DeviceOrdinalGetArgs {
   int32_t device_ordinal;  // out
 };
 
+struct ErrorDestroyArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  Error* error;
+};
+
+struct DeviceMemoryAllocateArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  ExecutionContext* context;
+  size_t size;
+  size_t alignment;
+  void* data;  // out
+};
+
+struct DeviceMemoryFreeArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  ExecutionContext* context;
+  size_t size;
+  void* data;
+};
+
 using Unused = void (*)();
 
 struct Api {
@@ -131,15 +154,15 @@ struct Api {
   const void* internal_api;
   Error* (*error_create)(ErrorCreateArgs*);
   Unused error_get_message;
-  Unused error_destroy;
+  void (*error_destroy)(ErrorDestroyArgs*);
   Unused handler_register;
   Error* (*stream_get)(StreamGetArgs*);
   Unused type_register;
   Unused execution_context_get;
   Unused state_set;
   Unused state_get;
-  Unused device_memory_allocate;
-  Unused device_memory_free;
+  Error* (*device_memory_allocate)(DeviceMemoryAllocateArgs*);
+  Error* (*device_memory_free)(DeviceMemoryFreeArgs*);
   Unused thread_pool_schedule;
   Unused thread_pool_num_threads;
   Unused future_create;

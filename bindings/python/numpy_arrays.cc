@@ -103,6 +103,8 @@ FK_API int fk_cpu_call(const fk_op* op, const fk_slot* slots) {
 // As fk_op_call, with the addresses of array objects (or of None) in the tensors' slots. Returns
 // -1, having done nothing, where an argument is not a plain array.
 FK_API int fk_numpy_call(const fk_op* op, const void* packed) {
+  // The call itself says what is wrong with these.
+  if (op == nullptr || packed == nullptr) return fk_op_call(op, nullptr, nullptr);
   const uint64_t* values = static_cast<const uint64_t*>(packed);
   const auto& fields = op->declaration.fields;
   fk_slot slots[kMaxSlots];

@@ -20,7 +20,7 @@ struct Kernel {
   struct Argument {
     int field;
     bool is_tensor;
-    bool boxed;     // a tensor that is optional in the schema
+    bool boxed;     // optional in the schema: a tensor, or a number that may be left out
     bool writable;  // a tensor that the output `in_place` is written over
   };
   struct Output {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/last_error.h"
 #include "kernel.h"
 #include "layout.h"
 
@@ -37,14 +38,17 @@ void run(const Kernel& kernel, StableIValue* stack) {
   const StableIValue* next = stack;
   for (const Kernel::Argument& argument : kernel.arguments) {
     StableIValue value = *next++;
-    if (!argument.is_tensor) {
-      call.slots[argument.field].integer = static_cast<int64_t>(value);  // any attribute's bits
-      continue;
-    }
-    if (argument.boxed && value != 0) {
+    const bool given = !argument.boxed || value != 0;
+    if (argument.boxed && given) {
       auto* box = reinterpret_cast<StableIValue*>(value);
       value = *box;
       delete box;
+    }
+    if (!argument.is_tensor) {
+      fk_slot& slot = call.slots[argument.field];
+      slot.integer = static_cast<int64_t>(value);  // any attribute's bits
+      if (!given) slot.number = kLeftOut;
+      continue;
     }
     call.handles[argument.field] = reinterpret_cast<Handle>(value);
     if (value != 0) inputs.add(call.handles[argument.field]);
@@ -94,6 +98,51 @@ const char* register_kernel(const char* name, Kernel kernel) {
   return nullptr;
 }
 
+const char* register_op(const char* name, const fk_op* op, int64_t outputs, int32_t in_place,
+                        uint64_t absent, uint64_t boxed) {
+  const char* error = nullptr;
+  shim = load_shim(&error);
+  if (shim == nullptr) return error;
+  const OpDeclaration& declaration = op->declaration;
+  if (declaration.fields.size() > kMaxSlots) {
+    return "the op has more arguments than the torch binding allows";
+  }
+  Kernel kernel;
+  kernel.name = name;
+  kernel.op = op;
+  kernel.wanted_on_stack = outputs < 0;
+  kernel.wanted = static_cast<uint64_t>(outputs);
+  int tensors = 0;
+  for (size_t i = 0; i < declaration.fields.size(); ++i) {
+    const Field& f = declaration.fields[i];
+    const int field = static_cast<int>(i);
+    if (f.kind == Kind::kOutput) {
+      ++tensors;
+      if (static_cast<int>(kernel.outputs.size()) == in_place) {
+        kernel.in_place = field;
+        kernel.in_place_input = declaration.find(f.updates.empty() ? f.may_alias : f.updates);
+      }
+      kernel.outputs.push_back(
+          {field, input_like(declaration, f), input_of_layout(declaration, f)});
+    } else if ((absent >> i & 1) != 0) {
+      kernel.absent.push_back(field);
+    } else {
+      const bool is_tensor = f.kind == Kind::kInput;
+      tensors += is_tensor ? 1 : 0;
+      const bool may_be_left_out = f.kind == Kind::kNumber && f.nullable;
+      const bool is_boxed = (boxed >> i & 1) != 0 || may_be_left_out;
+      kernel.arguments.push_back({field, is_tensor, is_boxed, false});
+    }
+  }
+  if (tensors > kMaxTensors) {
+    return "the op has more tensors than the torch binding allows";
+  }
+  for (Kernel::Argument& argument : kernel.arguments) {
+    argument.writable = argument.field == kernel.in_place_input;
+  }
+  return register_kernel(name, std::move(kernel));
+}
+
 }  // namespace
 
 const Kernel* find_kernel(const std::string& name) {
@@ -122,49 +171,17 @@ FK_API const char* fk_torch_layout_of(const fk_op* op, int32_t output) {
 // already. outputs: which of the op's outputs it returns (bit i: output i), or -1: told by a last
 // argument of the call. in_place: the output (counted among the outputs) written over its input, or
 // -1. absent, boxed: the inputs (bit i: field i) that the schema leaves out, and those it has as
-// `Tensor?`. Returns NULL, or what went wrong.
+// `Tensor?`; it has numbers that may be left out as `float?`. Returns NULL, or what went wrong.
 FK_API const char* fk_torch_register(const char* name, const fk_op* op, int64_t outputs,
                                      int32_t in_place, uint64_t absent, uint64_t boxed) {
-  using fk::Kind;
-  const char* error = nullptr;
-  fk::torch::shim = fk::torch::load_shim(&error);
-  if (fk::torch::shim == nullptr) return error;
-  const fk::OpDeclaration& declaration = op->declaration;
-  if (declaration.fields.size() > fk::torch::kMaxSlots) {
-    return "the op has more arguments than the torch binding allows";
-  }
-  fk::torch::Kernel kernel;
-  kernel.name = name;
-  kernel.op = op;
-  kernel.wanted_on_stack = outputs < 0;
-  kernel.wanted = static_cast<uint64_t>(outputs);
-  int tensors = 0;
-  for (size_t i = 0; i < declaration.fields.size(); ++i) {
-    const fk::Field& f = declaration.fields[i];
-    const int field = static_cast<int>(i);
-    if (f.kind == Kind::kOutput) {
-      ++tensors;
-      if (static_cast<int>(kernel.outputs.size()) == in_place) {
-        kernel.in_place = field;
-        kernel.in_place_input = declaration.find(f.updates.empty() ? f.may_alias : f.updates);
-      }
-      kernel.outputs.push_back({field, fk::torch::input_like(declaration, f),
-                                fk::torch::input_of_layout(declaration, f)});
-    } else if ((absent >> i & 1) != 0) {
-      kernel.absent.push_back(field);
-    } else {
-      const bool is_tensor = f.kind == Kind::kInput;
-      tensors += is_tensor ? 1 : 0;
-      kernel.arguments.push_back({field, is_tensor, (boxed >> i & 1) != 0, false});
-    }
-  }
-  if (tensors > fk::torch::kMaxTensors) {
-    return "the op has more tensors than the torch binding allows";
-  }
-  for (fk::torch::Kernel::Argument& argument : kernel.arguments) {
-    argument.writable = argument.field == kernel.in_place_input;
-  }
-  return fk::torch::register_kernel(name, std::move(kernel));
+  return fk::without_exceptions(
+      [&]() -> const char* {
+        return fk::torch::register_op(name, op, outputs, in_place, absent, boxed);
+      },
+      [](const char* why) {
+        fk::set_last_error(FK_INTERNAL, "register", why);
+        return fk_last_error();
+      });
 }
 
 }  // extern "C"

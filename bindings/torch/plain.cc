@@ -9,6 +9,7 @@
 #include <exception>
 #include <string>
 
+#include "core/last_error.h"
 #include "kernel.h"
 #include "python.h"
 
@@ -134,7 +135,10 @@ bool take_arguments(const PlainFunction& function, PyObject* const* given, int64
   for (const Kernel::Argument& argument : kernel.arguments) {
     PyObject* object = *given++;
     if (!argument.is_tensor) {
-      if (!plain_attribute(fields[argument.field].kind, object, &call->slots[argument.field])) {
+      if (argument.boxed && object == python._Py_NoneStruct) {
+        call->slots[argument.field].number = kLeftOut;
+      } else if (!plain_attribute(fields[argument.field].kind, object,
+                                  &call->slots[argument.field])) {
         return false;
       }
     } else if (argument.boxed && object == python._Py_NoneStruct) {
@@ -312,10 +316,13 @@ FK_API void fk_torch_add_plain(uint64_t keys) {
 // next one, with the interpreter's lock held.
 FK_API void* fk_torch_plain_function(const char* name, void* otherwise, bool without_gradients) {
   using namespace fk::torch;
-  const Kernel* kernel = find_kernel(name);
-  if (kernel == nullptr) return nullptr;
-  return make_function(kernel->name.c_str(), call_plain,
-                       {kernel, static_cast<PyObject*>(otherwise), without_gradients, {}});
+  void* const none = nullptr;
+  return fk::guarded_or("plain", none, [&]() -> void* {
+    const Kernel* kernel = find_kernel(name);
+    if (kernel == nullptr) return nullptr;
+    return make_function(kernel->name.c_str(), call_plain,
+                         {kernel, static_cast<PyObject*>(otherwise), without_gradients, {}});
+  });
 }
 
 // A new reference to a function (tensor, axis, size) that gives a view which repeats the tensor
@@ -324,8 +331,11 @@ FK_API void* fk_torch_plain_function(const char* name, void* otherwise, bool wit
 FK_API void* fk_torch_repeat_function(void* otherwise) {
   using namespace fk::torch;
   if (shim->aoti_torch__reinterpret_tensor == nullptr) return nullptr;
-  return make_function("repeat", repeat_plain,
-                       {nullptr, static_cast<PyObject*>(otherwise), true, {}});
+  void* const none = nullptr;
+  return fk::guarded_or("repeat", none, [&]() -> void* {
+    return make_function("repeat", repeat_plain,
+                         {nullptr, static_cast<PyObject*>(otherwise), true, {}});
+  });
 }
 
 }  // extern "C"

@@ -28,6 +28,8 @@ typedef enum fk_status {
 } fk_status;
 
 // The message of this thread's last call that did not return FK_OK. Valid until the next such call.
+// No function of this library lets an exception out. One that returns no status gives what each
+// says below where it fails: NULL, 0, or "" for a text.
 FK_API const char* fk_last_error(void);
 
 // body(begin, end, context) over disjoint ranges that cover [0, count), each of at least `grain`
@@ -72,8 +74,8 @@ typedef struct fk_op fk_op;
 
 FK_API const fk_op* fk_find_op(const char* name);  // NULL if there is none
 FK_API size_t fk_op_count(void);
-FK_API const fk_op* fk_op_at(size_t index);
-FK_API const char* fk_op_name(const fk_op* op);
+FK_API const fk_op* fk_op_at(size_t index);      // NULL from fk_op_count on
+FK_API const char* fk_op_name(const fk_op* op);  // "" for NULL
 
 FK_API fk_status fk_op_call(const fk_op* op, const fk_slot* arguments, const fk_exec* exec);
 FK_API fk_status fk_op_workspace(const fk_op* op, const fk_slot* arguments, size_t* bytes);

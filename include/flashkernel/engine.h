@@ -17,6 +17,8 @@ FK_API fk_status fk_engine_open(const fk_model* model, int64_t context, const ch
 FK_API void fk_engine_close(fk_engine* engine);
 // JSON: context, types and bytes of the weights. Valid until fk_engine_close.
 FK_API const char* fk_engine_info(const fk_engine* engine);
+// Floats in a row of logits; 0 where there is no engine.
+FK_API int64_t fk_engine_vocab(const fk_engine* engine);
 
 // The logits after each of `count` tokens of a new text: count rows of vocab floats.
 FK_API fk_status fk_engine_logits(fk_engine* engine, const int32_t* ids, size_t count, float* out);

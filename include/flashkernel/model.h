@@ -26,7 +26,8 @@ FK_API fk_status fk_model_weight(const fk_model* model, size_t index, const char
                                  const char** type, int64_t* rows, int64_t* columns);
 FK_API fk_status fk_model_read_weight(const fk_model* model, size_t index, float* out);
 
-// A tokenizer alone: tokenizer.json or its folder, a .gguf, llama2.c's tokenizer.bin.
+// A tokenizer alone: tokenizer.json or its folder, a .gguf, llama2.c's tokenizer.bin, a
+// .safetensors or llama2.c .bin file that has one beside it; an empty path: the built-in model's.
 FK_API fk_status fk_tokenizer_open(const char* path, fk_tokenizer** tokenizer);
 FK_API void fk_tokenizer_close(fk_tokenizer* tokenizer);  // only for those of fk_tokenizer_open
 // JSON: size, bos, eos, chat format. Valid as long as the tokenizer.

@@ -9,11 +9,12 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "cli/busy.h"
 #include "cli/result_file.h"
+#include "cli/terminal.h"
 #include "cli/text_options.h"
 #include "core/thread_pool.h"
 #include "cpu/targets.h"
-#include "engine/bandwidth.h"
 #include "engine/sampler.h"
 #include "model/json.h"
 
@@ -38,12 +39,22 @@ struct BenchOptions {
 struct Measured {
   std::vector<double> prompt_seconds;  // of the whole prompt
   std::vector<double> token_seconds;   // of one token, on average
-  std::vector<double> bandwidth;
-  std::vector<double> share;        // of the bandwidth
+  double bandwidth = 0;  // the best of all that were measured, before and after each round
   std::vector<double> first_token;  // from the start of a process of its own
   std::vector<double> peer_prompt_seconds, peer_token_seconds;
   std::string peer_version;
   double bytes = 0;  // read by one token, on average
+  BusyWatch::Seen busy;
+
+  // Of the bandwidth, in each round. As in every benchmark here, what disturbs a measurement of the
+  // bandwidth lowers it, so that the best of the whole run is what the rounds are held against.
+  std::vector<double> shares() const {
+    std::vector<double> result;
+    for (const double seconds : token_seconds) {
+      result.push_back(bandwidth > 0 ? bytes / seconds / bandwidth : 0);
+    }
+    return result;
+  }
 };
 
 Status run_prompt(engine::Engine& engine, int64_t length, double* seconds) {
@@ -154,20 +165,21 @@ Status run_peer(const BenchOptions& bench, const std::string& model, Measured* o
 Status measure(engine::TextModel& model, const TextOptions& options, const BenchOptions& bench,
                Measured* out) {
   engine::Engine& engine = model.engine();
-  const engine::MemoryReader memory;
+  constexpr double kBandwidthSeconds = 0.1;
+  const BusyWatch watch(num_threads());
   const bool terminal = isatty(STDERR_FILENO);
   for (int r = -1; r < bench.repeats; ++r) {  // the first round warms up
     if (terminal) std::fprintf(stderr, "\rround %d of %d\x1b[K", r + 1, bench.repeats);
     double prompt = 0, token = 0;
     FK_RETURN_IF_ERROR(run_prompt(engine, bench.prompt, &prompt));
-    const double before = memory.bytes_per_second(3);
+    // What is in the cache then is what the tokens below read on average.
+    engine.rewind(std::min(engine.position(), bench.tokens / 2));
+    out->bandwidth = std::max(out->bandwidth, read_bandwidth(engine, kBandwidthSeconds));
     FK_RETURN_IF_ERROR(run_tokens(engine, bench.tokens, &token, &out->bytes));
-    const double bandwidth = std::max(before, memory.bytes_per_second(3));
+    out->bandwidth = std::max(out->bandwidth, read_bandwidth(engine, kBandwidthSeconds));
     if (r < 0) continue;
     out->prompt_seconds.push_back(prompt);
     out->token_seconds.push_back(token);
-    out->bandwidth.push_back(bandwidth);
-    out->share.push_back(bandwidth > 0 ? out->bytes / token / bandwidth : 0);
     if (model.tokenizer() != nullptr) {
       if (const double first = time_first_token(options); first > 0) {
         out->first_token.push_back(first);
@@ -175,6 +187,7 @@ Status measure(engine::TextModel& model, const TextOptions& options, const Bench
     }
     if (!bench.peer.empty()) FK_RETURN_IF_ERROR(run_peer(bench, model.path(), out));
   }
+  out->busy = watch.seen();
   if (terminal) std::fprintf(stderr, "\r\x1b[K");
   return {};
 }
@@ -194,10 +207,12 @@ nlohmann::json rows_of(engine::TextModel& model, const BenchOptions& bench, cons
                           {"threads", num_threads()},
                           {"target", cpu::active_target()}}},
                         {"impl", "cpu"},
+                        {"warmup", 1},
                         {"iterations", bench.repeats},
                         {"ms", milliseconds(ours)},
                         {"peers", nlohmann::json::object()}};
     if (unit != nullptr) j["case"][unit] = count;
+    add_to(m.busy, &j);
     if (!theirs.empty()) {
       j["peers"]["llama.cpp"] = {{"ms", milliseconds(theirs)}, {"version", m.peer_version}};
       j["ratio_to_best_peer"] = rounded(median(theirs) / median(ours));
@@ -213,8 +228,8 @@ nlohmann::json rows_of(engine::TextModel& model, const BenchOptions& bench, cons
   rows.back()["tokens_per_second"] = rounded(1 / median(m.token_seconds));
   rows.back()["tbps"] = rounded(rate * 1e-12);
   rows.back()["bytes_per_token"] = m.bytes;
-  rows.back()["read_tbps"] = rounded(median(m.bandwidth) * 1e-12);
-  rows.back()["percent_of_ceiling"] = rounded(100 * median(m.share));
+  rows.back()["read_tbps"] = rounded(m.bandwidth * 1e-12);
+  rows.back()["percent_of_ceiling"] = rounded(100 * median(m.shares()));
   if (!m.first_token.empty()) {
     rows.push_back(row("first_token", nullptr, 0, m.first_token, {}));
   }
@@ -236,9 +251,10 @@ void print_json(engine::TextModel& model, const BenchOptions& bench, const Measu
                       {"token_seconds", m.token_seconds},
                       {"bytes_per_token", m.bytes},
                       {"bytes_per_second", m.bytes * decode},
-                      {"read_bandwidth", median(m.bandwidth)},
-                      {"share_of_bandwidth", median(m.share)},
-                      {"shares_of_bandwidth", m.share}};
+                      {"read_bandwidth", m.bandwidth},
+                      {"share_of_bandwidth", median(m.shares())},
+                      {"shares_of_bandwidth", m.shares()}};
+  add_to(m.busy, &j);
   if (!m.first_token.empty()) j["first_token_seconds"] = median(m.first_token);
   if (!m.peer_token_seconds.empty()) {
     const double their_prompt = static_cast<double>(bench.prompt) / median(m.peer_prompt_seconds);
@@ -249,14 +265,15 @@ void print_json(engine::TextModel& model, const BenchOptions& bench, const Measu
     j["ratio_to_best_peer"] = {{"prompt", prompt / their_prompt},
                                {"decode", decode / their_decode}};
   }
-  std::printf("%s\n", model::dump(j, 2).c_str());
+  std::printf("%s\n", shown_json(stdout, j, 2).c_str());
 }
 
 void print_text(engine::TextModel& model, const BenchOptions& bench, const Measured& m) {
   const double prompt = static_cast<double>(bench.prompt) / median(m.prompt_seconds);
   const double decode = 1 / median(m.token_seconds);
-  std::printf("%s\n%s; %d threads, %s\n", model.path().c_str(),
-              model.engine().description().c_str(), num_threads(), cpu::active_target());
+  std::printf("%s\n%s; %d threads, %s; medians of %d rounds after one to warm up\n",
+              shown(stdout, model.path()).c_str(), model.engine().description().c_str(),
+              num_threads(), cpu::active_target(), bench.repeats);
   const auto line = [&](const std::string& what, double rate) {
     std::printf("%-18s %10.1f tokens/s", what.c_str(), rate);
   };
@@ -264,11 +281,12 @@ void print_text(engine::TextModel& model, const BenchOptions& bench, const Measu
   std::printf("\n");
   line("decode, " + std::to_string(bench.tokens), decode);
   std::printf(", %.1f GB/s, %.0f%% of the %.1f this machine reads\n", m.bytes * decode * 1e-9,
-              100 * median(m.share), median(m.bandwidth) * 1e-9);
+              100 * median(m.shares()), m.bandwidth * 1e-9);
   if (!m.first_token.empty()) {
     std::printf("%-18s %10.3f s from the start of a process\n", "first token",
                 median(m.first_token));
   }
+  if (const std::string said = describe(m.busy); !said.empty()) std::printf("%s\n", said.c_str());
   if (m.peer_token_seconds.empty()) return;
   const double their_prompt = static_cast<double>(bench.prompt) / median(m.peer_prompt_seconds);
   const double their_decode = 1 / median(m.peer_token_seconds);
@@ -334,11 +352,11 @@ int bench_decode(int count, char** arguments) {
     const nlohmann::json method = {
         {"warmup", 1},
         {"iterations", bench.repeats},
-        {"timer", "steady_clock, in turns with the peer and with passes over 256 MB of memory"}};
+        {"timer", "steady_clock, in turns with the peer and with passes over as much memory"}};
     status = write_results(bench.json, method, rows_of(*model, bench, measured));
   }
   if (!status.ok()) {
-    std::fprintf(stderr, "fk bench decode: %s\n", status.message().c_str());
+    complain("bench decode", status.message());
     return 1;
   }
   if (json->count() > 0 && bench.json.empty()) {

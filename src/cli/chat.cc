@@ -6,10 +6,9 @@
 #include <iostream>
 
 #include "cli/line_editor.h"
+#include "cli/terminal.h"
 #include "cli/text_options.h"
-#include "engine/bandwidth.h"
 #include "engine/known_models.h"
-#include "model/json.h"
 
 namespace fk::cli {
 namespace {
@@ -18,7 +17,7 @@ class Conversation {
  public:
   Conversation(engine::TextModel& model, const TextOptions& options)
       : model_(model), options_(options) {
-    if (reads_memory(model.engine()) && !options.quiet) bandwidth_ = engine::read_bandwidth();
+    if (reads_memory(model.engine()) && !options.quiet) bandwidth_ = read_bandwidth(model.engine());
     reset();
   }
 
@@ -35,13 +34,15 @@ class Conversation {
     Status status = model::encode_chat(*model_.tokenizer(), messages_, true, &prompt);
     if (status.ok()) {
       const CatchInterrupt catching;
+      TextOut out;
       const auto piece = [&](std::string_view text) {
-        return (options_.json || write_out(text)) && !interrupted();
+        return (options_.json || out.write(text)) && !interrupted();
       };
       status = model_.generate(prompt, options_.generate, piece, &result);
+      out.finish();
     }
     if (!status.ok()) {
-      std::fprintf(stderr, "fk chat: %s\n", status.message().c_str());
+      complain("chat", status.message());
       messages_.pop_back();
       return false;
     }
@@ -53,9 +54,9 @@ class Conversation {
                                 {"prompt_seconds", result.prompt_seconds},
                                 {"tokens", result.tokens.size()},
                                 {"seconds", result.seconds}};
-      return write_out(model::dump(j) + "\n");
+      return TextOut().write(shown_json(stdout, j) + "\n");
     }
-    if (!write_out("\n")) return false;
+    if (!TextOut().write("\n")) return false;
     if (!options_.quiet) std::fprintf(stderr, "[%s]\n", figures(result, bandwidth_).c_str());
     return true;
   }
@@ -71,19 +72,17 @@ class Conversation {
 
 int chat(TextOptions& options) {
   if (options.open.model.empty()) {
-    std::fputs(
-        "fk chat: MODEL: expected one with a chat template, which the built-in model has not: "
-        "`fk pull smollm2 && fk chat smollm2`\n",
-        stderr);
+    complain("chat",
+             "MODEL: expected one with a chat template, which the built-in model has not: "
+             "`fk pull smollm2 && fk chat smollm2`");
     return 2;
   }
   const std::unique_ptr<engine::TextModel> model = open_model("chat", &options);
   if (model == nullptr) return 1;
   if (model->tokenizer()->chat_format == model::ChatFormat::kNone) {
-    std::fprintf(stderr,
-                 "fk chat: %s has no chat template that we know; `fk generate` continues a text "
-                 "with it\n",
-                 model->path().c_str());
+    complain("chat", model->path() +
+                         " has no chat template that we know; `fk generate` continues " +
+                         "a text with it");
     return 1;
   }
   Conversation conversation(*model, options);
@@ -92,7 +91,7 @@ int chat(TextOptions& options) {
   const bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
   if (terminal) {
     std::fprintf(stderr, "%s (%s). /reset begins again, /exit or Ctrl-D ends.\n",
-                 model->path().c_str(), model->engine().description().c_str());
+                 shown(stderr, model->path()).c_str(), model->engine().description().c_str());
   }
   LineEditor editor(engine::cache_folder() + "/chat_history");
   std::string line;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cli/commands.h"
+#include "cli/terminal.h"
 #if FK_HAVE_CUDA
 #include "cuda/runtime.h"
 #endif
@@ -130,7 +131,7 @@ bool check_op(const fk_op& op, const CheckOptions& options, SampleMemory& memory
 }
 
 int fail(const std::string& message) {
-  std::fprintf(stderr, "fk check: %s\n", message.c_str());
+  complain("check", message);
   return 2;
 }
 

@@ -5,9 +5,8 @@
 #include <iostream>
 #include <iterator>
 
+#include "cli/terminal.h"
 #include "cli/text_options.h"
-#include "engine/bandwidth.h"
-#include "model/json.h"
 
 namespace fk::cli {
 namespace {
@@ -32,7 +31,7 @@ void print_json(const TextOptions& options, engine::TextModel& model,
     j["read_bandwidth"] = bandwidth;
     if (timed) j["share_of_bandwidth"] = result.bytes_read / result.seconds / bandwidth;
   }
-  std::printf("%s\n", model::dump(j, 2).c_str());
+  std::printf("%s\n", shown_json(stdout, j, 2).c_str());
 }
 
 }  // namespace
@@ -48,21 +47,23 @@ int generate(TextOptions& options) {
   const CatchInterrupt catching;  // up to the end of the report
   Status status = model->encode_prompt(options.prompt, &prompt);
   if (status.ok()) {
-    if (options.echo && !options.json) write_out(options.prompt);
+    TextOut out;
+    if (options.echo && !options.json) out.write(options.prompt);
     const auto piece = [&](std::string_view text) {
-      return (options.json || write_out(text)) && !interrupted();
+      return (options.json || out.write(text)) && !interrupted();
     };
     status = model->generate(prompt, options.generate, piece, &result);
+    out.finish();
   }
   if (!status.ok()) {
-    std::fprintf(stderr, "fk generate: %s\n", status.message().c_str());
+    complain("generate", status.message());
     return 1;
   }
   if (std::ferror(stdout)) return 1;
-  if (!options.json && isatty(STDOUT_FILENO)) write_out("\n");
+  if (!options.json && isatty(STDOUT_FILENO)) TextOut().write("\n");
   const bool measured =
       (options.json || !options.quiet) && !interrupted() && reads_memory(model->engine());
-  const double bandwidth = measured ? engine::read_bandwidth() : 0;
+  const double bandwidth = measured ? read_bandwidth(model->engine()) : 0;
   if (options.json) {
     print_json(options, *model, result, bandwidth);
   } else if (!options.quiet) {

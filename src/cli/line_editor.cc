@@ -1,5 +1,6 @@
 #include "cli/line_editor.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
@@ -7,6 +8,9 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+
+#include "core/printable.h"
+#include "core/utf8.h"
 
 namespace fk::cli {
 namespace {
@@ -45,13 +49,36 @@ size_t right_of(const std::string& s, size_t at) {
   return at;
 }
 
+std::string_view character_before(const std::string& s, size_t at) {
+  const size_t from = left_of(s, at);
+  return std::string_view(s).substr(from, at - from);
+}
+
+// What was typed or comes from the history is shown, never obeyed.
 void redraw(const std::string& prompt, const std::string& line, size_t cursor) {
+  const std::string left = printable(std::string_view(line).substr(0, cursor));
+  const std::string right = printable(std::string_view(line).substr(cursor));
   size_t after = 0;  // characters to step back over
-  for (size_t i = cursor; i < line.size(); ++i) after += is_continuation(line[i]) ? 0 : 1;
-  std::string out = "\r" + prompt + line + "\x1b[K";
+  for (const char c : right) after += is_continuation(c) ? 0 : 1;
+  std::string out = "\r" + prompt + left + right + "\x1b[K";
   if (after > 0) out += "\x1b[" + std::to_string(after) + "D";
   std::fwrite(out.data(), 1, out.size(), stdout);
   std::fflush(stdout);
+}
+
+// For its owner's eyes alone, whatever the umask is and whatever the file's mode was before.
+void append_privately(const std::string& path, const std::string& text) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+  if (file < 0) return;
+  const char* rest = text.data();
+  size_t left = fchmod(file, 0600) == 0 ? text.size() : 0;  // not ours to protect: not written
+  while (left > 0) {
+    const ssize_t written = ::write(file, rest, left);
+    if (written <= 0) break;
+    rest += written;
+    left -= static_cast<size_t>(written);
+  }
+  ::close(file);
 }
 
 int read_key() {
@@ -76,7 +103,7 @@ void LineEditor::remember(const std::string& line) {
   history_.push_back(line);
   if (history_file_.empty()) return;
   mkdir(history_file_.substr(0, history_file_.rfind('/')).c_str(), 0700);
-  std::ofstream(history_file_, std::ios::app) << line << '\n';
+  append_privately(history_file_, line + "\n");
 }
 
 LineEditor::Outcome LineEditor::read(const std::string& prompt, std::string* line) {
@@ -107,7 +134,10 @@ LineEditor::Outcome LineEditor::edit(const std::string& prompt, std::string* lin
     cursor = from;
   };
   for (;;) {
-    redraw(prompt, *line, cursor);
+    // The first bytes of a character wait for the others.
+    if (!utf8_incomplete(character_before(*line, cursor))) {
+      redraw(prompt, *line, cursor);
+    }
     int key = read_key();
     if (key < 0) return Outcome::kEnd;
     if (key == '\r' || key == '\n') return Outcome::kLine;

@@ -2,8 +2,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <new>
 
 #include "cli/commands.h"
+#include "cli/terminal.h"
 #include "cli/text_options.h"
 #include "flashkernel/abi.h"
 
@@ -67,10 +70,11 @@ int run(int argc, char** argv) {
   if (argv[1][0] != '-') {
     const auto named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
     if (app.get_subcommands(named).empty()) {
+      const std::string got = fk::cli::shown(stderr, argv[1]);
       std::fprintf(stderr,
                    "fk: expected info, check, generate, chat, bench or pull, got %s; fk --help "
                    "says more\n",
-                   argv[1]);
+                   got.c_str());
       return 2;
     }
   }
@@ -81,10 +85,22 @@ int run(int argc, char** argv) {
   return info->parsed() ? fk::cli::info(json) : fk::cli::check(options);
 }
 
+// Of exceptions, only what happens where memory runs out is expected.
+int run_to_the_end(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fputs("fk: out of memory\n", stderr);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "fk: %s\n", e.what());
+  }
+  return 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int code = run(argc, argv);
+  const int code = run_to_the_end(argc, argv);
   const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   if (written) return code;
   std::fputs("fk: the output could not be written in full\n", stderr);

@@ -2,13 +2,16 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <random>
 #include <sstream>
 #include <type_traits>
 
+#include "cli/terminal.h"
 #include "core/thread_pool.h"
+#include "engine/ceilings.h"
 
 namespace fk::cli {
 namespace {
@@ -53,7 +56,8 @@ bool parse(CLI::App* app, int argc, char** argv, int* code) {
     if (*code == 0) return false;
     std::string name = app->get_name();
     for (const CLI::App* command : app->get_subcommands()) name += " " + command->get_name();
-    std::fprintf(stderr, "%s: %s", name.c_str(), CLI::FailureMessage::simple(app, error).c_str());
+    const std::string line = name + ": " + CLI::FailureMessage::simple(app, error);
+    std::fputs(shown(stderr, line).c_str(), stderr);
     return false;
   }
 }
@@ -129,13 +133,8 @@ std::unique_ptr<engine::TextModel> open_model(const char* command, TextOptions* 
   }
   std::unique_ptr<engine::TextModel> model;
   const Status status = engine::TextModel::open(options->open, &model);
-  if (!status.ok()) std::fprintf(stderr, "fk %s: %s\n", command, status.message().c_str());
+  if (!status.ok()) complain(command, status.message());
   return model;
-}
-
-bool write_out(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  return std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
 }
 
 CatchInterrupt::CatchInterrupt() {
@@ -153,6 +152,12 @@ bool interrupted() { return interrupt_seen.load(); }
 bool reads_memory(engine::Engine& engine) {
   constexpr int64_t kCaches = int64_t{64} << 20;
   return engine.weight_bytes() > kCaches;
+}
+
+double read_bandwidth(engine::Engine& engine, double seconds) {
+  constexpr int64_t kEnough = int64_t{512} << 20;  // no cache holds a part worth the name of it
+  const int64_t bytes = std::min(engine.weight_bytes() + engine.cache_bytes(), kEnough);
+  return engine::bytes_per_second(engine::Traffic::kRead, bytes, num_threads(), seconds);
 }
 
 std::string figures(const engine::Generated& result, double bandwidth) {

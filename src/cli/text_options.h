@@ -38,9 +38,6 @@ void add_sampling_options(CLI::App* command, TextOptions* options);
 // Sets the threads and the seed, and opens the model; says on stderr what went wrong.
 std::unique_ptr<engine::TextModel> open_model(const char* command, TextOptions* options);
 
-// At once. False: that failed, which main() reports.
-bool write_out(std::string_view text);
-
 // Ctrl-C while one of these lives sets interrupted() and does nothing else.
 class CatchInterrupt {
  public:
@@ -54,6 +51,9 @@ bool interrupted();
 std::string figures(const engine::Generated& result, double bandwidth);
 // Weights that fit the caches say nothing about memory.
 bool reads_memory(engine::Engine& engine);
+// Bytes a second that this machine's threads read of as much memory as a token reads, for about so
+// many seconds: of what partly fits the caches they read more.
+double read_bandwidth(engine::Engine& engine, double seconds = 0.2);
 
 int generate(TextOptions& options);
 int chat(TextOptions& options);

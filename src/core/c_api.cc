@@ -1,57 +1,78 @@
 // The C ABI's shared functions. Exceptions (out of memory is the only one expected) stop here.
-#include <exception>
+#include <algorithm>
+#include <cstdio>
 #include <string>
 
 #include "core/build_info.h"
 #include "core/last_error.h"
 #include "core/op.h"
+#include "core/printable.h"
 #include "core/thread_pool.h"
 #include "cpu/targets.h"
 #include "flashkernel/abi.h"
 
 namespace {
 
-std::string& last_error() {
-  static thread_local std::string message;
-  return message;
-}
+// Of this thread: the message, or where there was no memory for one, as much of it as fits here.
+thread_local std::string message;
+thread_local char short_message[120];
+thread_local bool is_short = false;
 
-fk_status fail(fk_status code, std::string message) {
-  return fk::set_last_error(code, std::move(message));
-}
-
+// fk::guarded with the op's name in front of what goes wrong.
 template <class Function>
 fk_status guarded(const fk_op* op, const Function& function) {
-  if (op == nullptr) return fail(FK_INVALID_ARGUMENT, "op: expected an op handle, got NULL");
-  try {
-    const fk::Status status = function();
-    if (status.ok()) return FK_OK;
-    return fail(status.code(), op->public_name() + ": " + status.message());
-  } catch (const std::exception& e) {
-    return fail(FK_INTERNAL, op->public_name() + ": " + e.what());
+  if (op == nullptr) {
+    return fk::set_last_error(FK_INVALID_ARGUMENT, "op", "expected an op handle, got NULL");
   }
+  return fk::guarded(op->public_name().c_str(), function);
 }
 
 }  // namespace
 
-fk_status fk::set_last_error(fk_status code, std::string message) {
-  last_error() = std::move(message);
+fk_status fk::set_last_error(fk_status code, std::string text) noexcept {
+  return set_last_error(code, "", std::string_view(text));
+}
+
+// Names out of files and arguments may hold any bytes; what reads messages expects text.
+fk_status fk::set_last_error(fk_status code, const char* what, std::string_view why) noexcept {
+  const char* colon = *what == '\0' ? "" : ": ";
+  try {
+    std::string text = what;
+    text += colon;
+    text += why;
+    message = printable(text);
+    is_short = false;
+  } catch (const std::bad_alloc&) {
+    std::snprintf(short_message, sizeof short_message, "%s%s%.*s", what, colon,
+                  static_cast<int>(std::min<size_t>(why.size(), sizeof short_message)), why.data());
+    for (char* c = short_message; *c != '\0'; ++c) {
+      if (*c < ' ' || *c > '~') *c = '?';
+    }
+    is_short = true;
+  }
   return code;
 }
 
 extern "C" {
 
-const char* fk_last_error(void) { return last_error().c_str(); }
+const char* fk_last_error(void) { return is_short ? short_message : message.c_str(); }
 
 const fk_op* fk_find_op(const char* name) {
-  return name == nullptr ? nullptr : fk::Registry::get().find(name);
+  constexpr const fk_op* kNone = nullptr;
+  return fk::guarded_or("fk_find_op", kNone,
+                        [&] { return name == nullptr ? kNone : fk::Registry::get().find(name); });
 }
 
-size_t fk_op_count(void) { return fk::Registry::get().ops().size(); }
+size_t fk_op_count(void) {
+  return fk::guarded_or("fk_op_count", size_t{0}, [] { return fk::Registry::get().ops().size(); });
+}
 
 const fk_op* fk_op_at(size_t index) {
-  const auto& ops = fk::Registry::get().ops();
-  return index < ops.size() ? ops[index].get() : nullptr;
+  constexpr const fk_op* kNone = nullptr;
+  return fk::guarded_or("fk_op_at", kNone, [&] {
+    const auto& ops = fk::Registry::get().ops();
+    return index < ops.size() ? ops[index].get() : kNone;
+  });
 }
 
 const char* fk_op_name(const fk_op* op) {
@@ -88,29 +109,36 @@ FK_API const char* fk_op_last_implementation(const fk_op* op) {
 }
 
 const char* fk_declarations(void) {
-  static const std::string* json = [] {
-    std::vector<const fk::OpDeclaration*> ops;
-    for (const auto& op : fk::Registry::get().ops()) ops.push_back(&op->declaration);
-    return new std::string(fk::declarations_json(ops));
-  }();
-  return json->c_str();
+  return fk::guarded_or("fk_declarations", "", [] {
+    static const std::string* json = [] {
+      std::vector<const fk::OpDeclaration*> ops;
+      for (const auto& op : fk::Registry::get().ops()) ops.push_back(&op->declaration);
+      return new std::string(fk::declarations_json(ops));
+    }();
+    return json->c_str();
+  });
 }
 
 const char* fk_version(void) { return FK_VERSION; }
 
 const char* fk_build_info(void) {
-  static thread_local std::string json;
-  json = fk::build_info_json();
-  return json.c_str();
+  return fk::guarded_or("fk_build_info", "", [] {
+    static thread_local std::string json;
+    json = fk::build_info_json();
+    return json.c_str();
+  });
 }
 
 void fk_set_num_threads(int32_t threads) { fk::set_num_threads(threads); }
-int32_t fk_num_threads(void) { return fk::num_threads(); }
+int32_t fk_num_threads(void) {
+  return fk::guarded_or("fk_num_threads", int32_t{1}, [] { return fk::num_threads(); });
+}
 
 fk_status fk_set_cpu_target(const char* name) {
-  if (fk::cpu::set_target(name)) return FK_OK;
-  return fail(FK_INVALID_ARGUMENT, std::string("cpu target: expected one of ") +
-                                       fk::cpu::target_list() + ", got " + name);
+  return fk::guarded("cpu target", [&]() -> fk::Status {
+    if (fk::cpu::set_target(name)) return {};
+    return fk::invalid("expected one of " + fk::cpu::target_list() + ", got " + name);
+  });
 }
 
 }  // extern "C"

@@ -1,10 +1,11 @@
 #include "core/declaration.h"
 
 #include <cctype>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+
+#include "core/json_text.h"
 
 namespace fk {
 namespace {
@@ -125,6 +126,91 @@ void OpDeclaration::set_type(Field& field, const std::string& type) {
   }
 }
 
+namespace {
+
+// Whether `shape` gives this dim's symbol (or the leading dims) a size.
+bool gives(const std::vector<Dim>& shape, const Dim& dim) {
+  for (const Dim& d : shape) {
+    if (d.symbol == dim.symbol && !d.or_one && d.blocks_of < 0) return true;
+  }
+  return false;
+}
+
+// Whether arguments declared before `field` give a dim of its alternative of this number its size
+// in every call that has the field.
+bool told(const OpDeclaration& op, const Field& field, size_t alternative, const Dim& dim) {
+  if (dim.symbol == Dim::kNumber) return true;
+  if (dim.symbol >= 0) {
+    const std::string& symbol = op.symbols[dim.symbol];
+    const int attribute = op.find(symbol);
+    if (attribute >= 0 && op.fields[attribute].kind == Kind::kInteger) return true;
+    for (const auto& given : op.size_unless_given) {
+      if (given.first == symbol) return true;
+    }
+  }
+  for (const Field& f : op.fields) {
+    if (&f == &field) break;
+    if (f.kind != Kind::kInput || f.shapes.empty()) continue;
+    const bool there = !f.optional || f.name == field.when ||
+                       (field.dtype_of >= 0 && &f == &op.fields[field.dtype_of]);
+    if (!there) continue;
+    if (f.shapes.size() == 1 && gives(f.shapes[0], dim)) return true;
+    if (f.form_index >= 0 && f.form_index == field.form_index &&
+        gives(f.shapes[alternative], dim)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void set_form(OpDeclaration& op, Field& field) {
+  if (field.shapes.size() < 2) return;
+  for (size_t i = 0; i < op.forms.size(); ++i) {
+    if (op.forms[i] == field.form) field.form_index = static_cast<int>(i);
+  }
+  if (field.form_index >= 0) {
+    for (const Field& f : op.fields) {
+      if (f.form_index != field.form_index || f.shapes.size() == field.shapes.size()) continue;
+      malformed(op.name, "'" + field.name + "' has not as many alternatives as '" + f.name + "'");
+    }
+    return;
+  }
+  field.form_index = static_cast<int>(op.forms.size());
+  op.forms.push_back(field.form);
+}
+
+}  // namespace
+
+void OpDeclaration::finish(const std::vector<std::string>& along_axis) {
+  for (const std::string& name : along_axis) {
+    const int i = find(name);
+    if (i >= 0) fields[i].along_axis = true;
+  }
+  bool outputs_begun = false;
+  for (Field& f : fields) {
+    for (size_t k = 0; f.kind == Kind::kInteger && k < symbols.size(); ++k) {
+      if (symbols[k] == f.name) f.symbol = static_cast<int>(k);
+    }
+    const int i = find(f.when.empty() ? f.saved_unless : f.when);
+    if (i >= 0 && fields[i].kind == Kind::kBoolean) f.asked_by = i;
+    outputs_begun = outputs_begun || f.kind == Kind::kOutput;
+    if (outputs_begun && f.kind == Kind::kInput) {
+      malformed(name, "the input '" + f.name + "' after an output");
+    }
+    set_form(*this, f);
+  }
+  if (symbols.size() > kMaxSymbols) malformed(name, "too many symbols");
+  if (forms.size() > kMaxForms) malformed(name, "too many forms");
+  for (const Field& f : fields) {
+    for (size_t a = 0; a < f.shapes.size(); ++a) {
+      for (const Dim& dim : f.shapes[a]) {
+        if (f.kind != Kind::kOutput && dim.blocks_of < 0) continue;
+        if (!told(*this, f, a, dim)) malformed(name, "nothing tells the size of '" + f.name + "'");
+      }
+    }
+  }
+}
+
 bool output_wanted(const OpDeclaration& op, const Field& field, const fk_slot* slots) {
   if (field.when.empty()) return true;
   const size_t equals = field.when.find('=');
@@ -145,39 +231,43 @@ bool output_wanted(const OpDeclaration& op, const Field& field, const fk_slot* s
 
 namespace {
 
-void write_string(std::string& out, const std::string& s) {
-  out += '"';
-  for (char c : s) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  out += '"';
-}
-
 void write_key(std::string& out, const char* key, const std::string& value) {
   if (value.empty()) return;
   out += ", \"";
   out += key;
   out += "\": ";
-  write_string(out, value);
+  append_json(out, value);
 }
 
-// As JSON has it, whatever the locale: its readers take 1e999 for infinity.
-std::string number(double value) {
-  if (std::isinf(value)) return "1e999";
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+template <class Number>
+void write_number(std::string& out, const char* key, Number value) {
+  out += std::string(", \"") + key + "\": ";
+  append_json(out, value);
+}
+
+// What may be said of an attribute, as a number of its own kind.
+void write_bound(std::string& out, const char* key, const Field& f, double value) {
+  if (f.kind == Kind::kInteger) {
+    write_number(out, key, static_cast<int64_t>(value));
+  } else {
+    write_number(out, key, value);
+  }
 }
 
 void write_flag(std::string& out, const char* key, bool value) {
   if (value) out += std::string(", \"") + key + "\": true";
 }
 
+void write_range(std::string& out, const Field& f) {
+  if (f.least != -kLeftOut) write_bound(out, "least", f, f.least);
+  if (f.most != kLeftOut) write_bound(out, "most", f, f.most);
+}
+
 void write_field(std::string& out, const Field& f) {
   static constexpr const char* kKinds[] = {"input",   "output", "number", "integer",
                                            "boolean", "choice", "axis"};
   out += "{\"name\": ";
-  write_string(out, f.name);
+  append_json(out, f.name);
   write_key(out, "kind", kKinds[static_cast<int>(f.kind)]);
   write_key(out, "doc", f.doc);
   write_flag(out, "keyword_only", f.keyword_only);
@@ -198,20 +288,24 @@ void write_field(std::string& out, const Field& f) {
     write_key(out, "also_gradient_of", f.also_gradient_of);
     write_key(out, "repeats", f.repeats);
     if (f.drawn_from != f.drawn_to) {
-      out += ", \"drawn_between\": [" + number(f.drawn_from) + ", " + number(f.drawn_to) + "]";
+      out += ", \"drawn_between\": ";
+      append_json(out, std::vector<double>{f.drawn_from, f.drawn_to});
     }
     write_flag(out, "with_float8", f.with_float8);
+    write_key(out, "form", f.form);
   } else if (f.kind == Kind::kNumber) {
-    out += ", \"default\": " + number(f.number_default);
+    write_number(out, "default", f.number_default);
     write_flag(out, "nullable", f.nullable);
+    write_range(out, f);
   } else {
     out += ", \"default\": " + std::to_string(f.integer_default);
     write_flag(out, "nullable", f.nullable);
+    write_range(out, f);
     if (f.kind == Kind::kChoice) {
       out += ", \"choices\": [";
       for (size_t i = 0; i < f.choices.size(); ++i) {
         if (i > 0) out += ", ";
-        write_string(out, f.choices[i]);
+        append_json(out, f.choices[i]);
       }
       out += "]";
     }
@@ -226,19 +320,21 @@ std::string declarations_json(const std::vector<const OpDeclaration*>& ops) {
   for (const OpDeclaration* op : ops) {
     if (out.size() > 1) out += ",\n ";
     out += "{\"name\": ";
-    write_string(out, op->name);
+    append_json(out, op->name);
     write_key(out, "doc", op->doc);
     if (!op->size_unless_given.empty()) {
       out += ", \"size_unless_given\": {";
       for (size_t i = 0; i < op->size_unless_given.size(); ++i) {
         if (i > 0) out += ", ";
-        write_string(out, op->size_unless_given[i].first);
+        append_json(out, op->size_unless_given[i].first);
         out += ": ";
-        write_string(out, op->size_unless_given[i].second);
+        append_json(out, op->size_unless_given[i].second);
       }
       out += "}";
     }
     write_flag(out, "float8", op->float8);
+    static constexpr const char* kAutocast[] = {"widest", "lower", "float32_on_gpu"};
+    write_key(out, "autocast", kAutocast[static_cast<int>(op->autocast)]);
     out += ", \"fields\": [";
     for (size_t i = 0; i < op->fields.size(); ++i) {
       if (i > 0) out += ",\n  ";

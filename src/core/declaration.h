@@ -26,8 +26,18 @@
 // A dim is a number, a symbol (`N`, the same size wherever it stands), a symbol plus or minus a
 // number (`W-1`), a symbol with a question mark (`N?`, that size or 1), a symbol over an integer
 // attribute declared before (`L/checkpoint`, how many whole blocks of that length there are, see
-// block_count), or `...` (any number of leading dims, the same wherever it stands). An output has
-// the first of its alternatives whose symbols the inputs give a size.
+// block_count), or `...` (any number of leading dims, the same wherever it stands).
+//
+// Alternatives belong together: the tensors of one call all have the first of theirs, or all the
+// second, and so on, outputs included. The first tensor that has alternatives decides by its rank
+// which it is, the call's form; another tensor in another form is an error. Tensors whose choice
+// has nothing to do with the call's form say so: `form("name")` ties only those of that name to
+// each other, and a tensor of its `own_form()` is tied to no other.
+//
+// Inputs give every symbol of an output its size; where an optional input does, the output exists
+// only with it (`when`, `@name`), or the size has a default (`size_unless_given`). Inputs are
+// declared before outputs. A declaration that breaks either rule aborts, since a tensor whose size
+// nothing tells could have any.
 //
 // Gradients are matched by name. An op `<name>_fwd` is differentiable if there is an op
 // `<name>_bwd`; that op's input `d<out>` is the gradient of the forward output <out>, its other
@@ -51,8 +61,19 @@ enum class Kind : uint8_t { kInput, kOutput, kNumber, kInteger, kBoolean, kChoic
 
 enum class DTypeRule : uint8_t { kActivation, kParameter, kFloat32, kIndex, kInt32, kSameAs };
 
+// The dtype that an op's activations take inside a torch.autocast region, as torch has it for its
+// own ops. Without a region they must have one dtype.
+enum class Autocast : uint8_t {
+  kWidest,        // the widest that they come in, as where torch promotes types
+  kLower,         // the region's dtype: torch's matrix products, attention and convolutions
+  kFloat32OnGpu,  // float32 on a GPU, on a CPU the widest: torch's norms, softmaxes and sums
+};
+
 // The default of a number that may be left out (None in Python); no such number is finite.
 constexpr double kLeftOut = std::numeric_limits<double>::infinity();
+
+// What an op may have at most: each call keeps what it learns of them on the stack.
+constexpr int kMaxSymbols = 16, kMaxForms = 8;
 
 struct Dim {
   static constexpr int kEllipsis = -2;
@@ -85,6 +106,8 @@ struct Field {
   int dtype_of = -1;                     // kSameAs: index of the field
   std::vector<std::vector<Dim>> shapes;  // alternatives, told apart by rank
   int shape_of = -1;                     // instead: index of the field whose shape it has
+  std::string form;                      // whose alternatives belong together; "": the call's
+  int form_index = -1;                   // of `form` in OpDeclaration::forms; -1: one shape alone
   bool along_axis = false;               // the kernel sees the axis attribute's axis moved last
   bool saved = false;                    // an output only the backward needs
   std::string saved_unless;              // likewise, unless this flag asks for it
@@ -103,8 +126,10 @@ struct Field {
   // Attributes.
   double number_default = 0;
   int64_t integer_default = 0;
-  bool nullable = false;             // None is allowed: all axes, or a number left out (kLeftOut)
-  std::vector<std::string> choices;  // kChoice; "" is spelled None in Python
+  int symbol = -1;        // kInteger: the shape symbol that bears its name; -1: there is none
+  bool nullable = false;  // None is allowed: all axes, or a number left out (kLeftOut)
+  double least = -kLeftOut, most = kLeftOut;  // what a number or an integer may be
+  std::vector<std::string> choices;           // kChoice; "" is spelled None in Python
 };
 
 // The type-erased declaration. Fields stand in slot order: the order they were declared in.
@@ -113,14 +138,18 @@ struct OpDeclaration {
   std::string doc;
   std::vector<Field> fields;
   std::vector<std::string> symbols;
-  bool multiplies = false;  // kernels may round what they multiply to the activations' dtype
-  bool reorders = false;    // kernels may take products and sums in another order
+  std::vector<std::string> forms;  // of fields with alternatives
+  bool multiplies = false;         // kernels may round what they multiply to the activations' dtype
+  bool reorders = false;           // kernels may take products and sums in another order
   std::vector<std::pair<std::string, std::string>> size_unless_given;  // symbol, whose size it has
   bool float8 = false;  // activations may be 8-bit floats; there is no gradient then
+  Autocast autocast = Autocast::kWidest;
 
   int find(const std::string& field) const;  // -1 if there is none
   // Parses `type` into the field's dtype rule and shapes. Aborts on a malformed declaration.
   void set_type(Field& field, const std::string& type);
+  // Resolves what names other fields once all are declared. Aborts on a malformed declaration.
+  void finish(const std::vector<std::string>& along_axis);
 };
 
 // The dtype of results, given that of the activations.
@@ -156,6 +185,11 @@ class FieldOptions {
   FieldOptions& below(const char* symbol) { return field().below = symbol, *this; }
   FieldOptions& rises_to(const char* symbol) { return field().rises_to = symbol, *this; }
   FieldOptions& with_float8() { return field().with_float8 = true, *this; }
+  FieldOptions& form(const char* name) { return field().form = name, *this; }
+  FieldOptions& own_form() { return field().form = field().name, *this; }
+  // Attributes: the smallest and the largest value that makes sense.
+  FieldOptions& at_least(double value) { return field().least = value, *this; }
+  FieldOptions& at_most(double value) { return field().most = value, *this; }
 
  private:
   Field& field() { return op_.fields[index_]; }
@@ -180,13 +214,15 @@ class Declaration {
     f.optional = true;
     return options();
   }
-  void attribute(const char* name, double Args::*member, double value, const char* doc) {
+  FieldOptions attribute(const char* name, double Args::*member, double value, const char* doc) {
     Field& f = add(name, Kind::kNumber, doc, offset_of(member));
     f.number_default = value;
     f.nullable = value == kLeftOut;
+    return options();
   }
-  void attribute(const char* name, int64_t Args::*member, int64_t value, const char* doc) {
+  FieldOptions attribute(const char* name, int64_t Args::*member, int64_t value, const char* doc) {
     add(name, Kind::kInteger, doc, offset_of(member)).integer_default = value;
+    return options();
   }
   void attribute(const char* name, bool Args::*member, bool value, const char* doc) {
     add(name, Kind::kBoolean, doc, offset_of(member)).integer_default = value;
@@ -211,8 +247,14 @@ class Declaration {
     for (const std::string& member : members) op_.fields[op_.find(member)].group = name;
   }
   // The op has matrix products, whose factors (probabilities, say) tensor cores take in the
-  // activations' dtype: checks allow for that rounding.
-  void multiplies() { op_.multiplies = true; }
+  // activations' dtype: checks allow for that rounding, and torch.autocast lowers the activations.
+  void multiplies() {
+    op_.multiplies = true;
+    op_.autocast = Autocast::kLower;
+  }
+  // What torch.autocast does with the activations; unless it is said, or the op multiplies, they
+  // take the widest dtype among them.
+  void autocast(Autocast rule) { op_.autocast = rule; }
   // The op multiplies or adds what the reference does in another order: where a value is infinite
   // or NaN, checks do not compare.
   void reorders() { op_.reorders = true; }
@@ -226,16 +268,7 @@ class Declaration {
   // Fields declared after this are taken by name in languages with keyword arguments.
   void keyword_only() { keyword_only_ = true; }
 
-  void finish() {
-    for (const std::string& name : axis_along_) {
-      const int i = op_.find(name);
-      if (i >= 0) op_.fields[i].along_axis = true;
-    }
-    for (Field& f : op_.fields) {
-      const int i = op_.find(f.when.empty() ? f.saved_unless : f.when);
-      if (i >= 0 && op_.fields[i].kind == Kind::kBoolean) f.asked_by = i;
-    }
-  }
+  void finish() { op_.finish(axis_along_); }
 
  private:
   Field& add(const char* name, Kind kind, const char* doc, size_t offset) {

@@ -19,7 +19,6 @@
 namespace fk {
 namespace {
 
-constexpr int kMaxSymbols = 16;
 constexpr size_t kMaxArgsBytes = 8192;
 
 bool deterministic_by_environment() {
@@ -30,13 +29,15 @@ bool deterministic_by_environment() {
   return value;
 }
 
-// What the shapes seen so far say about the symbols and the leading dims of one call.
+// What the tensors seen so far say about the symbols, the leading dims and the forms of one call.
 struct Bindings {
   int64_t size[kMaxSymbols];
   const Field* from[kMaxSymbols] = {};
   const Field* leading_from = nullptr;
   int leading_ndim = 0;
   int64_t leading[kMaxDims] = {};
+  int form[kMaxForms];  // number of the alternative
+  const Field* form_from[kMaxForms] = {};
   const Field* activation_from = nullptr;
   DType activation = DType::kFloat32;
 };
@@ -59,8 +60,9 @@ class Call {
           member<double>(f) = slots_[i].number;
           break;
         case Kind::kInteger:
+          FK_RETURN_IF_ERROR(check_integer(f, slots_[i].integer));
           member<int64_t>(f) = slots_[i].integer;
-          FK_RETURN_IF_ERROR(bind_symbol_attribute(f, slots_[i].integer));
+          bind_symbol_attribute(f, slots_[i].integer);
           break;
         case Kind::kBoolean:
           member<bool>(f) = slots_[i].integer != 0;
@@ -86,10 +88,15 @@ class Call {
 
   Status check() {
     bind_activation();
+    bool inputs_seen = false;  // they are declared before the outputs
     for (const Field& f : op_.fields) {
       if (f.kind != Kind::kInput && f.kind != Kind::kOutput) continue;
       const Tensor& t = member<Tensor>(f);
       if (!t) continue;
+      if (f.kind == Kind::kOutput && !inputs_seen) {
+        inputs_seen = true;
+        bind_sizes_not_given();
+      }
       FK_RETURN_IF_ERROR(check_device(f, t));
       FK_RETURN_IF_ERROR(check_dtype(f, t));
       FK_RETURN_IF_ERROR(check_shape(f, t));
@@ -148,11 +155,32 @@ class Call {
 
   // Kernels compute with floats.
   static Status check_number(const Field& f, double number) {
+    if (std::fabs(number) <= std::numeric_limits<float>::max()) {
+      if (number >= f.least && number <= f.most) return {};
+      return error(f, "expected " + range_string(f) + ", got " + number_string(number));
+    }
+    if (f.nullable && number == kLeftOut) return {};
     if (std::isnan(number)) return error(f, "expected a number, got NaN");
-    if (std::isinf(number) || std::fabs(number) <= std::numeric_limits<float>::max()) return {};
+    return error(f, (std::isinf(number) ? "expected a finite number, got "
+                                        : "expected a number that float32 can hold, got ") +
+                        number_string(number));
+  }
+
+  static Status check_integer(const Field& f, int64_t number) {
+    if (static_cast<double>(number) >= f.least && static_cast<double>(number) <= f.most) return {};
+    return error(f, "expected " + range_string(f) + ", got " + std::to_string(number));
+  }
+
+  static std::string number_string(double number) {
     char text[32];
     std::snprintf(text, sizeof text, "%g", number);
-    return error(f, std::string("expected a number that float32 can hold, got ") + text);
+    return text;
+  }
+
+  static std::string range_string(const Field& f) {
+    if (f.most == kLeftOut) return "at least " + number_string(f.least);
+    if (f.least == -kLeftOut) return "at most " + number_string(f.most);
+    return number_string(f.least) + " to " + number_string(f.most);
   }
 
   Status unpack_tensor(const Field& f, const fk_slot& slot, bool needs_data) {
@@ -192,14 +220,24 @@ class Call {
     return {};
   }
 
-  Status bind_symbol_attribute(const Field& f, int64_t value) {
-    for (size_t s = 0; s < op_.symbols.size(); ++s) {
-      if (op_.symbols[s] != f.name) continue;
-      if (value < 0) return error(f, "expected at least 0, got " + std::to_string(value));
-      bound_.size[s] = value;
-      bound_.from[s] = &f;
+  void bind_symbol_attribute(const Field& f, int64_t value) {
+    if (f.symbol < 0) return;
+    bound_.size[f.symbol] = value;
+    bound_.from[f.symbol] = &f;
+  }
+
+  void bind_sizes_not_given() {
+    for (const auto& [symbol, other] : op_.size_unless_given) {
+      const int to = symbol_of(symbol), from = symbol_of(other);
+      if (bound_.from[to] != nullptr || bound_.from[from] == nullptr) continue;
+      bound_.size[to] = bound_.size[from];
+      bound_.from[to] = bound_.from[from];
     }
-    return {};
+  }
+
+  int symbol_of(const std::string& name) const {
+    return static_cast<int>(std::find(op_.symbols.begin(), op_.symbols.end(), name) -
+                            op_.symbols.begin());
   }
 
   // A parameter may stand before the first activation, whose dtype it is checked against.
@@ -293,13 +331,7 @@ class Call {
   // expected shape with every size already known filled in.
   Status check_shape(const Field& f, const Tensor& t) {
     if (f.shape_of >= 0) return check_same_shape(f, t, op_.fields[f.shape_of]);
-    const std::vector<Dim>* shape = nullptr;
-    for (const std::vector<Dim>& alternative : f.shapes) {
-      if (rank_fits(alternative, t.ndim)) {
-        shape = &alternative;
-        break;
-      }
-    }
+    const std::vector<Dim>* shape = alternative(f, t);
     if (shape == nullptr) return shape_error(f, t);
     const bool has_leading = !shape->empty() && (*shape)[0].symbol == Dim::kEllipsis;
     const int trailing = static_cast<int>(shape->size()) - (has_leading ? 1 : 0);
@@ -310,10 +342,10 @@ class Call {
         bound_.leading_ndim = leading;
         for (int i = 0; i < leading; ++i) bound_.leading[i] = t.shape[i];
       } else if (leading != bound_.leading_ndim) {
-        return shape_error(f, t);
+        return shape_error(f, t, bound_.leading_from);
       }
       for (int i = 0; i < leading; ++i) {
-        if (t.shape[i] != bound_.leading[i]) return shape_error(f, t);
+        if (t.shape[i] != bound_.leading[i]) return shape_error(f, t, bound_.leading_from);
       }
     }
     for (int i = 0; i < trailing; ++i) {
@@ -322,7 +354,7 @@ class Call {
       if (dim.symbol == Dim::kNumber) {
         if (size != dim.offset) return shape_error(f, t);
       } else if (dim.blocks_of >= 0) {
-        if (bound_.from[dim.symbol] != nullptr && size != blocks(dim)) return shape_error(f, t);
+        if (size != blocks(dim)) return shape_error(f, t, bound_.from[dim.symbol]);
       } else if (dim.or_one && size == 1) {
         continue;
       } else if (bound_.from[dim.symbol] == nullptr) {
@@ -335,10 +367,26 @@ class Call {
                                                    std::to_string(-dim.offset) + ", got " +
                                                    std::to_string(bound_.size[dim.symbol]));
       } else if (size != bound_.size[dim.symbol] + dim.offset) {
-        return shape_error(f, t);
+        return shape_error(f, t, bound_.from[dim.symbol]);
       }
     }
     return {};
+  }
+
+  // The alternative of a field's shapes that its tensor must have, or NULL where its rank is not
+  // that one's. The first tensor of a form decides which that is.
+  const std::vector<Dim>* alternative(const Field& f, const Tensor& t) {
+    if (f.form_index >= 0 && bound_.form_from[f.form_index] == nullptr) {
+      for (size_t i = 0; i < f.shapes.size(); ++i) {
+        if (!rank_fits(f.shapes[i], t.ndim)) continue;
+        bound_.form[f.form_index] = static_cast<int>(i);
+        bound_.form_from[f.form_index] = &f;
+        return &f.shapes[i];
+      }
+      return nullptr;
+    }
+    const std::vector<Dim>& shape = f.shapes[f.form_index < 0 ? 0 : bound_.form[f.form_index]];
+    return rank_fits(shape, t.ndim) ? &shape : nullptr;
   }
 
   int64_t blocks(const Dim& dim) {
@@ -382,10 +430,15 @@ class Call {
     return has_leading ? ndim >= named - 1 : ndim == named;
   }
 
-  Status shape_error(const Field& f, const Tensor& t) {
+  // `from`: the field that told what is wrong here; NULL: one that tells some of the sizes.
+  Status shape_error(const Field& f, const Tensor& t, const Field* from = nullptr) {
     std::string expected;
-    const Field* from = nullptr;
-    for (const std::vector<Dim>& shape : f.shapes) {
+    const Field* form_from = f.form_index < 0 ? nullptr : bound_.form_from[f.form_index];
+    const bool decided = form_from != nullptr && form_from != &f;
+    if (from == nullptr && decided) from = form_from;
+    for (size_t k = 0; k < f.shapes.size(); ++k) {
+      if (decided && static_cast<int>(k) != bound_.form[f.form_index]) continue;
+      const std::vector<Dim>& shape = f.shapes[k];
       if (!expected.empty()) expected += " or ";
       expected += "(";
       for (size_t i = 0; i < shape.size(); ++i) {
@@ -402,7 +455,7 @@ class Call {
     if (dim.symbol == Dim::kNumber) return std::to_string(dim.offset);
     if (dim.symbol == Dim::kEllipsis) {
       if (bound_.leading_from == nullptr) return "...";
-      *from = bound_.leading_from;
+      if (*from == nullptr) *from = bound_.leading_from;
       std::string s;
       for (int i = 0; i < bound_.leading_ndim; ++i) {
         if (i > 0) s += ", ";
@@ -415,7 +468,7 @@ class Call {
       return op_.symbols[dim.symbol] + "/" + op_.fields[dim.blocks_of].name;
     }
     if (bound_.from[dim.symbol] != nullptr) {
-      *from = bound_.from[dim.symbol];
+      if (*from == nullptr) *from = bound_.from[dim.symbol];
       const std::string size = std::to_string(bound_.size[dim.symbol] + dim.offset);
       return dim.or_one ? size + " or 1" : size;
     }
@@ -479,7 +532,7 @@ struct Arguments {
 Status prepare(const fk_op& op, const fk_slot* slots, const fk_exec* caller, Arguments* args,
                const fk_op::Implementation** chosen, int* device_id) {
   if (slots == nullptr) return invalid("expected arguments, got NULL");
-  if (op.args_bytes > kMaxArgsBytes || op.declaration.symbols.size() > kMaxSymbols) {
+  if (op.args_bytes > kMaxArgsBytes) {
     return {FK_INTERNAL, "the argument struct is larger than dispatch allows"};
   }
   op.construct_args(args->storage);

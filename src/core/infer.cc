@@ -1,25 +1,28 @@
 #include "core/infer.h"
 
+#include <algorithm>
 #include <string>
 
 namespace fk {
 namespace {
 
-// The alternative of a field's shapes that a rank fits, or NULL. `leading`: how many dims "..." is.
-const std::vector<Dim>* alternative(const Field& field, int ndim, int* leading) {
-  for (const std::vector<Dim>& shape : field.shapes) {
+// The number of the alternative of a field's shapes that a rank fits, or -1. `leading`: how many
+// dims "..." is.
+int alternative(const Field& field, int ndim, int* leading) {
+  for (size_t i = 0; i < field.shapes.size(); ++i) {
+    const std::vector<Dim>& shape = field.shapes[i];
     const int named = static_cast<int>(shape.size());
     const bool has_leading = named > 0 && shape[0].symbol == Dim::kEllipsis;
     *leading = has_leading ? ndim - (named - 1) : 0;
-    if (has_leading ? *leading >= 0 : ndim == named) return &shape;
+    if (has_leading ? *leading >= 0 : ndim == named) return static_cast<int>(i);
   }
-  return nullptr;
+  return -1;
 }
 
 }  // namespace
 
 Status ShapeInference::bind(const OpDeclaration& op, const fk_slot* slots) {
-  if (op.symbols.size() > kMaxSymbols) return {FK_INTERNAL, "too many shape symbols"};
+  std::fill_n(form_, kMaxForms, -1);
   op_ = &op;
   slots_ = slots;
   for (size_t i = 0; i < op.fields.size(); ++i) {
@@ -27,12 +30,9 @@ Status ShapeInference::bind(const OpDeclaration& op, const fk_slot* slots) {
     if (f.kind == Kind::kAxis) {
       axis_field_ = &f;
       axis_ = slots[i].integer;
-    } else if (f.kind == Kind::kInteger) {
-      for (size_t s = 0; s < op.symbols.size(); ++s) {
-        if (op.symbols[s] != f.name) continue;
-        size_[s] = slots[i].integer;
-        known_[s] = true;
-      }
+    } else if (f.symbol >= 0) {
+      size_[f.symbol] = slots[i].integer;
+      known_[f.symbol] = true;
     }
   }
   for (size_t i = 0; i < op.fields.size(); ++i) {
@@ -58,8 +58,13 @@ int ShapeInference::symbol_of(const std::string& name) const {
 
 void ShapeInference::bind_tensor(const Field& field, const DLTensor& tensor) {
   int leading = 0;
-  const std::vector<Dim>* shape = alternative(field, tensor.ndim, &leading);
-  if (shape == nullptr || tensor.ndim > kMaxDims) return;
+  const int number = alternative(field, tensor.ndim, &leading);
+  if (number < 0 || tensor.ndim > kMaxDims) return;
+  if (field.form_index >= 0) {
+    int& form = form_[field.form_index];
+    if (form < 0) form = number;
+    if (form != number) return;
+  }
   int64_t moved[kMaxDims];
   const int64_t* sizes = tensor.shape;
   if (field.along_axis) {
@@ -71,7 +76,7 @@ void ShapeInference::bind_tensor(const Field& field, const DLTensor& tensor) {
     moved[tensor.ndim - 1] = tensor.shape[axis];
     sizes = moved;
   }
-  for (const Dim& dim : *shape) {
+  for (const Dim& dim : field.shapes[static_cast<size_t>(number)]) {
     if (dim.symbol == Dim::kEllipsis) {
       if (leading_ndim_ < 0) {
         leading_ndim_ = leading;
@@ -88,13 +93,6 @@ void ShapeInference::bind_tensor(const Field& field, const DLTensor& tensor) {
   }
 }
 
-bool ShapeInference::all_known(const std::vector<Dim>& shape) const {
-  for (const Dim& dim : shape) {
-    if (dim.symbol >= 0 && !known_[dim.symbol]) return false;
-  }
-  return true;
-}
-
 Status ShapeInference::output(const Field& field, OutputType* out) const {
   const auto unknown = [&](const std::string& what) {
     return invalid(field.name + ": its " + what + " cannot be told from the inputs");
@@ -108,13 +106,9 @@ Status ShapeInference::output(const Field& field, OutputType* out) const {
     out->dtype = other->dtype;
     return {};
   }
-  const std::vector<Dim>* shape = &field.shapes[0];
-  for (const std::vector<Dim>& alternative : field.shapes) {
-    if (!all_known(alternative)) continue;
-    shape = &alternative;
-    break;
-  }
-  for (const Dim& dim : *shape) {
+  const int form = field.form_index < 0 ? 0 : form_[field.form_index];
+  if (form < 0) return unknown("shape");
+  for (const Dim& dim : field.shapes[static_cast<size_t>(form)]) {
     if (dim.symbol == Dim::kEllipsis) {
       if (leading_ndim_ < 0) return unknown("shape");
       if (out->ndim + leading_ndim_ > kMaxDims) return unknown("shape");

@@ -29,11 +29,8 @@ class ShapeInference {
   Status output(const Field& field, OutputType* out) const;
 
  private:
-  static constexpr int kMaxSymbols = 16;
-
   void bind_tensor(const Field& field, const DLTensor& tensor);
   int symbol_of(const std::string& name) const;  // -1 if there is none
-  bool all_known(const std::vector<Dim>& shape) const;
 
   const OpDeclaration* op_ = nullptr;
   const fk_slot* slots_ = nullptr;
@@ -43,6 +40,7 @@ class ShapeInference {
   bool known_[kMaxSymbols] = {};
   int64_t leading_[kMaxDims];
   int leading_ndim_ = -1;  // -1: not known
+  int form_[kMaxForms];    // by the declaration's forms, the alternative; -1: not known
 };
 
 }  // namespace fk

@@ -4,12 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 
-std::string fk_op::public_name() const {
-  const std::string& name = declaration.name;
-  const size_t n = name.size();
-  return n > 4 && name.compare(n - 4, 4, "_fwd") == 0 ? name.substr(0, n - 4) : name;
-}
-
 namespace fk {
 namespace {
 
@@ -53,6 +47,9 @@ Registry::Registry() {
 }
 
 void Registry::add(std::unique_ptr<fk_op> op) {
+  const std::string& name = op->declaration.name;
+  const bool forward = name.size() > 4 && name.compare(name.size() - 4, 4, "_fwd") == 0;
+  op->short_name = forward ? name.substr(0, name.size() - 4) : name;
   std::stable_sort(op->implementations.begin(), op->implementations.end(),
                    [](const auto& a, const auto& b) { return a.rank > b.rank; });
   ops_.push_back(std::move(op));
@@ -74,7 +71,7 @@ Status force_implementation(const fk_op& op, const char* implementation) {
   return invalid("implementation: expected one of " + known + ", got " + implementation);
 }
 
-const fk_op* Registry::find(const std::string& name) const {
+const fk_op* Registry::find(std::string_view name) const {
   for (const auto& op : ops_) {
     if (op->declaration.name == name) return op.get();
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -58,7 +59,8 @@ struct fk_op {
   mutable std::atomic<const Implementation*> last{nullptr};  // that a call took
 
   // The name users know: without "_fwd".
-  std::string public_name() const;
+  const std::string& public_name() const { return short_name; }
+  std::string short_name;
 };
 
 namespace fk {
@@ -73,7 +75,7 @@ class Registry {
  public:
   static Registry& get();
 
-  const fk_op* find(const std::string& name) const;
+  const fk_op* find(std::string_view name) const;
   const std::vector<std::unique_ptr<fk_op>>& ops() const { return ops_; }
 
   // Args may have `static Status validate(const Args&)` for what types and shapes cannot say.

@@ -43,7 +43,7 @@ class Drawing {
     if (ends_with(name, "_bwd")) {
       forward = Registry::get().find(name.substr(0, name.size() - 4) + "_fwd");
     }
-    form_ = below(1024);
+    forms_[""] = below(1024);
     packed_ = !op_.declaration.size_unless_given.empty() && one_in(3);
     draw_sizes(op_.declaration);
     if (forward != nullptr) draw_sizes(forward->declaration);
@@ -161,7 +161,7 @@ class Drawing {
         FK_RETURN_IF_ERROR(fill(*sample, fields[i], &t));
       }
     }
-    return {};
+    return check_sample(*sample);  // now with the values
   }
 
   fk_slot draw_attribute(const fk_op& op, const Field& f, const Sample* forward) {
@@ -174,6 +174,7 @@ class Drawing {
       case Kind::kNumber:
         slot.number = f.number_default;
         if (one_in(3)) slot.number = f.nullable ? 0.25 : f.number_default + 0.25;
+        slot.number = std::min(std::max(slot.number, f.least), f.most);
         break;
       case Kind::kInteger:
         slot.integer = one_in(4) ? below(3) : f.integer_default;
@@ -244,10 +245,19 @@ class Drawing {
     if (!f.optional || !one_in(4)) set_type(sample, i);
   }
 
-  // Outputs and required inputs take alternatives of one number: all packed, or none is.
+  // Tensors of one form take alternatives of one number: all packed, or none is. A number is drawn
+  // for every optional tensor, also where it is not needed, so that samples stay the same where one
+  // is tied to a form.
   const std::vector<Dim>& alternative(const Field& f) {
     const bool follows = f.kind == Kind::kOutput || !f.optional || f.name[0] == 'd';
-    return f.shapes[(follows ? form_ : below(1024)) % f.shapes.size()];
+    int64_t number = follows ? 0 : below(1024);
+    if (f.shapes.size() == 1) return f.shapes[0];
+    if (f.form != f.name) {
+      const auto [form, is_new] = forms_.emplace(f.form, 0);
+      if (is_new) form->second = below(1024);
+      number = form->second;
+    }
+    return f.shapes[static_cast<size_t>(number) % f.shapes.size()];
   }
 
   // Whether an optional input of a forward is drawn. Those of a group go together, and offsets go
@@ -258,9 +268,13 @@ class Drawing {
     if (!f.rises_to.empty() && !sample.op->declaration.size_unless_given.empty()) return packed_;
     if (f.with_float8 && options_.dtype != DType::kFloat8E4M3) return false;
     if (!f.rises_to.empty()) {
-      for (const Dim& dim : alternative(fields[0])) {
-        if (dim.symbol >= 0 && sample.op->declaration.symbols[dim.symbol] == f.rises_to)
-          return true;
+      for (const Field& other : fields) {
+        if (other.kind != Kind::kInput || other.optional) continue;
+        for (const Dim& dim : alternative(other)) {
+          if (dim.symbol >= 0 && sample.op->declaration.symbols[dim.symbol] == f.rises_to) {
+            return true;
+          }
+        }
       }
       return false;
     }
@@ -393,7 +407,7 @@ class Drawing {
   const SampleOptions& options_;
   std::mt19937_64 random_;
   Sizes sizes_;
-  int64_t form_ = 0;
+  std::map<std::string, int64_t> forms_;  // by name, as a forward and its backward share them
   bool packed_ = false;
 };
 

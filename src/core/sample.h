@@ -50,7 +50,8 @@ struct Sample {
 // Draws arguments the op accepts. A backward op gets what its forward's reference computed.
 Status draw_sample(const fk_op& op, const SampleOptions& options, Sample* sample);
 
-// Whether the op takes the sample's shapes, dtypes and attributes.
+// Whether the op takes the sample's shapes, dtypes and attributes, and what index tensors have of
+// values.
 Status check_sample(const Sample& sample);
 
 // The implementation that takes the sample's call on a device, or "" if there is none.

@@ -277,8 +277,17 @@ SampleMemory& host_memory() {
 }
 
 Status check_sample(const Sample& sample) {
+  SampleArguments arguments(sample, {kDLCPU, 0});
+  std::vector<std::unique_ptr<Image>> images;
+  for (size_t i = 0; i < sample.tensors.size(); ++i) {
+    const SampleTensor& t = sample.tensors[i];
+    const bool index = t.dtype == DType::kInt32 || t.dtype == DType::kInt64;
+    if (!t.present || !index || t.values.empty()) continue;
+    images.push_back(std::make_unique<Image>(t));
+    arguments.tensors[i].data = images.back()->data();
+  }
   size_t bytes = 0;
-  return query_workspace(*sample.op, SampleArguments(sample, {kDLCPU, 0}).slots.data(), &bytes);
+  return query_workspace(*sample.op, arguments.slots.data(), &bytes);
 }
 
 std::string implementation_of(const Sample& sample, DLDeviceType device) {

@@ -1,7 +1,7 @@
 #include "core/tensor.h"
 
+#include <algorithm>
 #include <cstring>
-#include <limits>
 
 namespace fk {
 
@@ -67,20 +67,35 @@ bool dtype_from_dlpack(DLDataType in, DType* out) {
   return false;
 }
 
-// How many bytes lie between the tensor's lowest and its highest element, its own included; -1 if
-// there are more than can be addressed. Not for empty tensors.
-int64_t bytes_spanned(const Tensor& t) {
+// As many bytes as any address space has, and so few that sums and products of a few sizes and
+// strides do not overflow.
+constexpr int64_t kMaxBytes = int64_t{1} << 57;
+
+// Whether the tensor's lowest and its highest element lie at most kMaxBytes apart. Not for empty
+// tensors.
+bool spans_address_space(const Tensor& t) {
   int64_t elements = 1;
   for (int i = 0; i < t.ndim; ++i) {
     int64_t reach;
-    if (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &reach)) return -1;
+    if (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &reach)) return true;
     if (reach < 0 ? __builtin_sub_overflow(elements, reach, &elements)
                   : __builtin_add_overflow(elements, reach, &elements)) {
-      return -1;
+      return true;
     }
   }
   int64_t bytes;
-  return __builtin_mul_overflow(elements, size_of(t.dtype), &bytes) ? -1 : bytes;
+  return __builtin_mul_overflow(elements, size_of(t.dtype), &bytes) || bytes > kMaxBytes;
+}
+
+// Nobody moves along a dimension of size 1, nor anywhere in an empty tensor, so their strides may
+// be any numbers. They become those of a tensor without gaps there, which addresses can be computed
+// with.
+void neutralise_strides(Tensor* t, bool empty) {
+  int64_t without_gaps = 1;
+  for (int i = t->ndim - 1; i >= 0; --i) {
+    if (empty || t->shape[i] == 1) t->strides[i] = without_gaps;
+    without_gaps = t->strides[i] * std::max<int64_t>(t->shape[i], 1);
+  }
 }
 
 }  // namespace
@@ -111,34 +126,41 @@ Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out) {
   out->device_id = out->device == Device::kCuda ? in.device.device_id : 0;
   out->ndim = in.ndim;
   if (in.ndim > 0 && in.shape == nullptr) return invalid("shape is NULL");
-  int64_t bytes = size_of(out->dtype);
-  bool empty = false;
-  for (int i = 0; i < in.ndim; ++i) {
-    const int64_t n = in.shape[i];
-    if (n < 0)
-      return invalid("expected sizes of at least 0, got " + shape_string(in.shape, in.ndim));
-    out->shape[i] = n;
-    if (n == 0) empty = true;
-  }
-  for (int i = 0; i < in.ndim && !empty; ++i) {
-    if (__builtin_mul_overflow(bytes, in.shape[i], &bytes)) {
-      return invalid("shape " + shape_string(in.shape, in.ndim) + " is too large to address");
-    }
-  }
-  int64_t contiguous_stride = 1;
+  bool empty = false, has_idle_strides = false;
+  int64_t elements = 1;  // without the sizes that are 0
+  bool too_large = false;
   for (int i = in.ndim - 1; i >= 0; --i) {
-    out->strides[i] = in.strides != nullptr ? in.strides[i] : contiguous_stride;
-    if (!empty) contiguous_stride *= in.shape[i];
+    const int64_t n = in.shape[i];
+    if (n < 0) {
+      return invalid("expected sizes of at least 0, got " + shape_string(in.shape, in.ndim));
+    }
+    out->shape[i] = n;
+    out->strides[i] = in.strides != nullptr ? in.strides[i] : elements;
+    empty = empty || n == 0;
+    has_idle_strides = has_idle_strides || n <= 1;
+    too_large = too_large || __builtin_mul_overflow(elements, std::max<int64_t>(n, 1), &elements) ||
+                elements > kMaxBytes;
   }
-  const int64_t span = empty ? 0 : bytes_spanned(*out);
-  if (span < 0) {
+  if (too_large || elements * size_of(out->dtype) > kMaxBytes) {
+    return invalid("shape " + shape_string(in.shape, in.ndim) + " is too large to address");
+  }
+  if (in.strides != nullptr && !empty && spans_address_space(*out)) {
     return invalid("strides " + shape_string(out->strides, in.ndim) + " reach too far to address");
   }
-  if (in.byte_offset > static_cast<uint64_t>(std::numeric_limits<int64_t>::max() - span)) {
+  if (has_idle_strides) neutralise_strides(out, empty);
+  if (in.byte_offset > static_cast<uint64_t>(kMaxBytes)) {
     return invalid("byte_offset " + std::to_string(in.byte_offset) + " is too large to address");
   }
   if (needs_data && in.data == nullptr && !empty) return invalid("data is NULL");
-  out->data = in.data == nullptr ? nullptr : static_cast<char*>(in.data) + in.byte_offset;
+  if (in.data == nullptr) return {};
+  // As a number: the offset of an empty tensor may lie anywhere.
+  const uintptr_t address = reinterpret_cast<uintptr_t>(in.data) + in.byte_offset;
+  if (!empty && (address & static_cast<uintptr_t>(size_of(out->dtype) - 1)) != 0) {
+    return invalid(std::string("expected data aligned to the ") +
+                   std::to_string(size_of(out->dtype)) + " bytes of " + name_of(out->dtype) +
+                   ", got an address that is not");
+  }
+  out->data = reinterpret_cast<void*>(address);
   return {};
 }
 

@@ -54,7 +54,7 @@ struct Tensor {
   int32_t device_id = 0;
   int32_t ndim = 0;
   int64_t shape[kMaxDims] = {};
-  int64_t strides[kMaxDims] = {};  // in elements
+  int64_t strides[kMaxDims] = {};  // in elements; harmless where nobody moves along them
 
   explicit operator bool() const { return defined; }
 
@@ -88,8 +88,9 @@ struct Tensor {
 std::string shape_string(const int64_t* shape, int ndim);
 inline std::string shape_string(const Tensor& t) { return shape_string(t.shape, t.ndim); }
 
-// Checks rank, dtype and sizes (the byte extent must fit 63 bits) before anything is read. A query
-// that never touches elements (workspace size) may come without data.
+// Checks rank, dtype, sizes and reach (an address space must hold them) before anything is read.
+// Strides of dimensions of size 1 and of empty tensors become those of a tensor without gaps. A
+// query that never touches elements (workspace size) may come without data.
 Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out);
 
 }  // namespace fk

@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <string>
 
@@ -45,12 +46,19 @@ constexpr uint32_t kJobMask = ~(kJobStep - 1);
 constexpr uint32_t kNoJob = 1;  // equals no job's number
 static_assert(kMaxThreads < kInsideMask);
 
+// What was thrown in a worker, for the caller to throw on.
+struct WorkerError {
+  std::atomic<bool> taken{false};
+  std::exception_ptr error;
+};
+
 struct Job {
   fk_range_body body;
   void* context;
   int64_t count;
   int64_t range;  // items per range
   int64_t ranges;
+  WorkerError* thrown;
 };
 
 struct Pool {
@@ -112,6 +120,17 @@ void run_ranges() {
   }
 }
 
+void run_ranges_in_worker() {
+  WorkerError& thrown = *pool.job.thrown;
+  try {
+    run_ranges();
+  } catch (...) {
+    if (!thrown.taken.exchange(true, std::memory_order_relaxed)) {
+      thrown.error = std::current_exception();
+    }
+  }
+}
+
 // Returns when there may be an open job other than `last`.
 void wait_for_job(uint32_t last) {
   const auto is_new = [last](uint32_t state) {
@@ -144,7 +163,7 @@ void* worker_main(void* index_as_pointer) {
     // While we are counted inside an open job, its fields stay as they are.
     if ((state & kOpen) != 0 &&
         (state & kInsideMask) < pool.workers_wanted.load(std::memory_order_relaxed)) {
-      run_ranges();
+      run_ranges_in_worker();
     }
     pool.state.fetch_sub(1, std::memory_order_release);
   }
@@ -189,21 +208,46 @@ int want_workers(int workers, int needed) {
   return wanted < before ? INT_MAX : needed;
 }
 
-void run_with_workers(const Job& job, int threads) {
-  inside_body = true;
-  const int64_t helpers = std::min<int64_t>(threads - 1, job.ranges - 1);
-  const int to_wake = want_workers(threads - 1, static_cast<int>(helpers));
-  pool.job = job;
-  pool.next_range.store(0, std::memory_order_relaxed);
-  pool.state.fetch_add(kJobStep | kOpen, std::memory_order_seq_cst);
-  if (pool.workers_asleep.load(std::memory_order_seq_cst) > 0) futex_wake(pool.state, to_wake);
-  run_ranges();
-  pool.state.fetch_sub(kOpen, std::memory_order_relaxed);
-  const auto all_left = [] {
-    return (pool.state.load(std::memory_order_acquire) & kInsideMask) == 0;
-  };
-  spin_until(all_left, Clock::duration::max());
-  inside_body = false;
+// The caller's part in a job. It ends with the job, also where the caller's own range throws:
+// workers may still be reading what lies on its stack.
+class OpenJob {
+ public:
+  OpenJob() { inside_body = true; }
+  ~OpenJob() {
+    if (is_open_) pool.state.fetch_sub(kOpen, std::memory_order_relaxed);
+    const auto all_left = [] {
+      return (pool.state.load(std::memory_order_acquire) & kInsideMask) == 0;
+    };
+    if (is_open_) spin_until(all_left, Clock::duration::max());
+    inside_body = false;
+    pool.held.store(false, std::memory_order_release);
+  }
+  OpenJob(const OpenJob&) = delete;
+
+  void open() {
+    pool.state.fetch_add(kJobStep | kOpen, std::memory_order_seq_cst);
+    is_open_ = true;
+  }
+
+ private:
+  bool is_open_ = false;
+};
+
+// By the holder of the pool, who holds it no more when this returns.
+void run_with_workers(Job job, int threads) {
+  WorkerError thrown;
+  job.thrown = &thrown;
+  {
+    OpenJob open_job;
+    const int64_t helpers = std::min<int64_t>(threads - 1, job.ranges - 1);
+    const int to_wake = want_workers(threads - 1, static_cast<int>(helpers));
+    pool.job = job;
+    pool.next_range.store(0, std::memory_order_relaxed);
+    open_job.open();
+    if (pool.workers_asleep.load(std::memory_order_seq_cst) > 0) futex_wake(pool.state, to_wake);
+    run_ranges();
+  }
+  if (thrown.error != nullptr) std::rethrow_exception(thrown.error);
 }
 
 // The CPU share a control group allows, in cores; 0: no limit there. `quota` and `period` are in
@@ -317,8 +361,7 @@ void pool_parallel_for(void*, int64_t count, int64_t grain, fk_range_body body, 
     body(0, count, context);
     return;
   }
-  run_with_workers({body, context, count, range, ranges}, threads);
-  pool.held.store(false, std::memory_order_release);
+  run_with_workers({body, context, count, range, ranges, nullptr}, threads);
 }
 
 }  // namespace fk

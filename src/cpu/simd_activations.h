@@ -1,4 +1,4 @@
-// Powers of two, sigmoid and softplus on vectors of float, beside Exp of cpu/simd.h.
+// Powers of two and activation functions on vectors of float, beside Exp of cpu/simd.h.
 
 // Once per target.
 #if defined(FK_CPU_SIMD_ACTIVATIONS_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
@@ -8,6 +8,7 @@
 #define FK_CPU_SIMD_ACTIVATIONS_PER_TARGET
 #endif
 
+#include "core/activation.h"
 #include "cpu/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -57,6 +58,23 @@ HWY_INLINE V Silu(D d, V x) {
   return hn::Div(x, hn::Add(hn::Set(d, 1.0f), Exp(d, hn::Neg(x))));
 }
 
+// tanh to 2 ulp.
+template <class D, class V>
+HWY_INLINE V Tanh(D d, V x) {
+  // Small ones: x + x^3 P(x^2), minimax in relative error, 2^-27.
+  const auto z = hn::Mul(x, x);
+  auto p = hn::MulAdd(hn::Set(d, -0x1.69710ep-8f), z, hn::Set(d, 0x1.4f5ef6p-6f));
+  p = hn::MulAdd(p, z, hn::Set(d, -0x1.b7cff2p-5f));
+  p = hn::MulAdd(p, z, hn::Set(d, 0x1.1103f2p-3f));
+  p = hn::MulAdd(p, z, hn::Set(d, -0x1.555524p-2f));
+  const auto small = hn::MulAdd(hn::Mul(p, z), x, x);
+  const auto size = hn::Abs(x);
+  const auto e = Exp(d, hn::Add(size, size));
+  const auto large =
+      hn::Sub(hn::Set(d, 1.0f), hn::Div(hn::Set(d, 2.0f), hn::Add(e, hn::Set(d, 1.0f))));
+  return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.65f)), small, hn::CopySign(large, x));
+}
+
 // log(1 + exp(x)), with a small relative error also where it is small, of y = exp(-|x|).
 template <class D, class V>
 HWY_INLINE V SoftplusOf(D d, V x, V y) {
@@ -85,6 +103,115 @@ HWY_INLINE V Softplus(D d, V x, V* slope) {
   const auto numerator = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), y, one);
   *slope = hn::Div(numerator, hn::Add(one, y));
   return SoftplusOf(d, x, y);
+}
+
+namespace detail {
+
+// The normal distribution's mass below x, and its density times sqrt(2 pi).
+template <class D, class V>
+HWY_INLINE V NormalMass(D d, V x, V* density) {
+  const auto one = hn::Set(d, 1.0f);
+  *density = Exp(d, hn::Mul(hn::Set(d, -0.5f), hn::Mul(x, x)));
+  // The tail is density t P(t): minimax in relative error, 2^-25.
+  const auto t = hn::Div(one, hn::MulAdd(hn::Abs(x), hn::Set(d, 0.34f), one));
+  auto p = hn::MulAdd(hn::Set(d, -0x1.abf60ap-6f), t, hn::Set(d, 0x1.1db25ep-3f));
+  p = hn::MulAdd(p, t, hn::Set(d, -0x1.17b088p-2f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0x1.9e12ccp-3f));
+  p = hn::MulAdd(p, t, hn::Set(d, -0x1.6e5772p-5f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0x1.d8833ap-4f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0x1.d7d96cp-4f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0x1.16c1fep-3f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0x1.15c034p-3f));
+  const auto tail = hn::Mul(*density, hn::Mul(p, t));
+  return hn::IfThenElse(hn::Lt(x, hn::Zero(d)), tail, hn::Sub(one, tail));
+}
+
+constexpr float kSqrtTwoOverPi = 0.79788456080286536f, kGeluCubic = 0.044715f;
+
+}  // namespace detail
+
+template <Activation kKind, class D, class V>
+HWY_INLINE V Activate(D d, V x) {
+  const auto zero = hn::Zero(d);
+  if constexpr (kKind == Activation::kGeluTanh) {
+    const auto slope = hn::Set(d, 2 * detail::kSqrtTwoOverPi);
+    const auto cubic = hn::Set(d, 2 * detail::kSqrtTwoOverPi * detail::kGeluCubic);
+    const auto inner = hn::Mul(x, hn::MulAdd(cubic, hn::Mul(x, x), slope));
+    return hn::Mul(x, Sigmoid(d, inner));
+  } else if constexpr (kKind == Activation::kGelu) {
+    V density;
+    return hn::Mul(x, detail::NormalMass(d, x, &density));
+  } else if constexpr (kKind == Activation::kSilu) {
+    return Silu(d, x);
+  } else if constexpr (kKind == Activation::kRelu) {
+    return hn::IfThenZeroElse(hn::Lt(x, zero), x);  // NaN stays NaN
+  } else if constexpr (kKind == Activation::kRelu2) {
+    return hn::IfThenZeroElse(hn::Lt(x, zero), hn::Mul(x, x));
+  } else if constexpr (kKind == Activation::kTanh) {
+    return Tanh(d, x);
+  } else if constexpr (kKind == Activation::kSigmoid) {
+    return Sigmoid(d, x);
+  } else {
+    return x;
+  }
+}
+
+// The derivative of Activate at x.
+template <Activation kKind, class D, class V>
+HWY_INLINE V ActivationSlope(D d, V x) {
+  const auto zero = hn::Zero(d), one = hn::Set(d, 1.0f);
+  if constexpr (kKind == Activation::kGeluTanh) {
+    const auto slope = hn::Set(d, 2 * detail::kSqrtTwoOverPi);
+    const auto cubic = hn::Set(d, 2 * detail::kSqrtTwoOverPi * detail::kGeluCubic);
+    // Where x^2 is larger, the slope is 0 or 1 already. NaN comes through as the second operand.
+    const auto square = hn::Min(hn::Set(d, 1e4f), hn::Mul(x, x));
+    const auto s = Sigmoid(d, hn::Mul(x, hn::MulAdd(cubic, square, slope)));
+    const auto inner = hn::MulAdd(hn::Mul(cubic, hn::Set(d, 3.0f)), square, slope);
+    return hn::MulAdd(hn::Mul(x, inner), hn::Mul(s, hn::Sub(one, s)), s);
+  } else if constexpr (kKind == Activation::kGelu) {
+    V density;
+    const auto mass = detail::NormalMass(d, x, &density);
+    return hn::MulAdd(hn::Mul(x, density), hn::Set(d, 0.5f * detail::kSqrtTwoOverPi), mass);
+  } else if constexpr (kKind == Activation::kSilu) {
+    const auto s = Sigmoid(d, x);
+    return hn::Mul(s, hn::MulAdd(x, hn::Sub(one, s), one));
+  } else if constexpr (kKind == Activation::kRelu) {
+    return hn::IfThenElseZero(hn::Gt(x, zero), one);
+  } else if constexpr (kKind == Activation::kRelu2) {
+    return hn::IfThenElseZero(hn::Gt(x, zero), hn::Add(x, x));
+  } else if constexpr (kKind == Activation::kTanh) {
+    const auto t = Tanh(d, x);
+    return hn::NegMulAdd(t, t, one);
+  } else if constexpr (kKind == Activation::kSigmoid) {
+    const auto s = Sigmoid(d, x);
+    return hn::Mul(s, hn::Sub(one, s));
+  } else {
+    return one;
+  }
+}
+
+// body(kind), with the kind as a constant.
+template <class Body>
+HWY_INLINE void with_activation(Activation kind, const Body& body) {
+  using A = Activation;
+  switch (kind) {
+    case A::kNone:
+      return body(std::integral_constant<A, A::kNone>());
+    case A::kGeluTanh:
+      return body(std::integral_constant<A, A::kGeluTanh>());
+    case A::kGelu:
+      return body(std::integral_constant<A, A::kGelu>());
+    case A::kSilu:
+      return body(std::integral_constant<A, A::kSilu>());
+    case A::kRelu:
+      return body(std::integral_constant<A, A::kRelu>());
+    case A::kRelu2:
+      return body(std::integral_constant<A, A::kRelu2>());
+    case A::kTanh:
+      return body(std::integral_constant<A, A::kTanh>());
+    case A::kSigmoid:
+      return body(std::integral_constant<A, A::kSigmoid>());
+  }
 }
 
 }  // namespace HWY_NAMESPACE

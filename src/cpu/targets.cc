@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "cpu/bfloat16_products.h"
+#include "hwy/detect_targets.h"
 
 namespace fk::cpu {
 namespace {
@@ -20,6 +21,11 @@ struct Target {
   bool (*supported)();
 };
 
+// A build may leave instruction sets out, by HWY_DISABLED_TARGETS.
+[[maybe_unused]] constexpr bool is_compiled(int64_t target) {
+  return (static_cast<int64_t>(HWY_DISABLED_TARGETS) & target) == 0;
+}
+
 #if defined(__x86_64__)
 // Clang knows the name only as an option's.
 bool has_f16c() {
@@ -27,12 +33,13 @@ bool has_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+  return is_compiled(HWY_AVX2) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();
 }
 bool has_avx3() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+  return is_compiled(HWY_AVX3) && has_avx2() && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bw");
 }
 #endif
 

@@ -20,6 +20,13 @@
 
 #include "cuda/async_copy.cuh"
 
+namespace fk::cuda {
+
+// Along which dimension an operand's rows in shared memory run: K, or M or N.
+enum class Major { kK, kOuter };
+
+}  // namespace fk::cuda
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
 namespace fk::cuda {
@@ -97,8 +104,6 @@ __device__ __forceinline__ uint64_t in_pieces(const void* tile, uint32_t k_bytes
 __device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t bytes) {
   return descriptor + (bytes >> 4);
 }
-
-enum class Major { kK, kOuter };
 
 // multiply(d, a, b, accumulate): d = a b + (accumulate ? d : 0), for float d[N / 2]. B is in shared
 // memory, A there too (a descriptor) or in registers (uint32_t a[4]). The instruction spells out

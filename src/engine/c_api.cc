@@ -1,13 +1,14 @@
 #include "model/c_api.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
+#include "core/json_text.h"
 #include "core/last_error.h"
 #include "engine/known_models.h"
 #include "engine/session.h"
 #include "flashkernel/engine.h"
-#include "model/json.h"
 
 struct fk_engine {
   std::unique_ptr<fk::engine::Engine> engine;
@@ -23,7 +24,8 @@ using fk::null;
 using fk::Status;
 using fk::engine::Engine;
 using fk::engine::EngineOptions;
-using fk::model::dump;
+
+constexpr double kMostFloat = std::numeric_limits<float>::max();
 
 Status check_sampling(const fk_sampling& s) {
   const auto fail = [](const char* name, const char* expected, auto got) {
@@ -32,14 +34,30 @@ Status check_sampling(const fk_sampling& s) {
     return invalid(text.str());
   };
   if (s.max_tokens < 0) return fail("max_tokens", "0 or more", s.max_tokens);
-  if (!(s.temperature >= 0)) return fail("temperature", "0 or more", s.temperature);
+  if (!(s.temperature >= 0 && s.temperature <= kMostFloat)) {
+    return fail("temperature", "0 or more", s.temperature);
+  }
   if (s.top_k < 0) return fail("top_k", "0 or more", s.top_k);
   if (!(s.top_p > 0 && s.top_p <= 1)) return fail("top_p", "above 0, at most 1", s.top_p);
   if (!(s.min_p >= 0 && s.min_p <= 1)) return fail("min_p", "from 0 to 1", s.min_p);
-  if (!(s.repetition_penalty > 0)) {
+  if (!(s.repetition_penalty > 0 && s.repetition_penalty <= kMostFloat)) {
     return fail("repetition_penalty", "more than 0", s.repetition_penalty);
   }
+  if (s.stop_count > 0 && s.stop == nullptr) return null("stop");
+  for (size_t i = 0; i < s.stop_count; ++i) {
+    if (s.stop[i] == nullptr) return null(("stop " + std::to_string(i)).c_str());
+  }
   return {};
+}
+
+// More tokens than the context holds cannot be meant, and are not looked at.
+Status check_tokens(const fk_engine* engine, const char* name, const int32_t* ids, size_t count) {
+  if (engine == nullptr) return null("engine");
+  if (count > 0 && ids == nullptr) return null(name);
+  if (count <= static_cast<size_t>(engine->engine->context())) return {};
+  return invalid(std::string(name) + ": expected at most " +
+                 std::to_string(engine->engine->context()) +
+                 " tokens, as many as the context holds, got " + std::to_string(count));
 }
 
 }  // namespace
@@ -59,9 +77,11 @@ fk_status fk_engine_open(const fk_model* model, int64_t context, const char* cac
     if (model->model.tokenizer != nullptr) {
       made->session = std::make_unique<fk::engine::Session>(*made->engine, *model->model.tokenizer);
     }
-    made->info = dump({{"context", made->engine->context()},
-                       {"weights", made->engine->description()},
-                       {"weight_bytes", made->engine->weight_bytes()}});
+    made->info = fk::JsonObject()
+                     .add("context", made->engine->context())
+                     .add("weights", made->engine->description())
+                     .add("weight_bytes", made->engine->weight_bytes())
+                     .text();
     *engine = made.release();
     return {};
   });
@@ -73,10 +93,13 @@ const char* fk_engine_info(const fk_engine* engine) {
   return engine == nullptr ? "" : engine->info.c_str();
 }
 
+int64_t fk_engine_vocab(const fk_engine* engine) {
+  return engine == nullptr ? 0 : engine->engine->vocab();
+}
+
 fk_status fk_engine_logits(fk_engine* engine, const int32_t* ids, size_t count, float* out) {
   return guarded("logits", [&]() -> Status {
-    if (engine == nullptr) return null("engine");
-    if (count > 0 && ids == nullptr) return null("token_ids");
+    FK_RETURN_IF_ERROR(check_tokens(engine, "token_ids", ids, count));
     if (count > 0 && out == nullptr) return null("out");
     if (engine->session != nullptr) engine->session->forget();
     engine->engine->rewind(0);
@@ -96,10 +119,9 @@ fk_status fk_engine_step(fk_engine* engine, int32_t id, float* out) {
 fk_status fk_engine_begin(fk_engine* engine, const int32_t* prompt, size_t count,
                           const fk_sampling* sampling) {
   return guarded("generate", [&]() -> Status {
-    if (engine == nullptr) return null("engine");
+    FK_RETURN_IF_ERROR(check_tokens(engine, "prompt", prompt, count));
     if (sampling == nullptr) return null("sampling");
     if (engine->session == nullptr) return invalid("the model has no tokenizer");
-    if (count > 0 && prompt == nullptr) return null("prompt");
     FK_RETURN_IF_ERROR(check_sampling(*sampling));
     fk::engine::GenerateOptions options;
     options.max_tokens = sampling->max_tokens;
@@ -117,7 +139,8 @@ fk_status fk_engine_begin(fk_engine* engine, const int32_t* prompt, size_t count
 
 fk_status fk_engine_next(fk_engine* engine, const char** text, size_t* bytes, int32_t* more) {
   return guarded("generate", [&]() -> Status {
-    if (engine == nullptr || engine->session == nullptr) return null("engine");
+    if (engine == nullptr) return null("engine");
+    if (engine->session == nullptr) return invalid("the model has no tokenizer");
     if (text == nullptr || bytes == nullptr || more == nullptr) return null("output");
     bool going = false;
     FK_RETURN_IF_ERROR(engine->session->next(&engine->piece, &going));
@@ -130,15 +153,19 @@ fk_status fk_engine_next(fk_engine* engine, const char** text, size_t* bytes, in
 
 const char* fk_engine_result(fk_engine* engine) {
   if (engine == nullptr || engine->session == nullptr) return "";
-  const fk::engine::Generated& r = engine->session->result();
-  engine->result = dump({{"text", r.text},
-                         {"tokens", r.tokens},
-                         {"end", fk::engine::name_of(r.end)},
-                         {"prompt_tokens", r.prompt_tokens},
-                         {"prompt_seconds", r.prompt_seconds},
-                         {"seconds", r.seconds},
-                         {"bytes_read", r.bytes_read}});
-  return engine->result.c_str();
+  return fk::guarded_or("generate", "", [&] {
+    const fk::engine::Generated& r = engine->session->result();
+    engine->result = fk::JsonObject()
+                         .add("text", r.text)
+                         .add("tokens", r.tokens)
+                         .add("end", fk::engine::name_of(r.end))
+                         .add("prompt_tokens", r.prompt_tokens)
+                         .add("prompt_seconds", r.prompt_seconds)
+                         .add("seconds", r.seconds)
+                         .add("bytes_read", r.bytes_read)
+                         .text();
+    return engine->result.c_str();
+  });
 }
 
 fk_status fk_find_model(const char* path_or_name, char* path, size_t capacity, size_t* bytes) {

@@ -44,7 +44,7 @@ void CpuEngine::decode(int32_t token, float* logits) {
                    config_.dim, mine.normed.x);
       if (quantized) quantize(mine.normed, 0, 0, config_.dim / 32);
     };
-    read_token(token, position_, mine.x, mine.turn);
+    read_token(token, position_, mine.x, mine.turn, mine.normed.x);
     for (int64_t l = 0; l < config_.layers; ++l) {
       const PackedLayer& layer = layers_[static_cast<size_t>(l)];
       const bool last = l + 1 == config_.layers;

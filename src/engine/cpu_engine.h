@@ -70,7 +70,8 @@ class CpuEngine final : public Engine {
   void gate_and_up(const PackedLayer& layer, const Team::Member& me, const Activations& x);
 
   // cpu_forward.cc: one batch of `n` <= kBatch tokens.
-  void read_token(int32_t token, int64_t position, float* x, float* turn) const;
+  void read_token(int32_t token, int64_t position, float* x, float* turn, float* spare) const;
+  Status check_logits(const float* logits, int64_t n) const;
   void turn_head(const PackedLayer& layer, bool is_query, const float* turn, float* head) const;
   void embed(const int32_t* tokens, int64_t n);
   void run_layer(int64_t l, int64_t n, const float* pending);

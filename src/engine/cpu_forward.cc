@@ -25,6 +25,7 @@ void rotate(float* head, const float* turn, int64_t pairs, bool interleaved, flo
 }  // namespace
 
 Status CpuEngine::forward(const int32_t* tokens, int64_t count, Logits which, float* logits) {
+  if (count < 0) return invalid("expected a count of tokens, got " + std::to_string(count));
   if (count > context_ - position_) {
     return invalid("the context holds " + std::to_string(context_) + " tokens; " +
                    std::to_string(position_) + " are there and " + std::to_string(count) +
@@ -39,7 +40,7 @@ Status CpuEngine::forward(const int32_t* tokens, int64_t count, Logits which, fl
   if (count == 1 && which != Logits::kNone) {
     if (!reserve_members(num_threads())) return {FK_UNSUPPORTED, "too little memory"};
     decode(tokens[0], logits);
-    return {};
+    return check_logits(logits, 1);
   }
   for (int64_t begin = 0; begin < count; begin += kBatch) {
     const int64_t n = std::min(kBatch, count - begin);
@@ -48,19 +49,38 @@ Status CpuEngine::forward(const int32_t* tokens, int64_t count, Logits which, fl
     position_ += n;
     if (which == Logits::kAll) {
       head(0, n, logits + begin * config_.vocab);
+      FK_RETURN_IF_ERROR(check_logits(logits + begin * config_.vocab, n));
     } else if (which == Logits::kLast && begin + n == count) {
       head(n - 1, 1, logits);
+      FK_RETURN_IF_ERROR(check_logits(logits, 1));
     }
   }
   return {};
 }
 
-void CpuEngine::read_token(int32_t token, int64_t position, float* x, float* turn) const {
+// Which weight is to blame is looked for only now: that reads all of them.
+Status CpuEngine::check_logits(const float* logits, int64_t n) const {
+  if (all_finite(logits, n * config_.vocab)) return {};
+  std::vector<float> values;
+  for (const auto& [name, weight] : model::named_weights(decoder_)) {
+    values.resize(static_cast<size_t>(weight->columns));
+    for (int64_t r = 0; r < weight->rows; ++r) {
+      model::read_row(*weight, r, values.data());
+      if (all_finite(values.data(), weight->columns)) continue;
+      return invalid("the model's logits are not finite: its weight " + name + " is not, in row " +
+                     std::to_string(r));
+    }
+  }
+  return invalid("the model's logits are not finite, though its weights are: they are too large");
+}
+
+// `spare`: room for a row.
+void CpuEngine::read_token(int32_t token, int64_t position, float* x, float* turn,
+                           float* spare) const {
   model::read_row(decoder_.token_embedding, token, x);
   if (config_.learned_positions) {
-    std::vector<float> place(static_cast<size_t>(config_.dim));
-    model::read_row(decoder_.position_embedding, position, place.data());
-    for (int64_t i = 0; i < config_.dim; ++i) x[i] += place[static_cast<size_t>(i)];
+    model::read_row(decoder_.position_embedding, position, spare);
+    for (int64_t i = 0; i < config_.dim; ++i) x[i] += spare[i];
   }
   const int64_t pairs = config_.rotary_dim / 2;
   for (int64_t i = 0; i < pairs; ++i) {
@@ -75,7 +95,7 @@ void CpuEngine::embed(const int32_t* tokens, int64_t n) {
   parallel(n, 16, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       read_token(tokens[t], position_ + t, x_ + t * padded(config_.dim),
-                 turn_ + t * config_.rotary_dim);
+                 turn_ + t * config_.rotary_dim, normed_.x + t * config_.dim);
     }
   });
 }

@@ -223,7 +223,6 @@ void CpuEngine::reserve_rows(int64_t count) {
   if (count <= static_cast<int64_t>(row_q_.size())) return;
   const size_t all = std::max(static_cast<size_t>(count), 2 * row_q_.size());
   const auto head_dim = static_cast<size_t>(padded(config_.head_dim));
-  row_q_.resize(all);
   row_out_.resize(all);
   row_first_.resize(all);
   row_last_.resize(all);
@@ -231,6 +230,7 @@ void CpuEngine::reserve_rows(int64_t count) {
   row_sum_.resize(all);
   row_values_.resize(all * head_dim);
   for (size_t i = 0; i < all; ++i) row_out_[i] = row_values_.data() + i * head_dim;
+  row_q_.resize(all);  // last: its size says how many rows there are, also where memory runs out
 }
 
 bool CpuEngine::reserve_members(int count) {
@@ -240,7 +240,7 @@ bool CpuEngine::reserve_members(int count) {
                         activation_bytes(config_.dim, 1) + activation_bytes(attended, 1) + 1024;
   auto memory = std::make_unique<Arena>();
   if (!memory->reserve(bytes * count)) return false;
-  members_.clear();
+  std::vector<MemberBuffers> members;
   for (int i = 0; i < count; ++i) {
     const auto take = [&](int64_t n) { return reinterpret_cast<float*>(memory->take(n * 4)); };
     MemberBuffers m;
@@ -249,8 +249,9 @@ bool CpuEngine::reserve_members(int count) {
     m.q = take(attended);
     m.normed = take_activations(*memory, config_.dim, 1);
     m.attended = take_activations(*memory, attended, 1);
-    members_.push_back(m);
+    members.push_back(m);
   }
+  members_ = std::move(members);
   member_memory_ = std::move(memory);
   return true;
 }

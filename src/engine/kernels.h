@@ -43,4 +43,7 @@ void add_and_norm(float* x, const float* add, const float* weight, const float* 
 // out = activation(gate) * up, or activation(gate) where up is null. May be in place.
 void activate(const float* gate, const float* up, bool silu, int64_t n, float* out);
 
+// Whether there is neither an infinity nor a NaN among n values.
+bool all_finite(const float* x, int64_t n);
+
 }  // namespace fk::engine

@@ -9,25 +9,34 @@ namespace {
 
 using model::WeightType;
 
+// NaN, which has no code, becomes `low`.
 int clamped(float value, int low, int high) {
-  return std::clamp(static_cast<int>(value), low, high);
+  if (!(value > static_cast<float>(low))) return low;
+  return value < static_cast<float>(high) ? static_cast<int>(value) : high;
 }
 
 struct Range {
   float low, high, largest;  // `largest`: of the largest magnitude, with its sign
 };
 
+// Where a value is not finite, `high` and `largest` are NaN: the block's factor then is, and so are
+// products with it.
 Range range_of(const float* x) {
   Range r{x[0], x[0], x[0]};
+  float zero = x[0] * 0;
   for (int i = 1; i < 32; ++i) {
     r.low = std::min(r.low, x[i]);
     r.high = std::max(r.high, x[i]);
     if (std::fabs(x[i]) > std::fabs(r.largest)) r.largest = x[i];
+    zero += x[i] * 0;
   }
+  r.largest += zero;
+  r.high += zero;
   return r;
 }
 
-float inverse(float d) { return d == 0 ? 0 : 1 / d; }
+// 0 where there is none in float32: then all codes are 0.
+float inverse(float d) { return std::fabs(d) > 1e-38f ? 1 / d : 0; }
 
 void put_nibbles(const uint8_t* q, uint8_t* out) {
   for (int i = 0; i < 16; ++i) out[i] = static_cast<uint8_t>((q[i] & 15) | (q[i + 16] & 15) << 4);
@@ -75,7 +84,9 @@ void quantize_block(WeightType type, const float* x, uint8_t* out) {
     const float d = std::fabs(range_of(x).largest) / 127;
     const float factor = inverse(d);
     b.d = float_to_half(d);
-    for (int i = 0; i < 32; ++i) b.q[i] = static_cast<int8_t>(std::lround(x[i] * factor));
+    for (int i = 0; i < 32; ++i) {
+      b.q[i] = static_cast<int8_t>(clamped(std::round(x[i] * factor), -127, 127));
+    }
     store(b, out);
   } else if (type == WeightType::kQ4_0) {
     model::BlockQ4_0 b;

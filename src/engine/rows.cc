@@ -3,6 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/rows.cc"
 #include <cmath>
+#include <limits>
 
 #include "cpu/foreach_target.h"
 #include "cpu/simd.h"
@@ -22,11 +23,16 @@ HWY_INLINE int64_t whole_vectors(int64_t n, const Body& body) {
   return i;
 }
 
+// Values that are not finite (of a model whose weights make no sense) have no int8: their block's
+// scale becomes NaN, which every product with it hands on. Below kSmallest the factor would not be
+// finite; such a block is 0.
 void quantize_blocks(const Activations& a, int64_t token, int64_t begin, int64_t end) {
   const F32 d;
   const hn::Rebind<int32_t, F32> di;
   const hn::Rebind<int8_t, F32> d8;
   const int64_t lanes = hn::Lanes(d);
+  constexpr float kSmallest = 1e-36f;
+  const auto bound = hn::Set(d, 127.5f);
   for (int64_t b = begin; b < end; ++b) {
     const int64_t block = token * (a.columns / 32) + b;
     const float* x = a.x + token * a.columns + b * 32;
@@ -36,19 +42,24 @@ void quantize_blocks(const Activations& a, int64_t token, int64_t begin, int64_t
       largest = hn::Max(largest, hn::Abs(hn::LoadU(d, x + i)));
     }
     const float top = ReduceMax(d, largest);
-    const float scale = top / 127.0f;
-    const auto factor = hn::Set(d, top > 0 ? 127.0f / top : 0.0f);
+    float scale = top / 127.0f;
+    const auto factor = hn::Set(d, top > kSmallest ? 127.0f / top : 0.0f);
+    auto outside = hn::Lt(largest, hn::Zero(d));  // nothing is
     int32_t sums[2];
     for (int half = 0; half < 2; ++half) {
       auto sum = hn::Zero(di);
       for (int64_t i = half * 16; i < half * 16 + 16; i += lanes) {
-        const auto rounded = hn::NearestInt(hn::Mul(hn::LoadU(d, x + i), factor));
+        const auto scaled = hn::Mul(hn::LoadU(d, x + i), factor);
+        const auto fits = hn::Le(hn::Abs(scaled), bound);
+        outside = hn::Or(outside, hn::Not(fits));
+        const auto rounded = hn::NearestInt(hn::IfThenElseZero(fits, scaled));
         sum = hn::Add(sum, rounded);
         hn::StoreU(hn::DemoteTo(d8, rounded), d8, q + i);
       }
       sums[half] = hn::GetLane(hn::SumOfLanes(di, sum));
       a.minus16[2 * block + half] = -sums[half];
     }
+    if (!hn::AllFalse(d, outside)) scale = std::numeric_limits<float>::quiet_NaN();
     a.scale[block] = scale;
     a.minus32[block] = -(sums[0] + sums[1]);
     a.sum[block] = scale * static_cast<float>(sums[0] + sums[1]);
@@ -124,6 +135,22 @@ void activate_row(const float* gate, const float* up, bool silu, int64_t n, floa
   }
 }
 
+// A product with 0 is 0 where a number is finite, and NaN where it is not.
+bool all_finite_row(const float* x, int64_t n) {
+  const F32 d;
+  const auto zero = hn::Zero(d);
+  auto a = zero, b = zero;
+  const int64_t lanes = hn::Lanes(d);
+  int64_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    a = hn::MulAdd(hn::LoadU(d, x + i), zero, a);
+    b = hn::MulAdd(hn::LoadU(d, x + i + lanes), zero, b);
+  }
+  float rest = 0;
+  for (; i < n; ++i) rest += x[i] * 0.0f;
+  return ReduceSum(d, hn::Add(a, b)) + rest == 0;
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();
@@ -133,9 +160,11 @@ namespace fk::cpu {
 FK_CPU_EXPORT(quantize_blocks);
 FK_CPU_EXPORT(add_norm_row);
 FK_CPU_EXPORT(activate_row);
+FK_CPU_EXPORT(all_finite_row);
 static auto quantize_now() { return FK_CPU_DISPATCH(quantize_blocks); }
 static auto add_norm_now() { return FK_CPU_DISPATCH(add_norm_row); }
 static auto activate_now() { return FK_CPU_DISPATCH(activate_row); }
+static auto all_finite_now() { return FK_CPU_DISPATCH(all_finite_row); }
 }  // namespace fk::cpu
 
 namespace fk::engine {
@@ -152,6 +181,8 @@ void add_and_norm(float* x, const float* add, const float* weight, const float* 
 void activate(const float* gate, const float* up, bool silu, int64_t n, float* out) {
   cpu::activate_now()(gate, up, silu, n, out);
 }
+
+bool all_finite(const float* x, int64_t n) { return cpu::all_finite_now()(x, n); }
 
 }  // namespace fk::engine
 #endif

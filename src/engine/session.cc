@@ -59,9 +59,7 @@ std::string StopFilter::finish() {
 Status Session::begin(const std::vector<int32_t>& prompt, const GenerateOptions& options) {
   result_ = {};
   going_ = false;
-  if (prompt.empty()) {
-    return invalid("the prompt has no tokens, and the model has no token that begins a text");
-  }
+  if (prompt.empty()) return invalid("prompt: expected at least one token, got none");
   // At least one token is run, for its logits.
   size_t shared = 0;
   while (shared + 1 < prompt.size() && shared < history_.size() &&
@@ -126,9 +124,10 @@ Status Session::next(std::string* text, bool* more) {
   text->clear();
   *more = false;
   if (!going_) return {};
+  going_ = false;  // also where a step fails or throws
   FK_RETURN_IF_ERROR(step(text, more));
+  going_ = *more;
   if (!*more) {
-    going_ = false;
     if (!filter_.stopped()) *text += filter_.push(stream_->finish());
     *text += filter_.finish();
     if (filter_.stopped()) result_.end = Generated::End::kStop;

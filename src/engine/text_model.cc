@@ -34,6 +34,8 @@ Status TextModel::encode_prompt(std::string_view text, std::vector<int32_t>* ids
     ids->push_back(tokenizer()->bos);
   } else if (!tokenizer()->eos.empty()) {  // what ends one text stands before the next
     ids->push_back(tokenizer()->eos.front());
+  } else {
+    return invalid("the prompt has no tokens, and the model has no token that begins a text");
   }
   return {};
 }

@@ -1,7 +1,7 @@
 #include "model/bpe.h"
 
 #include <algorithm>
-#include <queue>
+#include <functional>
 
 #include "model/unicode.h"
 
@@ -11,21 +11,11 @@ namespace {
 // Longer tokens come only from files made to waste time: every split of each is looked up.
 constexpr size_t kMaxScoredToken = 256;
 
-// A candidate for merging. It is stale where the symbols at its place have changed since.
-struct Candidate {
-  int32_t rank, at, left, right, result;
-};
-struct Later {
-  bool operator()(const Candidate& a, const Candidate& b) const {
-    return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
-  }
-};
-
 }  // namespace
 
 size_t MergeTable::slot(int32_t left, int32_t right) const {
   const uint64_t key = uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
-  return static_cast<size_t>((key * 0x9E3779B97F4A7C15u) >> 20) & (slots_.size() - 1);
+  return static_cast<size_t>(mix(key ^ hash_secret(), 0x9E3779B97F4A7C15u)) & (slots_.size() - 1);
 }
 
 void MergeTable::build(const std::vector<Merge>& merges) {
@@ -50,104 +40,122 @@ const Merge* MergeTable::find(int32_t left, int32_t right) const {
   return nullptr;
 }
 
-int32_t Bpe::find(std::string_view text) const {
-  const auto found = ids.find(std::string(text));
-  return found == ids.end() ? -1 : found->second;
-}
-
-void Bpe::first_symbols(std::string_view word, std::vector<int32_t>* symbols) const {
+void Bpe::first_symbols(std::string_view word, Scratch* scratch) const {
+  std::vector<Scratch::Symbol>& symbols = scratch->symbols;
+  symbols.clear();
+  const auto push = [&](int32_t id) {
+    const auto at = static_cast<int32_t>(symbols.size());
+    symbols.push_back({id, at - 1, at + 1, -1, -1});
+  };
   int32_t pending = -1;  // an unknown one that may grow
   while (!word.empty()) {
     const size_t length = bytes ? 1 : std::max<size_t>(1, utf8_length(word));
     const std::string_view character = word.substr(0, length);
     word.remove_prefix(length);
-    const int32_t id = bytes ? byte_ids[static_cast<unsigned char>(character[0])] : find(character);
+    const int32_t id =
+        bytes ? byte_ids[static_cast<unsigned char>(character[0])] : ids.find(character);
     if (id >= 0) {
-      if (pending >= 0) symbols->push_back(pending);
+      if (pending >= 0) push(pending);
       pending = -1;
-      symbols->push_back(id);
+      push(id);
       continue;
     }
     const auto known = [&](char c) { return byte_ids[static_cast<unsigned char>(c)] >= 0; };
     if (byte_fallback && std::all_of(character.begin(), character.end(), known)) {
-      for (char c : character) symbols->push_back(byte_ids[static_cast<unsigned char>(c)]);
+      for (char c : character) push(byte_ids[static_cast<unsigned char>(c)]);
       continue;
     }
-    if (pending >= 0 && !fuse_unknown) symbols->push_back(pending);
+    if (pending >= 0 && !fuse_unknown) push(pending);
     pending = unknown;
   }
-  if (pending >= 0) symbols->push_back(pending);
+  if (pending >= 0) push(pending);
 }
 
-void Bpe::merge(std::vector<int32_t>* symbols) const {
-  const int32_t size = static_cast<int32_t>(symbols->size());
-  std::vector<int32_t>& ids_at = *symbols;  // -1 once merged away
-  std::vector<int32_t> previous(ids_at.size()), next(ids_at.size());
-  std::priority_queue<Candidate, std::vector<Candidate>, Later> queue;
-  const auto propose = [&](int32_t at) {
-    if (at < 0 || next[at] >= size) return;
-    const int32_t left = ids_at[at], right = ids_at[next[at]];
-    if (const Merge* merge = merges.find(left, right)) {
-      queue.push({merge->rank, at, left, right, merge->result});
-    }
+// What the symbol at a place and the next one become, and when.
+void Bpe::look_up(int32_t at, Scratch* scratch) const {
+  Scratch::Symbol& symbol = scratch->symbols[static_cast<size_t>(at)];
+  const auto next = static_cast<size_t>(symbol.next);
+  const Merge* found =
+      next < scratch->symbols.size() ? merges.find(symbol.id, scratch->symbols[next].id) : nullptr;
+  symbol.rank = found == nullptr ? -1 : found->rank;
+  if (found == nullptr) return;
+  symbol.result = found->result;
+  scratch->heap.push_back(uint64_t{static_cast<uint32_t>(found->rank)} << 32 |
+                          static_cast<uint32_t>(at));
+}
+
+// The lowest rank first, and of equal ones the leftmost: a heap of 8 bytes for each merge in sight.
+// One is stale where the symbol at its place has another rank by now.
+void Bpe::merge(Scratch* scratch) const {
+  std::vector<Scratch::Symbol>& symbols = scratch->symbols;
+  std::vector<uint64_t>& heap = scratch->heap;
+  heap.clear();
+  const auto size = static_cast<int32_t>(symbols.size());
+  for (int32_t i = 0; i + 1 < size; ++i) look_up(i, scratch);
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  const auto renew = [&](int32_t at) {
+    const size_t before = heap.size();
+    look_up(at, scratch);
+    if (heap.size() > before) std::push_heap(heap.begin(), heap.end(), std::greater<>());
   };
-  for (int32_t i = 0; i < size; ++i) {
-    previous[i] = i - 1;
-    next[i] = i + 1;
+  while (!heap.empty()) {
+    const auto at = static_cast<int32_t>(heap.front() & UINT32_MAX);
+    const auto rank = static_cast<int32_t>(heap.front() >> 32);
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    heap.pop_back();
+    Scratch::Symbol& left = symbols[static_cast<size_t>(at)];
+    if (left.rank != rank) continue;
+    Scratch::Symbol& right = symbols[static_cast<size_t>(left.next)];
+    left.id = left.result;
+    left.next = right.next;
+    right.rank = -1;
+    if (left.next < size) symbols[static_cast<size_t>(left.next)].previous = at;
+    if (left.previous >= 0) renew(left.previous);
+    renew(at);
   }
-  for (int32_t i = 0; i + 1 < size; ++i) propose(i);
-  while (!queue.empty()) {
-    const Candidate best = queue.top();
-    queue.pop();
-    const int32_t right = next[best.at];
-    if (ids_at[best.at] != best.left || right >= size || ids_at[right] != best.right) continue;
-    ids_at[best.at] = best.result;
-    ids_at[right] = -1;
-    next[best.at] = next[right];
-    if (next[right] < size) previous[next[right]] = best.at;
-    propose(previous[best.at]);
-    propose(best.at);
-  }
-  ids_at.erase(std::remove(ids_at.begin(), ids_at.end(), -1), ids_at.end());
 }
 
-void Bpe::encode(std::string_view word, std::vector<int32_t>* out) const {
+void Bpe::encode(std::string_view word, Scratch* scratch, std::vector<int32_t>* out) const {
   if (ignore_merges) {
-    if (const int32_t id = find(word); id >= 0) {
+    if (const int32_t id = ids.find(word); id >= 0) {
       out->push_back(id);
       return;
     }
   }
-  std::vector<int32_t> symbols;
-  first_symbols(word, &symbols);
-  if (symbols.size() > 1) merge(&symbols);
-  out->insert(out->end(), symbols.begin(), symbols.end());
+  first_symbols(word, scratch);
+  const auto& symbols = scratch->symbols;
+  if (symbols.size() > 1) merge(scratch);
+  for (size_t i = 0; i < symbols.size(); i = static_cast<size_t>(symbols[i].next)) {
+    out->push_back(symbols[i].id);
+  }
 }
 
 Status merges_from_scores(const Bpe& bpe, const std::vector<float>& scores,
                           std::vector<Merge>* merges) {
   // Equal scores have one rank: then the leftmost pair goes first, as in SentencePiece.
   std::vector<float> order;
-  for (const auto& [text, id] : bpe.ids) order.push_back(scores[static_cast<size_t>(id)]);
+  bpe.ids.each(
+      [&](std::string_view, int32_t id) { order.push_back(scores[static_cast<size_t>(id)]); });
   std::sort(order.begin(), order.end(), std::greater<float>());
   order.erase(std::unique(order.begin(), order.end()), order.end());
-  for (const auto& [text, id] : bpe.ids) {
+  Status status;
+  bpe.ids.each([&](std::string_view text, int32_t id) {
     if (text.size() > kMaxScoredToken) {
-      return invalid("token " + std::to_string(id) + ": expected at most " +
-                     std::to_string(kMaxScoredToken) + " bytes, got " +
-                     std::to_string(text.size()));
+      status =
+          invalid("token " + std::to_string(id) + ": expected at most " +
+                  std::to_string(kMaxScoredToken) + " bytes, got " + std::to_string(text.size()));
     }
+    if (!status.ok()) return;
     const float score = scores[static_cast<size_t>(id)];
     const auto place = std::lower_bound(order.begin(), order.end(), score, std::greater<float>());
     const int32_t rank = static_cast<int32_t>(place - order.begin());
     for (size_t cut = 1; cut < text.size(); ++cut) {
-      const int32_t left = bpe.find(std::string_view(text).substr(0, cut));
-      if (left < 0) continue;
-      const int32_t right = bpe.find(std::string_view(text).substr(cut));
+      const int32_t left = bpe.ids.find(text.substr(0, cut));
+      const int32_t right = left < 0 ? -1 : bpe.ids.find(text.substr(cut));
       if (right >= 0) merges->push_back({left, right, id, rank});
     }
-  }
-  return {};
+  });
+  return status;
 }
 
 }  // namespace fk::model

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "core/status.h"
+#include "model/string_table.h"
 
 namespace fk::model {
 
@@ -16,7 +16,7 @@ struct Merge {
   int32_t left, right, result, rank;
 };
 
-// Merges by their pair, in one flat array.
+// Merges by their pair, in one flat array, with a hash that has a secret (see StringTable).
 class MergeTable {
  public:
   void build(const std::vector<Merge>& merges);  // of equal pairs the last counts
@@ -31,7 +31,7 @@ class MergeTable {
 class Bpe {
  public:
   // Which id a string of the text has: UTF-8 characters and what they merge to, or bytes.
-  std::unordered_map<std::string, int32_t> ids;
+  StringTable ids;
   MergeTable merges;
   bool bytes = false;          // symbols are bytes, not characters
   bool byte_fallback = false;  // a character without id becomes its bytes' tokens
@@ -41,12 +41,23 @@ class Bpe {
   int32_t byte_ids[256];       // for `bytes` and byte_fallback; -1: none
 
   Bpe() { std::fill(std::begin(byte_ids), std::end(byte_ids), -1); }
-  int32_t find(std::string_view text) const;
-  void encode(std::string_view word, std::vector<int32_t>* out) const;
+
+  // Memory that words use one after the other.
+  class Scratch {
+    friend class Bpe;
+    struct Symbol {
+      int32_t id, previous, next;
+      int32_t rank, result;  // of its merge with the next one; rank -1: there is none
+    };
+    std::vector<Symbol> symbols;
+    std::vector<uint64_t> heap;  // a merge's rank, then its place
+  };
+  void encode(std::string_view word, Scratch* scratch, std::vector<int32_t>* out) const;
 
  private:
-  void first_symbols(std::string_view word, std::vector<int32_t>* symbols) const;
-  void merge(std::vector<int32_t>* symbols) const;
+  void first_symbols(std::string_view word, Scratch* scratch) const;
+  void look_up(int32_t at, Scratch* scratch) const;
+  void merge(Scratch* scratch) const;
 };
 
 // The merges of a vocabulary whose order is its scores (SentencePiece): every way to put a token

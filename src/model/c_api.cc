@@ -2,17 +2,19 @@
 
 #include <algorithm>
 
+#include "core/json_text.h"
 #include "core/last_error.h"
-#include "model/json.h"
 
 namespace {
 
 using fk::guarded;
 using fk::invalid;
+using fk::JsonObject;
 using fk::null;
 using fk::Status;
 using namespace fk::model;
 
+// Results go to `out` as far as they fit, and their number to `count`.
 template <class T>
 void give(const T* values, size_t size, T* out, size_t capacity, size_t* count) {
   if (out != nullptr) std::copy_n(values, std::min(size, capacity), out);
@@ -26,46 +28,57 @@ const char* format_name(FileFormat format) {
 
 std::string tokenizer_info(const Tokenizer& tokenizer) {
   static constexpr const char* kChats[] = {"", "chatml", "llama2", "llama3", "mistral"};
-  return dump(Json{{"size", tokenizer.size()},
-                   {"bos", tokenizer.bos},
-                   {"eos", tokenizer.eos},
-                   {"chat_format", kChats[static_cast<int>(tokenizer.chat_format)]},
-                   {"chat_template", tokenizer.chat_template}});
+  return JsonObject()
+      .add("size", tokenizer.size())
+      .add("bos", tokenizer.bos)
+      .add("eos", tokenizer.eos)
+      .add("chat_format", kChats[static_cast<int>(tokenizer.chat_format)])
+      .add("chat_template", tokenizer.chat_template)
+      .text();
 }
 
 std::string model_info(const Model& model) {
   const Config& c = model.decoder.config;
-  return dump(Json{{"family", family_name(c.family)},
-                   {"name", c.name},
-                   {"architecture", c.architecture},
-                   {"format", format_name(model.format)},
-                   {"path", model.path},
-                   {"dim", c.dim},
-                   {"hidden", c.hidden},
-                   {"layers", c.layers},
-                   {"heads", c.heads},
-                   {"kv_heads", c.kv_heads},
-                   {"head_dim", c.head_dim},
-                   {"vocab", c.vocab},
-                   {"context", c.context},
-                   {"norm", c.norm == Norm::kRms ? "rms_norm" : "layer_norm"},
-                   {"norm_eps", c.norm_eps},
-                   {"activation", c.activation == Activation::kSilu ? "silu" : "gelu_tanh"},
-                   {"gated", c.gated},
-                   {"tied", c.tied},
-                   {"learned_positions", c.learned_positions},
-                   {"window", c.window},
-                   {"rotary_dim", c.rotary_dim},
-                   {"rope_interleaved", c.rope_interleaved},
-                   {"rope_theta", c.rope_theta},
-                   {"rope_scaling", c.rope_scaling},
-                   {"rope_frequencies", c.rope_frequencies},
-                   {"rope_magnitude", c.rope_magnitude},
-                   {"bos", c.bos},
-                   {"eos", c.eos},
-                   {"chat_template", c.chat_template},
-                   {"weight_bytes", model.decoder.weight_bytes()},
-                   {"tokenizer_error", model.tokenizer_error}});
+  return JsonObject()
+      .add("family", family_name(c.family))
+      .add("name", c.name)
+      .add("architecture", c.architecture)
+      .add("format", format_name(model.format))
+      .add("path", model.path)
+      .add("dim", c.dim)
+      .add("hidden", c.hidden)
+      .add("layers", c.layers)
+      .add("heads", c.heads)
+      .add("kv_heads", c.kv_heads)
+      .add("head_dim", c.head_dim)
+      .add("vocab", c.vocab)
+      .add("context", c.context)
+      .add("norm", c.norm == Norm::kRms ? "rms_norm" : "layer_norm")
+      .add("norm_eps", c.norm_eps)
+      .add("activation", c.activation == Activation::kSilu ? "silu" : "gelu_tanh")
+      .add("gated", c.gated)
+      .add("tied", c.tied)
+      .add("learned_positions", c.learned_positions)
+      .add("window", c.window)
+      .add("rotary_dim", c.rotary_dim)
+      .add("rope_interleaved", c.rope_interleaved)
+      .add("rope_theta", c.rope_theta)
+      .add("rope_scaling", c.rope_scaling)
+      .add("rope_frequencies", c.rope_frequencies)
+      .add("rope_magnitude", c.rope_magnitude)
+      .add("bos", c.bos)
+      .add("eos", c.eos)
+      .add("chat_template", c.chat_template)
+      .add("weight_bytes", model.decoder.weight_bytes())
+      .add("tokenizer_error", model.tokenizer_error)
+      .text();
+}
+
+Status check_index(const fk_model* model, size_t index) {
+  if (model == nullptr) return null("model");
+  if (index < model->weights.size()) return {};
+  return invalid("index: expected one below " + std::to_string(model->weights.size()) +
+                 ", the number of weights, got " + std::to_string(index));
 }
 
 }  // namespace
@@ -108,7 +121,7 @@ size_t fk_model_weight_count(const fk_model* model) {
 fk_status fk_model_weight(const fk_model* model, size_t index, const char** name, const char** type,
                           int64_t* rows, int64_t* columns) {
   return guarded("model weight", [&]() -> Status {
-    if (index >= fk_model_weight_count(model)) return invalid("index: is past the last weight");
+    FK_RETURN_IF_ERROR(check_index(model, index));
     const Weight& weight = *model->weights[index].second;
     if (name != nullptr) *name = model->weights[index].first.c_str();
     if (type != nullptr) *type = type_info(weight.type).name;
@@ -120,7 +133,7 @@ fk_status fk_model_weight(const fk_model* model, size_t index, const char** name
 
 fk_status fk_model_read_weight(const fk_model* model, size_t index, float* out) {
   return guarded("model weight", [&]() -> Status {
-    if (index >= fk_model_weight_count(model)) return invalid("index: is past the last weight");
+    FK_RETURN_IF_ERROR(check_index(model, index));
     if (out == nullptr) return null("out");
     const Weight& weight = *model->weights[index].second;
     for (int64_t r = 0; r < weight.rows; ++r) read_row(weight, r, out + r * weight.columns);
@@ -173,7 +186,8 @@ fk_status fk_tokenizer_decode(const fk_tokenizer* tokenizer, const int32_t* ids,
                      ", got " + std::to_string(ids[i]));
     }
     const std::vector<int32_t> all(ids, ids + count);
-    const std::string decoded = tokenizer->tokenizer->decode(all, skip_special != 0);
+    std::string decoded;
+    FK_RETURN_IF_ERROR(tokenizer->tokenizer->decode(all, skip_special != 0, &decoded));
     give(decoded.data(), decoded.size(), text, capacity, bytes);
     return {};
   });
@@ -202,7 +216,8 @@ fk_status fk_tokenizer_chat(const fk_tokenizer* tokenizer, const char* const* ro
 }
 
 int32_t fk_tokenizer_find(const fk_tokenizer* tokenizer, const char* token) {
-  return tokenizer == nullptr || token == nullptr ? -1 : tokenizer->tokenizer->find(token);
+  if (tokenizer == nullptr || token == nullptr) return -1;
+  return fk::guarded_or("find", int32_t{-1}, [&] { return tokenizer->tokenizer->find(token); });
 }
 
 fk_status fk_dequantize(const char* type, const void* data, size_t bytes, int64_t count,

@@ -22,26 +22,25 @@ std::string_view without_leading_newlines(std::string_view text) {
   return text.substr(std::min(text.find_first_not_of('\n'), text.size()));
 }
 
-// The system text written into a ChatML template: '<|im_start|>system\nText<|im_end|>'.
+// The system text written into a ChatML template: '<|im_start|>system\nText<|im_end|>'. What
+// follows a beginning is searched once, whatever number of beginnings there are.
 std::string written_system(std::string_view chat_template) {
   static constexpr std::string_view kBegin = "<|im_start|>system", kEnd = "<|im_end|>";
+  size_t end = 0, quote = 0;
   for (size_t at = 0; (at = chat_template.find(kBegin, at)) != std::string_view::npos;) {
     at += kBegin.size();
-    std::string_view rest = chat_template.substr(at);
-    if (rest.substr(0, 2) == "\\n") {
-      rest.remove_prefix(2);
-    } else if (rest.substr(0, 1) == "\n") {
-      rest.remove_prefix(1);
+    if (chat_template.substr(at, 2) == "\\n") {
+      at += 2;
+    } else if (chat_template.substr(at, 1) == "\n") {
+      at += 1;
     } else {
       continue;
     }
-    const size_t end = rest.find(kEnd);
+    if (end < at) end = chat_template.find(kEnd, at);
     if (end == std::string_view::npos) return "";
-    const std::string_view text = rest.substr(0, end);
     // A quote ends the literal: what follows is an expression.
-    if (!text.empty() && text.find_first_of("'\"{}") == std::string_view::npos) {
-      return std::string(text);
-    }
+    if (quote < at) quote = chat_template.find_first_of("'\"{}", at);
+    if (at < end && quote > end) return std::string(chat_template.substr(at, end - at));
   }
   return "";
 }

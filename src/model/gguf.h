@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "core/status.h"
@@ -59,7 +59,7 @@ class Gguf {
   const GgufValue* find(const std::string& key) const;
 
   const std::string* file_ = nullptr;
-  std::unordered_map<std::string, GgufValue> values_;
+  std::map<std::string, GgufValue> values_;
 };
 
 }  // namespace fk::model

@@ -160,6 +160,8 @@ Status read_windows(const JsonFields& fields, Config* config, std::vector<int64_
   return {};
 }
 
+constexpr size_t kMaxEndIds = 1024;  // each new token is looked up among them
+
 // A token id, or a list of them.
 Status read_ids(const JsonFields& fields, const char* name, int64_t vocab,
                 std::vector<int32_t>* ids) {
@@ -175,6 +177,10 @@ Status read_ids(const JsonFields& fields, const char* name, int64_t vocab,
     return Status();
   };
   if (!json->is_array()) return add(*json);
+  if (json->size() > kMaxEndIds) {
+    return fields.error(name, "expected at most " + std::to_string(kMaxEndIds) + " ids, got " +
+                                  std::to_string(json->size()));
+  }
   for (const Json& entry : *json) FK_RETURN_IF_ERROR(add(entry));
   return {};
 }

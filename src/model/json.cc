@@ -1,7 +1,9 @@
 #include "model/json.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/printable.h"
 #include "model/mapped_file.h"
 
 namespace fk::model {
@@ -41,7 +43,7 @@ class Builder : public nlohmann::json_sax<Json> {
     const std::string text = error.what();
     const size_t colon = text.find(": ");
     what = "is not JSON at byte " + std::to_string(position) +
-           (colon == std::string::npos ? "" : text.substr(colon));
+           (colon == std::string::npos ? "" : printable(text.substr(colon)));
     return false;
   }
 
@@ -88,16 +90,22 @@ class Builder : public nlohmann::json_sax<Json> {
   Json* member_ = nullptr;
 };
 
+void take_apart(Json* json) noexcept {
+  if (!json->is_structured()) return;
+  for (Json& part : *json) take_apart(&part);
+  json->clear();
+}
+
 }  // namespace
+
+JsonDocument::~JsonDocument() { take_apart(this); }
 
 std::string shown_text(std::string_view text) {
   constexpr size_t kLongest = 60;
-  std::string out = "\"";
-  for (char c : text.substr(0, kLongest)) {
-    const bool printable = static_cast<unsigned char>(c) >= 0x20 && c != 0x7f;
-    out += printable ? c : '?';
-  }
-  return out + (text.size() > kLongest ? "...\"" : "\"");
+  size_t end = std::min(text.size(), kLongest);
+  // A cut inside a character would leave bytes that are no text.
+  while (end < text.size() && end > kLongest - 4 && (text[end] & 0xC0) == 0x80) --end;
+  return "\"" + printable(text.substr(0, end)) + (text.size() > end ? "...\"" : "\"");
 }
 
 std::string shown(const Json& json) {

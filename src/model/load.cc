@@ -70,7 +70,7 @@ Status map_safetensors(const std::string& path, Model* model, TensorTable* table
 // model.safetensors.index.json: which file each tensor is in.
 Status map_indexed(const std::string& folder, const std::string& index_path, Model* model,
                    TensorTable* table) {
-  Json index;
+  JsonDocument index;
   FK_RETURN_IF_ERROR(read_json(index_path, &index));
   const auto map = index.find("weight_map");
   if (map == index.end() || !map->is_object()) {
@@ -106,14 +106,14 @@ Status map_indexed(const std::string& folder, const std::string& index_path, Mod
 
 Status load_json_tokenizer(const std::string& folder, const std::string& path,
                            std::unique_ptr<Tokenizer>* tokenizer) {
-  Json json, config;
+  JsonDocument json, config;
   FK_RETURN_IF_ERROR(read_json(path, &json));
   FK_RETURN_IF_ERROR(read_optional_json(join(folder, "tokenizer_config.json"), &config));
   const std::string chat = join(folder, "chat_template.jinja");
   if (exists(chat)) {
     std::shared_ptr<const MappedFile> file;
     FK_RETURN_IF_ERROR(MappedFile::open(chat, &file));
-    if (config.is_null()) config = Json::object();
+    if (config.is_null()) static_cast<Json&>(config) = Json::object();
     config["chat_template"] = std::string(file->bytes());
   }
   return tokenizer_from_json(path, json, config.is_null() ? nullptr : &config, tokenizer);
@@ -126,7 +126,7 @@ Status load_huggingface(const std::string& folder, const std::string& weights, M
     return file_error(config_path,
                       "is missing: a Hugging Face model has one beside its .safetensors");
   }
-  Json config, generation;
+  JsonDocument config, generation;
   FK_RETURN_IF_ERROR(read_json(config_path, &config));
   FK_RETURN_IF_ERROR(read_optional_json(join(folder, "generation_config.json"), &generation));
   TensorTable table(weights.empty() ? folder : weights);
@@ -147,7 +147,7 @@ Status load_huggingface(const std::string& folder, const std::string& weights, M
 
 // A decoder with all its weights in one place, as large as the largest, full of small numbers.
 Status load_made_up(const std::string& config_path, Model* model) {
-  Json config;
+  JsonDocument config;
   FK_RETURN_IF_ERROR(read_json(config_path, &config));
   std::string name = "bfloat16";
   const JsonFields fields(config_path, config);
@@ -230,6 +230,23 @@ std::string beside(const std::string& folder, FileFormat format) {
   return exists(path) ? path : "";
 }
 
+Status no_tokenizer_beside(const std::string& path) {
+  return file_error(path, "has no tokenizer beside it; name one");
+}
+
+Status tokenizer_beside(const std::string& path, FileFormat format, int64_t vocab,
+                        std::unique_ptr<Tokenizer>* tokenizer) {
+  const std::string found = beside(folder_of(path), format);
+  return found.empty() ? no_tokenizer_beside(path) : load_tokenizer(found, vocab, tokenizer);
+}
+
+Status builtin_tokenizer(std::unique_ptr<Tokenizer>* tokenizer) {
+  Model model;
+  FK_RETURN_IF_ERROR(load("", {}, &model));
+  *tokenizer = std::move(model.tokenizer);
+  return {};
+}
+
 }  // namespace
 
 Model::Model() = default;
@@ -239,6 +256,7 @@ Model::~Model() = default;
 
 Status load_tokenizer(const std::string& path, int64_t vocab,
                       std::unique_ptr<Tokenizer>* tokenizer) {
+  if (path.empty()) return builtin_tokenizer(tokenizer);
   if (is_folder(path)) return load_json_tokenizer(path, join(path, "tokenizer.json"), tokenizer);
   std::shared_ptr<const MappedFile> file;
   FK_RETURN_IF_ERROR(open_file(path, &file));
@@ -250,6 +268,14 @@ Status load_tokenizer(const std::string& path, int64_t vocab,
     return tokenizer_from_gguf(gguf, tokenizer);
   }
   if (ends_with(path, ".json")) return load_json_tokenizer(folder_of(path), path, tokenizer);
+  if (ends_with(path, ".safetensors") || is_safetensors(bytes)) {
+    return tokenizer_beside(path, FileFormat::kSafetensors, vocab, tokenizer);
+  }
+  // A llama2.c model may have no sign at its beginning; its size fits its header, though.
+  Decoder decoder;
+  if (vocab == 0 && decoder_from_llama2c(path, bytes, &decoder).ok()) {
+    return tokenizer_beside(path, FileFormat::kLlama2c, decoder.config.vocab, tokenizer);
+  }
   return tokenizer_from_llama2c(path, bytes, vocab, tokenizer);
 }
 
@@ -287,7 +313,7 @@ Status load(const std::string& path, const LoadOptions& options, Model* model) {
   if (tokenizer.empty() && model->tokenizer == nullptr) {
     tokenizer = beside(folder ? path : folder_of(path), model->format);
     if (tokenizer.empty() && model->tokenizer_error.empty()) {
-      model->tokenizer_error = file_error(path, "has no tokenizer beside it; name one").message();
+      model->tokenizer_error = no_tokenizer_beside(path).message();
     }
   }
   if (!tokenizer.empty()) {

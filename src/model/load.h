@@ -50,7 +50,8 @@ Status load(const std::string& path, const LoadOptions& options, Model* model);
 Status load_memory(std::string_view bytes, std::string_view tokenizer, const std::string& name,
                    Model* model);
 
-// A tokenizer alone, from tokenizer.json (or its folder), tokenizer.bin or .gguf. `vocab`: the
+// A tokenizer alone, from tokenizer.json (or its folder), tokenizer.bin or .gguf, or from any other
+// file that `load` takes: that beside it; an empty path: the built-in model's. `vocab`: the
 // model's, to check a tokenizer.bin against; 0 where there is no model.
 Status load_tokenizer(const std::string& path, int64_t vocab,
                       std::unique_ptr<Tokenizer>* tokenizer);

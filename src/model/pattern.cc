@@ -1,24 +1,25 @@
 #include "model/pattern.h"
 
+#include <algorithm>
+
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
 namespace fk::model {
 namespace {
 
-// Steps a match may take, and bytes of heap (in KiB): far above what any split of a text needs.
-constexpr uint32_t kMatchLimit = 10'000'000;
-constexpr uint32_t kHeapLimit = 64 << 10;
-constexpr size_t kMaxExpression = 64 << 10;
+constexpr uint32_t kHeapLimit = 64 << 10;  // KiB, where PCRE2 interprets
+constexpr uint64_t kStepsPerCall = 4;
+constexpr size_t kLiteralBytesPerStep = 8;
 
 // Oniguruma's white space is Unicode's property; PCRE2's has U+180E beside it. Its words have marks
 // and connectors, which PCRE2's have not before 10.43.
 constexpr std::string_view kSpaces = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWords = "\\p{L}\\p{M}\\p{Nd}\\p{Pc}";
 
-// The expression in PCRE2's words.
-std::string translate(std::string_view expression) {
-  std::string out;
+// The expression in PCRE2's words. False where it has one of PCRE2's verbs, "(*...)", which would
+// set its options and is nothing in Oniguruma.
+bool translate(std::string_view expression, std::string* out) {
   bool in_class = false;
   for (size_t i = 0; i < expression.size(); ++i) {
     const char c = expression[i];
@@ -27,19 +28,20 @@ std::string translate(std::string_view expression) {
       const bool space = next == 's' || next == 'S', word = next == 'w' || next == 'W';
       const bool negated = next == 'S' || next == 'W';
       if ((space || word) && !in_class) {
-        out.append(negated ? "[^" : "[").append(space ? kSpaces : kWords).append("]");
+        out->append(negated ? "[^" : "[").append(space ? kSpaces : kWords).append("]");
       } else if ((space || word) && !negated) {
-        out.append(space ? kSpaces : kWords);
+        out->append(space ? kSpaces : kWords);
       } else {
-        out.append({c, next});
+        out->append({c, next});
       }
       continue;
     }
+    if (c == '(' && !in_class && expression.substr(i + 1, 1) == "*") return false;
     if (c == '[') in_class = true;
     if (c == ']') in_class = false;
-    out += c;
+    *out += c;
   }
-  return out;
+  return true;
 }
 
 std::string message_of(int code) {
@@ -48,18 +50,49 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text);
 }
 
-struct Freed {
-  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
-};
+// How often an item is asked for: the larger number of "{2,5}" at its end, 1 where it has none.
+uint32_t repeats(std::string_view item) {
+  const size_t open = item.rfind('{');
+  if (open == std::string_view::npos) return 1;
+  // \p{Lu}, \x{2581}, and others that name a character.
+  constexpr std::string_view kNaming = "pPxoNkg";
+  if (open >= 2 && item[open - 2] == '\\' && kNaming.find(item[open - 1]) != kNaming.npos) return 1;
+  uint32_t most = 1, number = 0;
+  for (const char c : item.substr(open + 1)) {
+    const bool digit = c >= '0' && c <= '9';
+    number = digit ? std::min(number * 10 + static_cast<uint32_t>(c - '0'), 65535u) : 0;
+    most = std::max(most, number);
+  }
+  return most;
+}
 
 }  // namespace
 
 struct Pattern::Code {
+  // What it takes to try an item of the expression, and to go over one character with it: a class
+  // is searched from its front for every character, and an item of many repeats may fail at the
+  // last.
+  struct Cost {
+    uint32_t once = 1, each = 1;
+  };
+
   pcre2_code* code = nullptr;
-  pcre2_match_context* context = nullptr;
-  ~Code() {
-    pcre2_match_context_free(context);
-    pcre2_code_free(code);
+  std::string expression;
+  std::vector<Cost> costs;  // by place in the expression
+  ~Code() { pcre2_code_free(code); }
+
+  // PCRE2 calls it for each item of the expression.
+  static int add_cost(pcre2_callout_enumerate_block* block, void* data) {
+    auto& self = *static_cast<Code*>(data);
+    const size_t place = block->pattern_position;
+    const std::string_view item =
+        std::string_view(self.expression).substr(place, block->next_item_length);
+    uint32_t lookbehind = 0;
+    pcre2_pattern_info(self.code, PCRE2_INFO_MAXLOOKBEHIND, &lookbehind);
+    Cost& cost = self.costs[place];
+    cost.each = 1 + static_cast<uint32_t>(item.size() / 64);
+    cost.once = cost.each * repeats(item) + lookbehind / 8;
+    return 0;
   }
 };
 
@@ -67,59 +100,178 @@ Pattern::~Pattern() = default;
 
 Status Pattern::compile(std::string_view expression, bool literal,
                         std::shared_ptr<const Pattern>* pattern) {
-  if (expression.empty() || expression.size() > kMaxExpression) {
+  if (expression.empty() || (!literal && expression.size() > kMaxExpression)) {
     return invalid("expected an expression of 1 to " + std::to_string(kMaxExpression) +
                    " bytes, got " + std::to_string(expression.size()));
   }
-  const std::string text = literal ? std::string(expression) : translate(expression);
-  // Without \C nothing matches half a character.
-  const uint32_t options =
-      literal ? PCRE2_LITERAL | PCRE2_UTF : PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
-  int error;
-  size_t offset;
   std::shared_ptr<Pattern> made(new Pattern);
-  made->code_ = std::make_unique<Code>();
-  made->code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options,
-                                    &error, &offset, nullptr);
-  if (made->code_->code == nullptr) {
-    return invalid("is not a regular expression: " + message_of(error) + " at byte " +
-                   std::to_string(offset));
+  if (literal) {
+    made->literal_ = expression;
+    made->fallback_.assign(expression.size(), 0);
+    for (size_t i = 1, matched = 0; i < expression.size(); ++i) {
+      while (matched > 0 && expression[i] != expression[matched]) {
+        matched = made->fallback_[matched - 1];
+      }
+      if (expression[i] == expression[matched]) ++matched;
+      made->fallback_[i] = static_cast<uint32_t>(matched);
+    }
+  } else {
+    FK_RETURN_IF_ERROR(made->compile_expression(expression));
   }
-  pcre2_jit_compile(made->code_->code, PCRE2_JIT_COMPLETE);  // where it cannot, it interprets
-  made->code_->context = pcre2_match_context_create(nullptr);
-  if (made->code_->context == nullptr) return {FK_INTERNAL, "out of memory"};
-  pcre2_set_match_limit(made->code_->context, kMatchLimit);
-  pcre2_set_heap_limit(made->code_->context, kHeapLimit);
   *pattern = std::move(made);
   return {};
 }
 
-Status Pattern::find_all(std::string_view text,
-                         std::vector<std::pair<size_t, size_t>>* matches) const {
-  const std::unique_ptr<pcre2_match_data, Freed> data(
-      pcre2_match_data_create_from_pattern(code_->code, nullptr));
-  if (data == nullptr) return {FK_INTERNAL, "out of memory"};
-  const size_t* found = pcre2_get_ovector_pointer(data.get());
-  const PCRE2_SPTR subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  size_t at = 0;
-  while (at < text.size()) {
-    const int result = pcre2_match(code_->code, subject, text.size(), at, PCRE2_NO_UTF_CHECK,
-                                   data.get(), code_->context);
-    if (result == PCRE2_ERROR_NOMATCH) return {};
-    if (result < 0) return invalid("the tokenizer's split pattern gave up: " + message_of(result));
-    // \K in a lookahead can end a match before it begins.
-    const size_t begin = found[0], end = found[1];
-    if (end > begin && begin >= at) {
-      matches->emplace_back(begin, end);
-      at = end;
-      continue;
-    }
-    at = begin > at ? begin : at;
-    do {
-      ++at;
-    } while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80);
+Status Pattern::compile_expression(std::string_view expression) {
+  code_ = std::make_unique<Code>();
+  std::string& text = code_->expression;
+  if (!translate(expression, &text)) {
+    return invalid("is not a regular expression: (* begins nothing");
   }
+  // A callout at each item counts it, which takes 4 to 8 ns. PCRE2's searches for where a match may
+  // start would not be counted. Without \C nothing matches half a character.
+  const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT |
+                           PCRE2_NO_START_OPTIMIZE;
+  int error;
+  size_t offset;
+  code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options,
+                              &error, &offset, nullptr);
+  if (code_->code == nullptr) {
+    return invalid("is not a regular expression: " + message_of(error) + " at byte " +
+                   std::to_string(offset));
+  }
+  // One of them compares any length at once.
+  uint32_t back_references = 0;
+  pcre2_pattern_info(code_->code, PCRE2_INFO_BACKREFMAX, &back_references);
+  if (back_references > 0) return unsupported("back references are not supported");
+  code_->costs.resize(text.size() + 1);
+  pcre2_callout_enumerate(code_->code, &Code::add_cost, code_.get());
+  pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);  // where it cannot, it interprets
   return {};
+}
+
+struct Matcher::Memory {
+  pcre2_match_context* context = nullptr;
+  pcre2_match_data* data = nullptr;
+  Work* work = nullptr;
+  const std::vector<Pattern::Code::Cost>* costs = nullptr;  // of the pattern under way
+  size_t position = 0;                                      // where the last item was tried
+  uint32_t each = 1;                                        // what it takes for a character
+
+  ~Memory() {
+    pcre2_match_data_free(data);
+    pcre2_match_context_free(context);
+  }
+
+  // PCRE2 calls it before each item of the expression that it tries.
+  static int count(pcre2_callout_block* block, void* data) {
+    auto& self = *static_cast<Memory*>(data);
+    const Pattern::Code::Cost cost = (*self.costs)[block->pattern_position];
+    const size_t now = block->current_position;
+    const size_t passed = now > self.position ? now - self.position : 0;
+    const uint64_t steps = cost.once + passed * self.each;
+    self.position = now;
+    self.each = cost.each;
+    return self.work->spend(steps) ? 0 : PCRE2_ERROR_CALLOUT;
+  }
+};
+
+Matcher::Matcher(Work* work) : work_(*work) {}
+Matcher::~Matcher() = default;
+
+Matches::Matches(const Pattern& pattern, std::string_view text, Matcher* matcher)
+    : pattern_(pattern), text_(text), matcher_(*matcher) {
+  const bool literal = !pattern.literal_.empty();
+  status_ =
+      matcher_.work_.steps(kStepsPerCall + (literal ? text.size() / kLiteralBytesPerStep : 0));
+  if (literal || matcher_.memory_ != nullptr || !status_.ok()) return;
+  auto memory = std::make_unique<Matcher::Memory>();
+  memory->context = pcre2_match_context_create(nullptr);
+  memory->data = pcre2_match_data_create(1, nullptr);
+  if (memory->context == nullptr || memory->data == nullptr) {
+    status_ = {FK_INTERNAL, "out of memory"};
+    return;
+  }
+  memory->work = &matcher_.work_;
+  pcre2_set_callout(memory->context, &Matcher::Memory::count, memory.get());
+  pcre2_set_match_limit(memory->context, UINT32_MAX);  // the count of items is exact
+  pcre2_set_heap_limit(memory->context, kHeapLimit);
+  matcher_.memory_ = std::move(memory);
+}
+
+bool Matches::next(size_t* begin, size_t* end) {
+  if (!status_.ok() || at_ >= text_.size()) return false;
+  return pattern_.literal_.empty() ? next_expression(begin, end) : next_literal(begin, end);
+}
+
+// Knuth, Morris and Pratt's search: each byte of the text is looked at once.
+bool Matches::next_literal(size_t* begin, size_t* end) {
+  const std::string& literal = pattern_.literal_;
+  if (literal.size() == 1) {
+    *begin = text_.find(literal[0], at_);
+    at_ = *end = *begin + 1;
+    if (*begin != std::string_view::npos) return true;
+    at_ = text_.size();
+    return false;
+  }
+  size_t matched = 0;
+  while (at_ < text_.size()) {
+    const char c = text_[at_++];
+    while (matched > 0 && c != literal[matched]) matched = pattern_.fallback_[matched - 1];
+    if (c == literal[matched]) ++matched;
+    if (matched == literal.size()) {
+      *begin = at_ - matched;
+      *end = at_;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Matches::next_expression(size_t* begin, size_t* end) {
+  Matcher::Memory& memory = *matcher_.memory_;
+  memory.costs = &pattern_.code_->costs;
+  const size_t* found = pcre2_get_ovector_pointer(memory.data);
+  const PCRE2_SPTR subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
+  while (at_ < text_.size()) {
+    if (!matcher_.work_.spend(kStepsPerCall)) {
+      status_ = matcher_.work_.error();
+      return false;
+    }
+    const auto match = [&](uint32_t options) {
+      memory.position = at_;
+      return pcre2_match(pattern_.code_->code, subject, text_.size(), at_,
+                         PCRE2_NO_UTF_CHECK | options, memory.data, memory.context);
+    };
+    int result = match(0);
+    if (result == PCRE2_ERROR_JIT_STACKLIMIT) result = match(PCRE2_NO_JIT);
+    if (result == PCRE2_ERROR_NOMATCH) {
+      at_ = text_.size();
+      return false;
+    }
+    if (result == PCRE2_ERROR_CALLOUT) {
+      status_ = matcher_.work_.error();
+      return false;
+    }
+    if (result < 0) {
+      const bool heap = result == PCRE2_ERROR_HEAPLIMIT;
+      status_ = invalid("the tokenizer's split pattern gave up: " + message_of(result) +
+                        (heap ? " (" + std::to_string(kHeapLimit) + " KiB)" : ""));
+      return false;
+    }
+    // \K in a lookahead can end a match before it begins.
+    *begin = found[0];
+    *end = found[1];
+    if (*end > *begin && *begin >= at_) {
+      at_ = *end;
+      return true;
+    }
+    at_ = std::max(at_, *begin);
+    do {
+      ++at_;
+    } while (at_ < text_.size() && (static_cast<unsigned char>(text_[at_]) & 0xC0) == 0x80);
+  }
+  return false;
 }
 
 }  // namespace fk::model

@@ -111,7 +111,7 @@ Status read_safetensors(const std::string& file, std::string_view bytes, TensorT
   if (header.empty() || header[0] != '{') {
     return file_error(file, "header: expected { at its start");
   }
-  Json json;
+  JsonDocument json;
   FK_RETURN_IF_ERROR(parse_json(file, header, &json));
   const std::string_view buffer = bytes.substr(reader.at());
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "core/status.h"
@@ -52,7 +52,7 @@ class TensorTable {
   std::string file_;  // for errors about what is missing
   const void* made_up_ = nullptr;
   WeightType made_up_type_ = WeightType::kF32;
-  std::unordered_map<std::string, StoredTensor> tensors_;
+  std::map<std::string, StoredTensor> tensors_;
 };
 
 // Rows [begin, begin + rows) of a matrix, or that part of a vector.

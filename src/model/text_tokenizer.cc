@@ -1,14 +1,16 @@
 #include "model/text_tokenizer.h"
 
 #include <algorithm>
-#include <deque>
 
 #include "model/unicode.h"
 
 namespace fk::model {
 namespace {
 
-constexpr size_t kMaxText = size_t{1} << 30;  // positions in a word are 32-bit numbers
+constexpr size_t kMaxText = size_t{1} << 30;
+// What ids may decode to: hostile files have tokens of any length.
+constexpr uint64_t kDecodedPerId = 64;
+constexpr uint64_t kFreeDecoded = 16 << 20;
 
 // The value of "<0x0A>", -1 for other spellings.
 int byte_of(std::string_view spelling) {
@@ -35,110 +37,8 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
   return out.append(text.substr(at));
 }
 
-// Where the white space at the end of `text` begins.
-size_t trailing_space(std::string_view text) {
-  size_t end = text.size();
-  while (end > 0) {
-    size_t begin = end - 1;
-    while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
-    if (!is_white_space(utf8_decode(text.substr(begin, end - begin)))) break;
-    end = begin;
-  }
-  return end;
-}
-
-size_t leading_space(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    const size_t length = utf8_length(text.substr(at));
-    if (!is_white_space(utf8_decode(text.substr(at, length)))) break;
-    at += length;
-  }
-  return at;
-}
-
 bool starts_with(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
-}
-
-struct Range {
-  size_t begin, end;
-  bool match;
-};
-
-// Matches and what lies between them, joined as the behaviour says.
-std::vector<Range> arrange(const std::vector<std::pair<size_t, size_t>>& matches, size_t size,
-                           const SplitStep& step) {
-  std::vector<Range> all;
-  size_t at = 0;
-  for (const auto& [begin, end] : matches) {
-    if (begin > at) all.push_back({at, begin, step.invert});
-    all.push_back({begin, end, !step.invert});
-    at = end;
-  }
-  if (at < size) all.push_back({at, size, step.invert});
-
-  std::vector<Range> out;
-  bool previous = false;
-  switch (step.behavior) {
-    case SplitStep::kIsolated:
-      return all;
-    case SplitStep::kRemoved:
-      std::copy_if(all.begin(), all.end(), std::back_inserter(out),
-                   [](const Range& r) { return !r.match; });
-      return out;
-    case SplitStep::kContiguous:
-    case SplitStep::kWithPrevious:
-      for (const Range& range : all) {
-        const bool joins = step.behavior == SplitStep::kContiguous ? range.match == previous
-                                                                   : range.match && !previous;
-        if (joins && !out.empty()) {
-          out.back().end = range.end;
-        } else {
-          out.push_back(range);
-        }
-        previous = range.match;
-      }
-      return out;
-    case SplitStep::kWithNext:
-      for (size_t i = all.size(); i-- > 0;) {
-        if (all[i].match && !previous && !out.empty()) {
-          out.back().begin = all[i].begin;
-        } else {
-          out.push_back(all[i]);
-        }
-        previous = all[i].match;
-      }
-      std::reverse(out.begin(), out.end());
-      return out;
-  }
-  return out;
-}
-
-Status normalize(const std::vector<NormalizeStep>& steps, std::string* text) {
-  for (const NormalizeStep& step : steps) {
-    switch (step.kind) {
-      case NormalizeStep::kNfc:
-        *text = nfc(*text);
-        break;
-      case NormalizeStep::kPrepend:
-        if (!text->empty()) text->insert(0, step.text);
-        break;
-      case NormalizeStep::kReplace: {
-        std::vector<std::pair<size_t, size_t>> matches;
-        FK_RETURN_IF_ERROR(step.pattern->find_all(*text, &matches));
-        std::string out;
-        size_t at = 0;
-        for (const auto& [begin, end] : matches) {
-          out.append(*text, at, begin - at).append(step.text);
-          at = end;
-        }
-        *text = out.append(*text, at, std::string::npos);
-        break;
-      }
-    }
-  }
-  return {};
 }
 
 }  // namespace
@@ -197,7 +97,7 @@ void set_byte_level_ids(TextTokenizer* tokenizer) {
   std::string bytes;
   for (size_t i = 0; i < tokenizer->tokens.size(); ++i) {
     if (tokenizer->tokens[i].empty() || !from_byte_alphabet(tokenizer->tokens[i], &bytes)) continue;
-    if (whole_words) tokenizer->bpe.ids[bytes] = static_cast<int32_t>(i);
+    if (whole_words) tokenizer->bpe.ids.set(bytes, static_cast<int32_t>(i));
     if (bytes.size() == 1) {
       tokenizer->bpe.byte_ids[static_cast<unsigned char>(bytes[0])] = static_cast<int32_t>(i);
     }
@@ -228,11 +128,11 @@ Status TextTokenizer::finish() {
   special_.assign(tokens.size(), false);
   by_spelling_.reserve(tokens.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (!tokens[i].empty()) by_spelling_[tokens[i]] = static_cast<int32_t>(i);
+    if (!tokens[i].empty()) by_spelling_.set(tokens[i], static_cast<int32_t>(i));
   }
   for (const AddedToken& token : added) {
     special_[static_cast<size_t>(token.id)] = token.special;
-    by_spelling_[token.content] = token.id;
+    by_spelling_.set(token.content, token.id);
   }
   for (size_t i = 0; i < tokens.size(); ++i) {
     std::string& piece = pieces_[i];
@@ -244,177 +144,127 @@ Status TextTokenizer::finish() {
       piece = space.empty() ? tokens[i] : replace_all(tokens[i], space, " ");
     }
   }
-  bool single_word = false;
-  contents_.resize(added.size());
-  for (size_t i = 0; i < added.size(); ++i) {
-    contents_[i] = added[i].content;
-    if (added[i].normalized) FK_RETURN_IF_ERROR(normalize(normalizers, &contents_[i]));
-    if (contents_[i].empty()) continue;
-    single_word |= added[i].single_word;
-    AddedByByte& table = added[i].normalized ? after_ : before_;
-    table[static_cast<unsigned char>(contents_[i][0])].push_back(i);
-  }
-  for (AddedByByte* table : {&before_, &after_}) {
-    for (std::vector<size_t>& list : *table) {
-      std::stable_sort(list.begin(), list.end(), [&](size_t a, size_t b) {
-        return contents_[a].size() > contents_[b].size();
-      });
+  size_t bytes = 0;
+  for (const AddedToken& token : added) bytes += token.content.size();
+  Work work(bytes);
+  Matcher matcher(&work);
+  for (const AddedToken& token : added) {
+    std::string content = token.content;
+    if (token.normalized) {
+      const Status status = normalize(normalizers, &matcher, &content);
+      if (!status.ok()) return {status.code(), "added_tokens: " + status.message()};
     }
+    (token.normalized ? after_ : before_).add(token, std::move(content));
   }
-  static constexpr char kWord[] = R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}])";
-  if (single_word) FK_RETURN_IF_ERROR(Pattern::compile(kWord, false, &word_));
-  return {};
+  FK_RETURN_IF_ERROR(before_.finish());
+  return after_.finish();
 }
 
-void TextTokenizer::cut_added(std::string_view text, const AddedByByte& table,
-                              const std::vector<std::pair<size_t, size_t>>& plain,
-                              std::vector<Segment>* segments) const {
-  const auto touches_word = [&](size_t begin, size_t end) {
-    // The characters just before and just after.
-    size_t before = begin;
-    while (before > 0 && before-- > 0 &&
-           (static_cast<unsigned char>(text[before]) & 0xC0) == 0x80) {
-    }
-    const size_t after = end < text.size() ? utf8_length(text.substr(end)) : 0;
-    std::vector<std::pair<size_t, size_t>> matches;
-    const Status left = word_->find_all(text.substr(before, begin - before), &matches);
-    const Status right = word_->find_all(text.substr(end, after), &matches);
-    return !left.ok() || !right.ok() || !matches.empty();
-  };
-  size_t done = 0;
-  size_t at = 0;
-  while (at < text.size()) {
-    const auto& list = table[static_cast<unsigned char>(text[at])];
-    const auto found = std::find_if(list.begin(), list.end(), [&](size_t i) {
-      return text.compare(at, contents_[i].size(), contents_[i]) == 0;
-    });
-    if (found == list.end()) {
-      ++at;
-      continue;
-    }
-    const AddedToken& token = added[*found];
-    size_t begin = at, end = at + contents_[*found].size();
-    at = end;
-    const bool hidden =
-        token.special && std::any_of(plain.begin(), plain.end(), [&](const auto& range) {
-          return begin < range.second && range.first < end;
-        });
-    if (hidden || (token.single_word && touches_word(begin, end))) continue;
-    if (token.lstrip) begin = std::max(done, trailing_space(text.substr(0, begin)));
-    if (token.rstrip) end += leading_space(text.substr(end));
-    if (begin > done) segments->push_back({text.substr(done, begin - done), -1});
-    segments->push_back({text.substr(begin, end - begin), token.id});
-    done = end;  // a token inside the white space that was taken along is still found
-  }
-  if (done < text.size()) segments->push_back({text.substr(done), -1});
-}
+struct TextTokenizer::Encoding {
+  Encoding(size_t bytes, std::vector<int32_t>* out) : work(bytes), matcher(&work), ids(out) {}
+
+  Work work;
+  Matcher matcher;
+  Bpe::Scratch scratch;
+  std::vector<int32_t>* ids;
+};
 
 Status TextTokenizer::encode_parts(const std::vector<TextPart>& parts, bool add_special,
                                    std::vector<int32_t>* ids) const {
   std::string text;
-  std::vector<std::pair<size_t, size_t>> plain;
+  Ranges plain;
   for (const TextPart& part : parts) {
     const size_t begin = text.size();
-    text += to_utf8(part.text);
-    if (!part.parse_special) plain.emplace_back(begin, text.size());
-  }
-  if (text.size() > kMaxText) return invalid("text: expected at most 1 GiB");
-  if (add_special) ids->insert(ids->end(), prefix.begin(), prefix.end());
-  std::vector<Segment> segments;
-  cut_added(text, before_, plain, &segments);
-  for (const Segment& segment : segments) {
-    if (segment.id >= 0) {
-      ids->push_back(segment.id);
-      continue;
+    if (part.text.size() <= kMaxText) text += to_utf8(part.text);
+    if (part.text.size() > kMaxText || text.size() > kMaxText) {
+      return invalid("text: expected at most " + std::to_string(kMaxText) + " bytes, got more");
     }
-    const size_t begin = static_cast<size_t>(segment.text.data() - text.data());
-    const size_t end = begin + segment.text.size();
-    const bool hides = std::any_of(plain.begin(), plain.end(), [&](const auto& range) {
-      return begin < range.second && range.first < end;
-    });
-    FK_RETURN_IF_ERROR(encode_segment(segment.text, begin == 0, hides, ids));
+    if (!part.parse_special && text.size() > begin) plain.emplace_back(begin, text.size());
   }
+  Encoding encoding(text.size(), ids);
+  if (add_special) ids->insert(ids->end(), prefix.begin(), prefix.end());
+  FK_RETURN_IF_ERROR(
+      before_.cut(text, plain, &encoding.matcher, [&](std::string_view segment, int32_t id) {
+        if (id >= 0) {
+          ids->push_back(id);
+          return Status();
+        }
+        const size_t begin = static_cast<size_t>(segment.data() - text.data());
+        const bool hides = overlaps(plain, begin, begin + segment.size());
+        return encode_segment(segment, begin == 0, hides, &encoding);
+      }));
   if (add_special) ids->insert(ids->end(), suffix.begin(), suffix.end());
   return {};
 }
 
 Status TextTokenizer::encode_segment(std::string_view text, bool first, bool plain,
-                                     std::vector<int32_t>* ids) const {
+                                     Encoding* encoding) const {
   std::string normal(text);
-  FK_RETURN_IF_ERROR(normalize(normalizers, &normal));
-  std::vector<std::pair<size_t, size_t>> all;
-  if (plain) all.emplace_back(0, normal.size());
-  std::vector<Segment> segments;
-  cut_added(normal, after_, all, &segments);
-  for (const Segment& segment : segments) {
-    if (segment.id >= 0) {
-      ids->push_back(segment.id);
-    } else {
-      const bool leads = first && segment.text.data() == normal.data();
-      FK_RETURN_IF_ERROR(encode_words(segment.text, leads, ids));
+  FK_RETURN_IF_ERROR(normalize(normalizers, &encoding->matcher, &normal));
+  Ranges all;
+  if (plain && !normal.empty()) all.emplace_back(0, normal.size());
+  return after_.cut(normal, all, &encoding->matcher, [&](std::string_view segment, int32_t id) {
+    if (id >= 0) {
+      encoding->ids->push_back(id);
+      return Status();
     }
-  }
-  return {};
+    return encode_words(segment, first && segment.data() == normal.data(), 0, encoding);
+  });
 }
 
-Status TextTokenizer::encode_words(std::string_view text, bool first,
-                                   std::vector<int32_t>* ids) const {
-  struct Word {
-    std::string_view text;
-    bool first;  // begins where the whole text begins
-  };
-  std::deque<std::string> changed;  // keeps what words view
-  std::vector<Word> words = {{text, first}}, next;
-  for (const SplitStep& step : splits) {
-    next.clear();
-    for (Word word : words) {
-      const bool wanted =
-          step.prepend == Prepend::kAlways || (step.prepend == Prepend::kFirst && word.first);
-      if (step.kind == SplitStep::kMetaspace) {
-        std::string signs = replace_all(word.text, " ", step.sign);
-        if (wanted && !starts_with(signs, step.sign)) signs.insert(0, step.sign);
-        word.text = changed.emplace_back(std::move(signs));
-      } else if (wanted && !starts_with(word.text, " ")) {
-        word.text = changed.emplace_back(" " + std::string(word.text));
-      }
-      std::vector<std::pair<size_t, size_t>> matches;
-      if (step.kind == SplitStep::kMetaspace && step.split) {
-        for (size_t at = 0; (at = word.text.find(step.sign, at)) != std::string_view::npos;) {
-          matches.emplace_back(at, at + step.sign.size());
-          at += step.sign.size();
-        }
-      } else if (step.pattern != nullptr) {
-        FK_RETURN_IF_ERROR(step.pattern->find_all(word.text, &matches));
-      } else {
-        next.push_back(word);
-        continue;
-      }
-      for (const Range& range : arrange(matches, word.text.size(), step)) {
-        next.push_back({word.text.substr(range.begin, range.end - range.begin),
-                        word.first && range.begin == 0});
-      }
-    }
-    words.swap(next);
+Status TextTokenizer::encode_words(std::string_view text, bool first, size_t step,
+                                   Encoding* encoding) const {
+  if (step == splits.size()) {
+    FK_RETURN_IF_ERROR(encoding->work.word(text.size()));
+    bpe.encode(text, &encoding->scratch, encoding->ids);
+    return {};
   }
-  for (const Word& word : words) bpe.encode(word.text, ids);
-  return {};
+  const SplitStep& how = splits[step];
+  const bool wanted = how.prepend == Prepend::kAlways || (how.prepend == Prepend::kFirst && first);
+  std::string changed;  // what `text` then views
+  if (how.kind == SplitStep::kMetaspace) {
+    const auto spaces = static_cast<size_t>(std::count(text.begin(), text.end(), ' '));
+    FK_RETURN_IF_ERROR(encoding->work.write(text.size() + (spaces + 1) * how.sign.size()));
+    changed = replace_all(text, " ", how.sign);
+    if (wanted && !starts_with(changed, how.sign)) changed.insert(0, how.sign);
+    text = changed;
+  } else if (wanted && !starts_with(text, " ")) {
+    FK_RETURN_IF_ERROR(encoding->work.write(text.size() + 1));
+    changed.append(" ").append(text);
+    text = changed;
+  }
+  if (how.pattern == nullptr) return encode_words(text, first, step + 1, encoding);
+  return split(how, text, &encoding->matcher, [&](size_t begin, size_t end) {
+    return encode_words(text.substr(begin, end - begin), first && begin == 0, step + 1, encoding);
+  });
 }
 
-std::string TextTokenizer::decode(const std::vector<int32_t>& ids, bool skip_special) const {
+Status TextTokenizer::decode(const std::vector<int32_t>& ids, bool skip_special,
+                             std::string* text) const {
+  const uint64_t limit = kDecodedPerId * ids.size() + kFreeDecoded;
+  uint64_t bytes = 0;
+  for (int32_t id : ids) {
+    if (id >= 0 && id < size()) bytes += pieces_[static_cast<size_t>(id)].size();
+    if (bytes > limit) {
+      return invalid("ids: expected at most " + std::to_string(limit) + " bytes of text for " +
+                     std::to_string(ids.size()) + " of them (" + std::to_string(kDecodedPerId) +
+                     " for each and " + std::to_string(kFreeDecoded) +
+                     "), but the tokenizer makes more of them");
+    }
+  }
+  text->clear();
+  text->reserve(static_cast<size_t>(bytes));
   TokenStream stream(*this, /*continues=*/false, skip_special);
-  std::string text;
-  for (int32_t id : ids) text += stream.push(id);
-  return text + stream.finish();
+  for (int32_t id : ids) *text += stream.push(id);
+  *text += stream.finish();
+  return {};
 }
 
 std::string TextTokenizer::token_bytes(int32_t id) const {
   return id >= 0 && id < size() ? pieces_[static_cast<size_t>(id)] : "";
 }
 
-int32_t TextTokenizer::find(std::string_view token) const {
-  const auto found = by_spelling_.find(std::string(token));
-  return found == by_spelling_.end() ? -1 : found->second;
-}
+int32_t TextTokenizer::find(std::string_view token) const { return by_spelling_.find(token); }
 
 std::string TextTokenizer::token(int32_t id) const {
   return id >= 0 && id < size() ? tokens[static_cast<size_t>(id)] : "";

@@ -3,55 +3,28 @@
 #pragma once
 
 #include <array>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/status.h"
+#include "model/added_tokens.h"
 #include "model/bpe.h"
-#include "model/pattern.h"
+#include "model/normalize.h"
+#include "model/split.h"
+#include "model/string_table.h"
 #include "model/tokenizer.h"
 
 namespace fk::model {
 
 constexpr std::string_view kMetaspace = "\xE2\x96\x81";  // U+2581, a space in SentencePiece
 
-struct AddedToken {
-  int32_t id = -1;
-  std::string content;
-  bool special = false;
-  bool single_word = false;  // only where no letter touches it
-  bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;
-  bool normalized = false;  // looked for after normalisation
-};
-
-struct NormalizeStep {
-  enum Kind { kNfc, kPrepend, kReplace } kind;
-  std::string text;  // kPrepend: what; kReplace: by what
-  std::shared_ptr<const Pattern> pattern;
-};
-
-// Which segments get a space (or its sign) in front.
-enum class Prepend { kNever, kFirst, kAlways };
-
-struct SplitStep {
-  enum Kind { kPattern, kMetaspace, kByteLevel } kind = kPattern;
-  // kPattern; kByteLevel: null where it does not split.
-  std::shared_ptr<const Pattern> pattern;
-  enum Behavior { kIsolated, kRemoved, kWithPrevious, kWithNext, kContiguous } behavior = kIsolated;
-  bool invert = false;
-  Prepend prepend = Prepend::kNever;  // kMetaspace, kByteLevel
-  bool split = false;                 // kMetaspace: words begin at the sign
-  std::string sign;                   // kMetaspace
-};
-
 class TextTokenizer : public Tokenizer {
  public:
   Status encode_parts(const std::vector<TextPart>& parts, bool add_special,
                       std::vector<int32_t>* ids) const override;
-  std::string decode(const std::vector<int32_t>& ids, bool skip_special) const override;
+  Status decode(const std::vector<int32_t>& ids, bool skip_special,
+                std::string* text) const override;
   std::string token_bytes(int32_t id) const override;
   int32_t find(std::string_view token) const override;
   std::string token(int32_t id) const override;
@@ -75,26 +48,17 @@ class TextTokenizer : public Tokenizer {
   Status finish();
 
  private:
-  using AddedByByte = std::array<std::vector<size_t>, 256>;  // by first byte, longest first
-  struct Segment {
-    std::string_view text;
-    int32_t id;  // of an added token; -1: plain text
-  };
+  struct Encoding;  // what encoding one text needs beside the text
 
-  // `plain`: ranges in which special tokens are plain characters.
-  void cut_added(std::string_view text, const AddedByByte& table,
-                 const std::vector<std::pair<size_t, size_t>>& plain,
-                 std::vector<Segment>* segments) const;
-  Status encode_segment(std::string_view text, bool first, bool plain,
-                        std::vector<int32_t>* ids) const;
-  Status encode_words(std::string_view text, bool first, std::vector<int32_t>* ids) const;
+  // `plain`: special tokens are plain characters in it. `first`: it begins where the text begins.
+  Status encode_segment(std::string_view text, bool first, bool plain, Encoding* encoding) const;
+  // With the splits from `step` on.
+  Status encode_words(std::string_view text, bool first, size_t step, Encoding* encoding) const;
 
   std::vector<std::string> pieces_;  // bytes by id
   std::vector<bool> special_;
-  std::unordered_map<std::string, int32_t> by_spelling_;
-  std::vector<std::string> contents_;  // of `added`, as they are looked for
-  AddedByByte before_, after_;         // normalisation
-  std::shared_ptr<const Pattern> word_;
+  StringTable by_spelling_;
+  AddedTokens before_, after_;  // normalisation
 };
 
 // The byte-level alphabet (GPT-2's): a printable character for each byte.

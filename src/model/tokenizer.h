@@ -36,7 +36,7 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
 
   // Appends the ids of the parts' joined text to *ids. Bytes that are not UTF-8 are read as U+FFFD.
-  // Fails only where a split pattern gives up.
+  // Fails where the file asks for more work than the text may take.
   virtual Status encode_parts(const std::vector<TextPart>& parts, bool add_special,
                               std::vector<int32_t>* ids) const = 0;
   Status encode(std::string_view text, const EncodeOptions& options,
@@ -44,7 +44,9 @@ class Tokenizer {
     return encode_parts({{text, options.parse_special}}, options.add_special, ids);
   }
   // All the text of `ids`; bytes that form no UTF-8 come out as U+FFFD. Unknown ids give nothing.
-  virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special = true) const = 0;
+  // Fails where the file's tokens are so long that the text would take much memory.
+  virtual Status decode(const std::vector<int32_t>& ids, bool skip_special,
+                        std::string* text) const = 0;
 
   // The bytes that one token adds in the middle of a text. May be a part of a character.
   virtual std::string token_bytes(int32_t id) const = 0;

@@ -61,11 +61,11 @@ Status read_tokens(const Gguf& gguf, TextTokenizer* tokenizer, std::vector<int32
     }
     tokenizer->tokens.emplace_back(tokens[i]);
     const int32_t type = (*types)[i];
-    if (type != kControl && type != kUserDefined) continue;
+    if (type != kControl && type != kUserDefined && type != kUnknown) continue;
     AddedToken token;
     token.id = static_cast<int32_t>(i);
     token.content = tokens[i];
-    token.special = type == kControl;
+    token.special = type != kUserDefined;
     tokenizer->added.push_back(std::move(token));
   }
   return {};
@@ -74,10 +74,10 @@ Status read_tokens(const Gguf& gguf, TextTokenizer* tokenizer, std::vector<int32
 Status read_merges(const Gguf& gguf, TextTokenizer* tokenizer) {
   std::vector<std::string_view> lines;
   FK_RETURN_IF_ERROR(gguf.get("tokenizer.ggml.merges", &lines));
-  std::unordered_map<std::string_view, int32_t> ids;
+  StringTable ids;
   ids.reserve(tokenizer->tokens.size());
   for (size_t i = 0; i < tokenizer->tokens.size(); ++i) {
-    ids[tokenizer->tokens[i]] = static_cast<int32_t>(i);
+    ids.set(tokenizer->tokens[i], static_cast<int32_t>(i));
   }
   std::vector<Merge> merges;
   merges.reserve(lines.size());
@@ -91,14 +91,14 @@ Status read_merges(const Gguf& gguf, TextTokenizer* tokenizer) {
     if (gap == std::string_view::npos || gap + 1 == lines[i].size()) {
       return error("expected two tokens with a space between");
     }
-    const auto left = ids.find(lines[i].substr(0, gap));
-    const auto right = ids.find(lines[i].substr(gap + 1));
+    const int32_t left = ids.find(lines[i].substr(0, gap));
+    const int32_t right = ids.find(lines[i].substr(gap + 1));
     joined.assign(lines[i].substr(0, gap)).append(lines[i].substr(gap + 1));
-    const auto result = ids.find(joined);
-    if (left == ids.end() || right == ids.end() || result == ids.end()) {
+    const int32_t result = ids.find(joined);
+    if (left < 0 || right < 0 || result < 0) {
       return error("expected both parts and what they make among the tokens");
     }
-    merges.push_back({left->second, right->second, result->second, static_cast<int32_t>(i)});
+    merges.push_back({left, right, result, static_cast<int32_t>(i)});
   }
   tokenizer->bpe.merges.build(merges);
   return {};
@@ -158,7 +158,7 @@ Status read_sentencepiece(const Gguf& gguf, const std::vector<int32_t>& types,
                               static_cast<int64_t>(types.size()) - 1));
   for (size_t i = 0; i < types.size(); ++i) {
     if (types[i] == kNormal || types[i] == kUserDefined) {
-      tokenizer->bpe.ids[tokenizer->tokens[i]] = static_cast<int32_t>(i);
+      tokenizer->bpe.ids.set(tokenizer->tokens[i], static_cast<int32_t>(i));
     }
     if (types[i] == kUnknown && unknown < 0) unknown = static_cast<int64_t>(i);
   }

@@ -7,11 +7,15 @@
 #include "model/formats.h"
 #include "model/mapped_file.h"
 #include "model/text_tokenizer.h"
+#include "model/unicode.h"
 
 namespace fk::model {
 namespace {
 
 constexpr int kMaxSequence = 4;  // sequences inside sequences
+// Known tokenizers have up to 6 normalizers or pre-tokenizers, and 3 ids around a text.
+constexpr size_t kMaxParts = 32;
+constexpr size_t kMaxTemplateIds = 1024;
 
 std::string type_of(const Json& json) {
   if (!json.is_object()) return "";
@@ -52,7 +56,14 @@ Status read_pattern(const JsonFields& fields, std::shared_ptr<const Pattern>* pa
   return status.ok() ? status : fields.error("pattern", status.message());
 }
 
+Status check_count(const std::string& file, const char* part, size_t count) {
+  if (count < kMaxParts) return {};
+  return file_error(file, std::string(part) + ": expected at most " + std::to_string(kMaxParts) +
+                              " parts, got more");
+}
+
 Status read_normalizer(const std::string& file, const Json& json, TextTokenizer* tokenizer) {
+  FK_RETURN_IF_ERROR(check_count(file, "normalizer", tokenizer->normalizers.size()));
   const JsonFields fields(file, json, "normalizer.");
   const std::string type = type_of(json);
   NormalizeStep step{NormalizeStep::kNfc, "", nullptr};
@@ -85,6 +96,13 @@ Status read_prepend(const JsonFields& fields, Prepend* prepend) {
   return {};
 }
 
+// What Metaspace has for a space.
+Status read_sign(const JsonFields& fields, std::string* sign) {
+  FK_RETURN_IF_ERROR(fields.get("replacement", sign));
+  if (!sign->empty() && utf8_length(*sign) == sign->size()) return {};
+  return fields.error("replacement", "expected one character, got " + shown_text(*sign));
+}
+
 Status read_split(const JsonFields& fields, SplitStep* step) {
   FK_RETURN_IF_ERROR(read_pattern(fields, &step->pattern));
   FK_RETURN_IF_ERROR(fields.get("invert", &step->invert));
@@ -101,6 +119,7 @@ Status read_split(const JsonFields& fields, SplitStep* step) {
 }
 
 Status read_pre_tokenizer(const std::string& file, const Json& json, TextTokenizer* tokenizer) {
+  FK_RETURN_IF_ERROR(check_count(file, "pre_tokenizer", tokenizer->splits.size()));
   const JsonFields fields(file, json, "pre_tokenizer.");
   const std::string type = type_of(json);
   if (tokenizer->byte_level) {
@@ -118,11 +137,11 @@ Status read_pre_tokenizer(const std::string& file, const Json& json, TextTokeniz
   } else if (type == "Metaspace") {
     step.kind = SplitStep::kMetaspace;
     step.sign = kMetaspace;
-    step.split = true;
     step.behavior = SplitStep::kWithNext;
-    FK_RETURN_IF_ERROR(fields.get("replacement", &step.sign));
-    if (step.sign.empty()) return fields.error("replacement", "expected a character");
-    FK_RETURN_IF_ERROR(fields.get("split", &step.split));
+    FK_RETURN_IF_ERROR(read_sign(fields, &step.sign));
+    bool split = true;  // words begin at the sign
+    FK_RETURN_IF_ERROR(fields.get("split", &split));
+    if (split) FK_RETURN_IF_ERROR(Pattern::compile(step.sign, true, &step.pattern));
     FK_RETURN_IF_ERROR(read_prepend(fields, &step.prepend));
   } else if (type == "ByteLevel") {
     step.kind = SplitStep::kByteLevel;
@@ -151,7 +170,7 @@ Status read_decoder(const std::string& file, const Json& json, TextTokenizer* to
     tokenizer->byte_tokens = true;
   } else if (type == "Metaspace") {
     tokenizer->space = kMetaspace;
-    FK_RETURN_IF_ERROR(fields.get("replacement", &tokenizer->space));
+    FK_RETURN_IF_ERROR(read_sign(fields, &tokenizer->space));
     Prepend prepend;
     FK_RETURN_IF_ERROR(read_prepend(fields, &prepend));
     tokenizer->strip_first_space = prepend != Prepend::kNever;
@@ -159,7 +178,9 @@ Status read_decoder(const std::string& file, const Json& json, TextTokenizer* to
     const Json* pattern = fields.find("pattern");
     std::string content;
     FK_RETURN_IF_ERROR(fields.get("content", &content));
-    if (pattern == nullptr || *pattern != Json{{"String", kMetaspace}} || content != " ") {
+    const bool spells_space = pattern != nullptr && pattern->is_object() && pattern->size() == 1 &&
+                              pattern->begin().key() == "String" && *pattern->begin() == kMetaspace;
+    if (!spells_space || content != " ") {
       return unsupported(file + ": decoder: Replace: expected " + std::string(kMetaspace) +
                          " by a space");
     }
@@ -216,6 +237,10 @@ Status read_post_processor(const std::string& file, const Json& json, TextTokeni
             "expected ids below " + std::to_string(tokenizer->size()) + ", got " + shown(number));
       }
       side->push_back(number.get<int32_t>());
+      if (tokenizer->prefix.size() + tokenizer->suffix.size() > kMaxTemplateIds) {
+        return fields.error("single", "expected at most " + std::to_string(kMaxTemplateIds) +
+                                          " ids around a text, got more");
+      }
     }
   }
   return {};
@@ -320,7 +345,7 @@ Status read_model(const std::string& file, const Json& json, TextTokenizer* toke
   if (tokenizer->byte_level) {
     set_byte_level_ids(tokenizer);
   } else {
-    for (const auto& [text, id] : vocab->items()) bpe.ids.emplace(text, id.get<int32_t>());
+    for (const auto& [text, id] : vocab->items()) bpe.ids.set(text, id.get<int32_t>());
     set_byte_token_ids(tokenizer);
   }
   return read_merges(fields, *vocab, tokenizer);
@@ -378,9 +403,10 @@ std::string find_template(const Json* config) {
 Status tokenizer_from_json(const std::string& file, const Json& json, const Json* config,
                            std::unique_ptr<Tokenizer>* tokenizer) {
   auto made = std::make_unique<TextTokenizer>();
-  const auto part = [&](const char* name) {
+  static const Json kNone;
+  const auto part = [&](const char* name) -> const Json& {
     const auto found = json.find(name);
-    return found == json.end() ? Json() : *found;
+    return found == json.end() ? kNone : *found;
   };
   FK_RETURN_IF_ERROR(
       each_part(file, "normalizer", "normalizers", part("normalizer"),

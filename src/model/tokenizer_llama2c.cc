@@ -43,7 +43,7 @@ Status tokenizer_from_llama2c(const std::string& file, std::string_view bytes, i
     if (!is_utf8(text)) return file_error(file, where + "expected UTF-8, got other bytes");
     if (scores.size() >= kMaxVocab) return file_error(file, "has more than 2^24 tokens");
     const int32_t id = static_cast<int32_t>(scores.size());
-    if (id >= kFirstText) made->bpe.ids.emplace(text, id);
+    if (id >= kFirstText && made->bpe.ids.find(text) < 0) made->bpe.ids.set(text, id);
     made->tokens.emplace_back(text);
     scores.push_back(score);
   }
@@ -59,7 +59,7 @@ Status tokenizer_from_llama2c(const std::string& file, std::string_view bytes, i
     token.id = id;
     token.content = made->tokens[static_cast<size_t>(id)] = kNames[id];
     token.special = true;
-    if (id > 0) made->added.push_back(token);
+    made->added.push_back(token);
   }
   made->normalizers.push_back({NormalizeStep::kPrepend, " ", nullptr});
   made->strip_first_space = true;

@@ -19,43 +19,6 @@ struct Decomposition {
 
 #include "model/unicode_tables.inc"
 
-unsigned char byte_at(std::string_view text, size_t i) {
-  return static_cast<unsigned char>(text[i]);
-}
-
-// How many bytes at the front agree with some character's encoding, and that character's length
-// (0 where not even the first agrees).
-size_t matching_bytes(std::string_view text, size_t* length) {
-  const unsigned char lead = byte_at(text, 0);
-  unsigned char low = 0x80, high = 0xBF;  // of the second byte
-  *length = 0;
-  if (lead < 0x80) {
-    *length = 1;
-    return 1;
-  }
-  if (lead >= 0xC2 && lead <= 0xDF) {
-    *length = 2;
-  } else if (lead >= 0xE0 && lead <= 0xEF) {
-    *length = 3;
-    if (lead == 0xE0) low = 0xA0;   // no shorter encoding
-    if (lead == 0xED) high = 0x9F;  // no surrogate
-  } else if (lead >= 0xF0 && lead <= 0xF4) {
-    *length = 4;
-    if (lead == 0xF0) low = 0x90;
-    if (lead == 0xF4) high = 0x8F;  // not past U+10FFFF
-  } else {
-    return 0;
-  }
-  size_t i = 1;
-  for (; i < *length && i < text.size(); ++i) {
-    const unsigned char c = byte_at(text, i);
-    if (c < low || c > high) break;
-    low = 0x80;
-    high = 0xBF;
-  }
-  return i;
-}
-
 constexpr uint32_t kHangul = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTrail = 0x11A7;
 constexpr uint32_t kLeads = 19, kVowels = 21, kTrails = 28;
 constexpr uint32_t kHanguls = kLeads * kVowels * kTrails;
@@ -113,76 +76,6 @@ uint32_t compose(uint32_t a, uint32_t b) {
 
 }  // namespace
 
-size_t utf8_length(std::string_view text) {
-  size_t length;
-  const size_t matching = matching_bytes(text, &length);
-  return matching == length ? length : 0;
-}
-
-size_t utf8_invalid_length(std::string_view text) {
-  size_t length;
-  return std::max<size_t>(1, matching_bytes(text, &length));
-}
-
-bool utf8_incomplete(std::string_view text) {
-  if (text.empty()) return false;
-  size_t length;
-  const size_t matching = matching_bytes(text, &length);
-  return matching == text.size() && matching < length;
-}
-
-uint32_t utf8_decode(std::string_view character) {
-  const uint32_t lead = byte_at(character, 0);
-  if (character.size() == 1) return lead;
-  uint32_t c = lead & (0x7Fu >> character.size());
-  for (size_t i = 1; i < character.size(); ++i) c = c << 6 | (byte_at(character, i) & 0x3F);
-  return c;
-}
-
-void utf8_append(uint32_t c, std::string* text) {
-  const auto tail = [&](int shift) { *text += static_cast<char>(0x80 | (c >> shift & 0x3F)); };
-  if (c < 0x80) {
-    *text += static_cast<char>(c);
-  } else if (c < 0x800) {
-    *text += static_cast<char>(0xC0 | c >> 6);
-    tail(0);
-  } else if (c < 0x10000) {
-    *text += static_cast<char>(0xE0 | c >> 12);
-    tail(6);
-    tail(0);
-  } else {
-    *text += static_cast<char>(0xF0 | c >> 18);
-    tail(12);
-    tail(6);
-    tail(0);
-  }
-}
-
-bool is_utf8(std::string_view text) {
-  while (!text.empty()) {
-    const size_t length = utf8_length(text);
-    if (length == 0) return false;
-    text.remove_prefix(length);
-  }
-  return true;
-}
-
-std::string to_utf8(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  while (!text.empty()) {
-    const size_t length = utf8_length(text);
-    if (length > 0) {
-      out += text.substr(0, length);
-      text.remove_prefix(length);
-    } else {
-      out += kReplacement;
-      text.remove_prefix(utf8_invalid_length(text));
-    }
-  }
-  return out;
-}
-
 bool is_white_space(uint32_t c) {
   return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xA0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
@@ -200,26 +93,26 @@ std::string nfc(std::string_view text) {
     decompose(utf8_decode(text.substr(0, length)), &all);
     text.remove_prefix(length);
   }
+  // Classes stand above the characters, so that each is looked up once.
+  constexpr uint32_t kClassShift = 24, kCharacter = (1u << kClassShift) - 1;
+  const auto class_of = [](uint32_t c) { return static_cast<int>(c >> kClassShift); };
+  for (uint32_t& c : all) c |= uint32_t{combining_class(c)} << kClassShift;
   // Marks between two starters in the order of their classes.
-  for (size_t i = 0; i < all.size();) {
-    if (combining_class(all[i]) == 0) {
-      ++i;
-      continue;
-    }
-    size_t end = i + 1;
-    while (end < all.size() && combining_class(all[end]) != 0) ++end;
-    std::stable_sort(all.begin() + static_cast<std::ptrdiff_t>(i),
-                     all.begin() + static_cast<std::ptrdiff_t>(end), [](uint32_t a, uint32_t b) {
-                       return combining_class(a) < combining_class(b);
-                     });
-    i = end;
+  const auto before = [&](uint32_t a, uint32_t b) { return class_of(a) < class_of(b); };
+  for (auto begin = all.begin(); begin != all.end();) {
+    const auto is_starter = [&](uint32_t c) { return class_of(c) == 0; };
+    begin = std::find_if_not(begin, all.end(), is_starter);
+    const auto end = std::find_if(begin, all.end(), is_starter);
+    if (!std::is_sorted(begin, end, before)) std::stable_sort(begin, end, before);
+    begin = end;
   }
   // A mark joins the last starter unless one of its class or higher stands between them.
   std::vector<uint32_t> joined;
   size_t starter = SIZE_MAX;
   int last_class = -1;  // of what stands after the starter; -1: nothing
-  for (uint32_t c : all) {
-    const int k = combining_class(c);
+  for (const uint32_t mark : all) {
+    const int k = class_of(mark);
+    const uint32_t c = mark & kCharacter;
     if (starter != SIZE_MAX && last_class < k) {
       if (const uint32_t pair = compose(joined[starter], c); pair != 0) {
         joined[starter] = pair;

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from flashkernel.bench import report
+from flashkernel.bench import report, roofline
+from flashkernel.bench.__main__ import parse, ratio_to_best_peer
 from flashkernel.bench.timing import time_cpu
 
 STATISTICS = {"mean", "std", "min", "max", "p50", "p95", "p99"}
@@ -17,7 +18,7 @@ STATISTICS = {"mean", "std", "min", "max", "p50", "p95", "p99"}
 def bench(*arguments, **environment):
     return subprocess.run(
         [sys.executable, "-m", "flashkernel.bench", *arguments],
-        env={**os.environ, **environment},
+        env={**os.environ, "COLUMNS": "120", **environment},
         capture_output=True,
         text=True,
     )
@@ -35,6 +36,11 @@ def test_file_page_and_table(tmp_path):
         (row,) = result["rows"]
         assert row["op"] == "softmax_fwd"
         assert row["impl"] == implementation
+        assert row["warmup"] >= 1 and row["iterations"] >= 5
+        assert f" {row['warmup']}+{row['iterations']} " in done.stdout
+        assert f">{row['warmup']}+{row['iterations']}<" in page.read_text()
+        assert {"read", "copy"} & set(result["ceilings"]["bandwidth_tbps"])
+        assert row["ceiling"]["of"] and row["impossible"] is (row["percent_of_ceiling"] > 100)
         assert row["ms"].keys() == row["peers"]["numpy"]["ms"].keys() == STATISTICS
         assert row["ratio_to_best_peer"] > 0
         assert "softmax_fwd 4096 x 768 float32" in page.read_text()
@@ -103,9 +109,27 @@ def test_roofline(tmp_path):
     del first["flops"]  # a row needs both to have a place
     report.write_html(str(page), result)
     assert page.read_text().count("<circle") == 1
+    for name in ("L1", "memory", "float32"):  # a line for each bound
+        row = {**second, "ceiling": {"bound": "memory", "of": name, "tbps": 0.1}}
+        assert f">{name}</text>" in roofline.svg([("", row)], result["ceilings"])
     del second["bytes"]
     report.write_html(str(page), result)
     assert "<svg" not in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "names, cases",
+    [
+        (["rope"], {("rope", "fwd"), ("rope", "bwd")}),
+        (["rope_fwd"], {("rope", "fwd")}),
+        (["softmax_bwd", "rope_fwd"], {("softmax", "bwd"), ("rope", "fwd")}),
+        (["softmax", "softmax_fwd"], {("softmax", "fwd"), ("softmax", "bwd")}),
+    ],
+)
+def test_names_of_ops_as_check_takes_them(names, cases):
+    pytest.importorskip("torch")
+    options = parse(["bandwidth", *(word for name in names for word in ("--op", name))])
+    assert {(c.op, c.direction) for c in options.cases} == cases
 
 
 @pytest.mark.parametrize(
@@ -142,6 +166,34 @@ def test_one_slow_call_does_not_set_how_many_make_a_sample():
         if runs == 2:
             time.sleep(0.001)
 
-    _, iterations = time_cpu({"quick": call}, warmup=5, iterations=10, budget_s=2.0)
-    assert iterations == 10
-    assert runs >= 5 * iterations  # calls of under a microsecond, in samples of 20
+    _, counted = time_cpu({"quick": call}, warmup=5, iterations=10, budget_s=20.0)
+    assert counted == {"warmup": 5, "iterations": 10}
+    assert runs >= 5 * counted["iterations"]  # calls of under a microsecond, in samples of 20
+
+
+def test_narrow_terminal_and_a_peer_that_is_a_loop(tmp_path):
+    """100 columns hold the table, and what nobody would use is no best peer."""
+    pytest.importorskip("torch")
+    file = tmp_path / "result.json"
+    call = ["--quick", "--op", "selective_scan", "--op", "attention", "--peer", "torch_eager"]
+    done = bench(*call, "--json", str(file), COLUMNS="100")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    attention, scan = json.loads(file.read_text())["rows"]
+    assert "kind" not in attention["peers"]["torch_eager"]
+    assert attention["ratio_to_best_peer"] > 0
+    assert scan["peers"]["torch_eager"]["kind"] == "python loop"
+    assert scan["ratio_to_best_peer"] == 0
+    assert "(python loop)" in done.stdout and "nobody would use" in done.stdout
+
+
+def test_a_loop_is_no_best_peer_beside_another():
+    def row(**peers):
+        peers = {n: {"ms": {"p50": p50}, **more} for n, (p50, more) in peers.items()}
+        return {"ms": {"p50": 2.0}, "peers": peers}
+
+    loop = {"kind": report.LOOP}
+    both = row(loop=(3.0, loop), scan=(4.0, {}))
+    assert report.best_peer(both) == "scan" and ratio_to_best_peer(both) == 2.0
+    assert report.best_peer(row(loop=(3.0, loop))) == "loop"
+    assert report.best_peer(row()) is None and ratio_to_best_peer(row()) == 0.0

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,6 +90,51 @@ def formula(
     s = s.masked_fill((distance > left) | (-distance > right), -math.inf)
     out = torch.einsum("bhij,bjhd->bihd", torch.softmax(s, -1).nan_to_num(0.0), v)
     return out, torch.logsumexp(s, -1)
+
+
+WINDOWS = [
+    [2, 1],
+    torch.tensor([2, 1]),
+    torch.tensor([2, 1], dtype=torch.int32),
+    np.array([2, 1]),
+    (np.int64(2), np.int32(1)),
+    (torch.tensor(2), 1),
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=repr)
+def test_windows_of_any_integers(window):
+    """As flash-attn, which takes from the window two things that are integers."""
+    q, k, v = torch.randn(3, 2, 7, 2, 8).unbind(0)
+    options = {"window_size": window, "causal": False}
+    expected = flash_attn.flash_attn_func(q, k, v, window_size=(2, 1))
+    lengths = torch.tensor([0, 7, 14], dtype=torch.int32)
+    rows = [t.flatten(0, 1) for t in (q, k, v)]
+    packed = flash_attn.flash_attn_varlen_func(*rows, lengths, lengths, 7, 7, **options)
+    for out in (
+        flash_attn.flash_attn_func(q, k, v, **options),
+        flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), **options),
+        flash_attn.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2), **options),
+        flash_attn.flash_attn_with_kvcache(q, k, v, **options),
+        packed.unflatten(0, (2, 7)),
+    ):
+        torch.testing.assert_close(out, expected)
+
+
+def test_windows_below_zero_are_no_limit():
+    q, k, v = torch.randn(3, 1, 7, 2, 8).unbind(0)
+    expected = flash_attn.flash_attn_func(q, k, v, window_size=(2, -1))
+    result = flash_attn.flash_attn_func(q, k, v, window_size=torch.tensor([2, -100]))
+    torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("window", [None, 3, (1,), (1, 2, 3), (1.5, 2), torch.rand(2), "ab"])
+def test_windows_that_are_none(window):
+    q = torch.randn(1, 7, 2, 8)
+    for function in (flash_attn.flash_attn_func, flash_attn.flash_attn_with_kvcache):
+        text = f"{function.__name__}: window_size: expected two integers, got"
+        with pytest.raises(fk.Error, match=text):
+            function(q, q, q, window_size=window)
 
 
 def packed_formula(q, k, v, cu_q, cu_k, alibi_slopes=None, **options):

@@ -1,14 +1,17 @@
 """mamba-ssm's and causal-conv1d's names, Transformers on them, and the Mamba modules."""
 
+import importlib.metadata
 import inspect
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 
 import flashkernel as fk
 from flashkernel.compat import causal_conv1d as theirs_conv
+from flashkernel.compat import flash_attn
 from flashkernel.compat import mamba_ssm as theirs
 
 
@@ -189,6 +192,87 @@ def test_states_by_index():
     assert not out[1].any()
     torch.testing.assert_close(cache[used], expected)
     assert torch.equal(cache[unused], before[unused])
+
+
+WIDER = ["B", "C", "BC", "dt", "z"]
+
+
+@pytest.mark.parametrize("wider", WIDER)
+def test_wider_inputs_are_not_rounded(wider):
+    """mamba-ssm's kernels compute in float32 from what they are given."""
+    t = {k: v for k, v in draw().items() if k not in ("D", "delta_bias")}
+    names = {"dt": ["delta"], "z": ["z"]}.get(wider, list(wider))
+    low = {k: v if k == "A" else v.bfloat16() for k, v in t.items()}
+    for fixed in (False, True) if wider in ("B", "C", "BC") else (False,):
+        given = {**low, **{k: torch.randn(6, 4) if fixed else t[k] for k in names}}
+        exact = {k: v.float() for k, v in given.items()}
+        out, last = theirs.selective_scan_fn(**given, return_last_state=True)
+        expected, state = theirs.selective_scan_fn(**exact, return_last_state=True)
+        assert out.dtype == torch.bfloat16 and last.dtype == torch.float32
+        assert torch.equal(out, expected.bfloat16()) and torch.equal(last, state)
+        for v in given.values():
+            v.requires_grad_()
+        theirs.selective_scan_fn(**given).sum().backward()
+        assert all(v.grad.dtype == v.dtype for v in given.values())
+    step = {k if k != "delta" else "dt": v if k == "A" else v[..., 0] for k, v in low.items()}
+    step["x"] = step.pop("u")
+    names = [n if n != "delta" else "dt" for n in names]
+    step |= {n: t["delta" if n == "dt" else n][..., 0] for n in names}
+    for dtype in (torch.float32, torch.bfloat16):
+        states = [torch.ones(2, 6, 4, dtype=dtype) for _ in range(2)]
+        out = theirs.selective_state_update(states[0], **step)
+        exact = {k: v.float() for k, v in step.items()}
+        expected = theirs.selective_state_update(states[1], **exact)
+        assert out.dtype == torch.bfloat16
+        assert torch.equal(out, expected.bfloat16()) and torch.equal(*states)
+
+
+def test_what_is_not_supported_raises_one_error():
+    t = draw()
+    x, weight = torch.randn(1, 6, 8), torch.randn(6, 4)
+    q, index = torch.randn(1, 4, 2, 8), torch.zeros(1, 8, dtype=torch.int32)
+    cu = torch.tensor([0, 4], dtype=torch.int32)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    conv = theirs_conv.causal_conv1d_fn
+    attend = flash_attn.flash_attn_func
+    for call in (
+        lambda: conv(x, weight, seq_idx=index, return_final_states=True),
+        lambda: conv(x, weight, activation="gelu"),
+        lambda: theirs_conv.causal_conv1d_update(x, x, weight, activation="relu"),
+        lambda: theirs.selective_scan_fn(**{**t, "A": t["A"] + 0j}),
+        lambda: theirs.Mamba(8, dt_init="uniform"),
+        lambda: attend(q, q, q, dropout_p=0.1),
+        lambda: flash_attn.flash_attn_varlen_func(
+            q[0], q[0], q[0], cu, cu, 4, 4, block_table=table
+        ),
+        lambda: flash_attn.flash_attn_with_kvcache(q, q, q, cache_leftpad=cu[:1]),
+        lambda: flash_attn.flash_attn_with_kvcache(q, q, q, block_table=table),
+    ):
+        with pytest.raises(fk.compat.NotSupported) as raised:
+            call()
+        assert isinstance(raised.value, fk.Error) and isinstance(raised.value, NotImplementedError)
+    assert str(fk.compat.NotSupported).endswith("'flashkernel.compat.NotSupported'>")
+    assert flash_attn.Unsupported is fk.compat.NotSupported
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "text"),
+    [
+        ("4.57.1", True, "expected Transformers 5 or later.*got 4.57.1"),
+        ("5.0.0", False, "expected a later version of Transformers.*on a GPU only.*got 5.0.0"),
+    ],
+)
+def test_install_beside_a_transformers_that_would_not_look(version, gpu, text, monkeypatch):
+    integrations = types.ModuleType("transformers.integrations")
+    package = types.ModuleType("transformers")
+    package.integrations = integrations
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    monkeypatch.setitem(sys.modules, "transformers.integrations", integrations)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    with pytest.raises(fk.compat.NotSupported, match=f"install: {text}"):
+        theirs.install()
+    assert "mamba_ssm" not in sys.modules
 
 
 # Logits, loss and gradients of tiny random models, by the path that `install` makes Transformers

@@ -4,14 +4,11 @@ import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import flashkernel as fk
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import sampling
 
 EVERY_OP = pytest.mark.parametrize("op", [pytest.param(o, id=o.public_name) for o in sampling.OPS])

@@ -222,6 +222,25 @@ def test_operators_and_compiled_calls_refuse_tangents():
                 function(dual)
 
 
+def test_a_backward_called_by_itself_refuses_statistics_of_another_form():
+    """lse of packed sequences for a batch was once read past its end."""
+    q = torch.zeros(4, 64, 2, 16)
+    fk.attention(q, q, q)  # registers the operators
+
+    def backward(lse):
+        return torch.ops.flashkernel.attention_bwd(
+            q, None, q, q, q, q, lse, False, -1, -1, math.inf, 0.0, None, None, None, None, None,
+            False, None, None, False, 7,
+        )  # fmt: skip
+
+    backward(torch.zeros(4, 2, 64))
+    with pytest.raises(
+        RuntimeError,
+        match=r"attention_bwd: lse: expected shape \(4, 2, 64\) to fit dout, got \(2, 1\)",
+    ):
+        backward(torch.zeros(2, 1))
+
+
 def test_first_exception_of_a_process():
     """An error travels through torch's frames even if no C++ exception was thrown before it."""
     source = """

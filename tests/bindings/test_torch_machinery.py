@@ -20,6 +20,7 @@ from torch_samples import (
     outputs_of,
     same_values,
     sampling,
+    tensor_function,
     to_torch,
     with_gradient,
 )
@@ -35,7 +36,9 @@ def operator_calls(op):
     for attributes in sampling.conditions(op):
         for optionals in (False, True):
             sample = sampling.draw(op, 10, optionals=optionals, attributes=attributes)
-            sample.update({f.name: op.normalise(f, sample[f.name]) for f in op.attributes})
+            for f in op.attributes:
+                if f.kind != "number" or sample[f.name] is not None:
+                    sample[f.name] = op.normalise(f, sample[f.name])
             wanted = op.outputs_wanted(*sample.values())
             outputs = tuple(i for i, w in enumerate(wanted) if w)
             shown = tuple(i for i in outputs if _operators.is_visible(op.outputs[i], sample))
@@ -83,27 +86,6 @@ def test_opcheck_of_the_backward(op, monkeypatch):
     assert calls
     for arguments in calls:
         torch.library.opcheck(backward, arguments)
-
-
-def tensor_function(op, sample):
-    """f(*tensors) for the tensors of a sample, and their names."""
-    names = [f.name for f in op.inputs if sample[f.name] is not None]
-    rest = {k: v for k, v in sample.items() if k not in names}
-    public = getattr(fk, op.public_name)
-    # Settled outside of what torch.compile traces.
-    positional, keywords = sampling.split(op, {f.name: f.name for f in op.arguments})
-    grouped = {k: v for k, v in keywords.items() if isinstance(v, tuple)}
-    single = [k for k in keywords if k not in grouped]
-    absent = {k for k, v in grouped.items() if all(sample[n] is None for n in v)}
-
-    def function(*tensors):
-        values = {**rest, **dict(zip(names, tensors, strict=True))}
-        given = {n: values[n] for n in single}
-        for name, members in grouped.items():
-            given[name] = None if name in absent else tuple(values[n] for n in members)
-        return public(*[values[n] for n in positional], **given)
-
-    return function, names
 
 
 @EVERY_CASE
@@ -266,47 +248,6 @@ def test_backward_by_compiled_autograd():
     torch.testing.assert_close(x.grad, expected)
 
 
-class Scan(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.A = torch.nn.Parameter(-torch.rand(6, 4))
-
-    def forward(self, u, delta, B, C):
-        return fk.selective_scan(u, delta, self.A, B, C)
-
-    @staticmethod
-    def inputs(length):
-        sizes = (6, 6, 4, 4)
-        return tuple(torch.rand(2, length, n) for n in sizes)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_of_a_module_for_any_length(strict):
-    scan, length = Scan(), torch.export.Dim("length", min=2, max=4096)
-    shapes = ({1: length},) * 4
-    exported = torch.export.export(scan, Scan.inputs(40), dynamic_shapes=shapes, strict=strict)
-    module = exported.module()
-    for length in (2, 31, 100):
-        inputs = Scan.inputs(length)
-        result, expected = module(*inputs), scan(*inputs)
-        same_values(result, expected)
-        gradients = [torch.autograd.grad(y.sum(), scan.A) for y in (result, expected)]
-        same_values(*gradients)
-
-
-@pytest.mark.filterwarnings("ignore:.*is deprecated")
-def test_trace_of_a_module(tmp_path):
-    scan, inputs = Scan(), Scan.inputs(40)
-    torch.jit.save(torch.jit.trace(scan, inputs), tmp_path / "scan.pt")
-    loaded = torch.jit.load(tmp_path / "scan.pt")
-    inputs = Scan.inputs(7)
-    result, expected = loaded(*inputs), scan(*inputs)
-    same_values(result, expected)
-    result.sum().backward()
-    expected.sum().backward()
-    same_values(loaded.A.grad, scan.A.grad)
-
-
 @EVERY_OP
 def test_modes_without_gradient_take_the_plain_operator(op):
     sample = sampling.draw(op, 13)
@@ -318,15 +259,6 @@ def test_modes_without_gradient_take_the_plain_operator(op):
         for ours, plain in zip(outputs, expected, strict=True):
             assert not ours.requires_grad and ours.grad_fn is None
             same_values(ours, plain)
-
-
-@EVERY_OP
-def test_autocast_changes_nothing(op):
-    sample = sampling.draw(op, 14)
-    plain = outputs_of(call(op, to_torch(sample)))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        for a, b in zip(outputs_of(call(op, to_torch(sample))), plain, strict=True):
-            same_values(a, b)
 
 
 @EVERY_OP

@@ -2,13 +2,10 @@
 
 import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from harness import assert_close, normal, raises, seeded
 
 pytestmark = pytest.mark.skipif(

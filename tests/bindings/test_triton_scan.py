@@ -3,13 +3,10 @@ error, not 3: a scan in parallel rounds products of decays that a walk through t
 the gradient of dt A is taken from a difference."""
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from harness import assert_close, normal, raises, seeded
 
 pytestmark = pytest.mark.skipif(

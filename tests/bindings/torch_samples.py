@@ -1,14 +1,11 @@
 """What the tests of the torch binding share: every op by its declaration, with inputs for it, and
 what they do with its outputs."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+import flashkernel as fk
 import sampling
 
 OPS = [pytest.param(op, id=op.public_name) for op in sampling.OPS]
@@ -46,6 +43,27 @@ def to_torch(sample: dict, dtype=torch.float32, requires_grad=(), float32=()) ->
             value.requires_grad_(name in requires_grad)
         result[name] = value
     return result
+
+
+def tensor_function(op, sample):
+    """f(*tensors) for the tensors of a sample, and their names."""
+    names = [f.name for f in op.inputs if sample[f.name] is not None]
+    rest = {k: v for k, v in sample.items() if k not in names}
+    public = getattr(fk, op.public_name)
+    # Settled outside of what torch.compile traces.
+    positional, keywords = sampling.split(op, {f.name: f.name for f in op.arguments})
+    grouped = {k: v for k, v in keywords.items() if isinstance(v, tuple)}
+    single = [k for k in keywords if k not in grouped]
+    absent = {k for k, v in grouped.items() if all(sample[n] is None for n in v)}
+
+    def function(*tensors):
+        values = {**rest, **dict(zip(names, tensors, strict=True))}
+        given = {n: values[n] for n in single}
+        for name, members in grouped.items():
+            given[name] = None if name in absent else tuple(values[n] for n in members)
+        return public(*[values[n] for n in positional], **given)
+
+    return function, names
 
 
 def outputs_of(result) -> tuple:

@@ -79,7 +79,27 @@ SAME_HEAD(DeviceOrdinalGetArgs, XLA_FFI_DeviceOrdinal_Get_Args);
 SAME_FIELD(DeviceOrdinalGetArgs, context, XLA_FFI_DeviceOrdinal_Get_Args, ctx);
 SAME_FIELD(DeviceOrdinalGetArgs, device_ordinal, XLA_FFI_DeviceOrdinal_Get_Args, device_ordinal);
 
+SAME_SIZE(ErrorDestroyArgs, XLA_FFI_Error_Destroy_Args);
+SAME_HEAD(ErrorDestroyArgs, XLA_FFI_Error_Destroy_Args);
+SAME_FIELD(ErrorDestroyArgs, error, XLA_FFI_Error_Destroy_Args, error);
+
+SAME_SIZE(DeviceMemoryAllocateArgs, XLA_FFI_DeviceMemory_Allocate_Args);
+SAME_HEAD(DeviceMemoryAllocateArgs, XLA_FFI_DeviceMemory_Allocate_Args);
+SAME_FIELD(DeviceMemoryAllocateArgs, context, XLA_FFI_DeviceMemory_Allocate_Args, ctx);
+SAME_FIELD(DeviceMemoryAllocateArgs, size, XLA_FFI_DeviceMemory_Allocate_Args, size);
+SAME_FIELD(DeviceMemoryAllocateArgs, alignment, XLA_FFI_DeviceMemory_Allocate_Args, alignment);
+SAME_FIELD(DeviceMemoryAllocateArgs, data, XLA_FFI_DeviceMemory_Allocate_Args, data);
+
+SAME_SIZE(DeviceMemoryFreeArgs, XLA_FFI_DeviceMemory_Free_Args);
+SAME_HEAD(DeviceMemoryFreeArgs, XLA_FFI_DeviceMemory_Free_Args);
+SAME_FIELD(DeviceMemoryFreeArgs, context, XLA_FFI_DeviceMemory_Free_Args, ctx);
+SAME_FIELD(DeviceMemoryFreeArgs, size, XLA_FFI_DeviceMemory_Free_Args, size);
+SAME_FIELD(DeviceMemoryFreeArgs, data, XLA_FFI_DeviceMemory_Free_Args, data);
+
 SAME_HEAD(Api, XLA_FFI_Api);
+SAME_FIELD(Api, error_destroy, XLA_FFI_Api, XLA_FFI_Error_Destroy);
+SAME_FIELD(Api, device_memory_allocate, XLA_FFI_Api, XLA_FFI_DeviceMemory_Allocate);
+SAME_FIELD(Api, device_memory_free, XLA_FFI_Api, XLA_FFI_DeviceMemory_Free);
 SAME_FIELD(Api, api_version, XLA_FFI_Api, api_version);
 SAME_FIELD(Api, error_create, XLA_FFI_Api, XLA_FFI_Error_Create);
 SAME_FIELD(Api, stream_get, XLA_FFI_Api, XLA_FFI_Stream_Get);

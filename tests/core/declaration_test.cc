@@ -215,6 +215,18 @@ TEST_F(DeclaredEverything, Json) {
   EXPECT_TRUE(has("\"default\": 0.5"));
 }
 
+TEST_F(DeclaredEverything, AutocastTakesTheWidestUnlessTheOpMultipliesOrSaysOtherwise) {
+  const auto json_has = [&](const std::string& rule) {
+    return declarations_json({&op_}).find("\"autocast\": \"" + rule + "\"") != std::string::npos;
+  };
+  EXPECT_TRUE(json_has("widest"));
+  Declaration<Everything> declaration(op_);
+  declaration.multiplies();
+  EXPECT_TRUE(json_has("lower"));
+  declaration.autocast(Autocast::kFloat32OnGpu);
+  EXPECT_TRUE(json_has("float32_on_gpu"));
+}
+
 TEST_F(DeclaredEverything, JsonInALocaleWithADecimalComma) {
   const char* const names[] = {"de_DE.UTF-8", "de_DE", "fr_FR.UTF-8", "fr_FR"};
   if (std::none_of(std::begin(names), std::end(names),
@@ -224,6 +236,90 @@ TEST_F(DeclaredEverything, JsonInALocaleWithADecimalComma) {
   const std::string json = declarations_json({&op_});
   std::setlocale(LC_NUMERIC, "C");
   EXPECT_NE(json.find("\"default\": 0.5"), std::string::npos) << json;
+}
+
+// Ops whose declarations break a rule.
+struct Broken {
+  Tensor x, z, y;
+  int64_t block = 0;
+};
+
+template <class Declare>
+OpDeclaration declared(const Declare& declare) {
+  OpDeclaration op;
+  op.name = "broken";
+  Declaration<Broken> declaration(op);
+  declare(declaration);
+  declaration.finish();
+  return op;
+}
+
+TEST(DeclarationDeathTest, SizesThatNothingTells) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  using D = Declaration<Broken>;
+  EXPECT_DEATH(declared([](D& d) {
+                 d.input("x", &Broken::x, "T[N]", "x");
+                 d.output("y", &Broken::y, "T[M]", "y");
+               }),
+               "declaration of broken: nothing tells the size of 'y'");
+  EXPECT_DEATH(declared([](D& d) {  // z may be absent
+                 d.input("x", &Broken::x, "T[N]", "x");
+                 d.input("z", &Broken::z, "T[M]", "z").optional();
+                 d.output("y", &Broken::y, "T[M]", "y");
+               }),
+               "nothing tells the size of 'y'");
+  EXPECT_DEATH(declared([](D& d) {
+                 d.input("x", &Broken::x, "T[N?]", "x");
+                 d.output("y", &Broken::y, "T[N]", "y");
+               }),
+               "nothing tells the size of 'y'");
+  EXPECT_DEATH(declared([](D& d) {  // of another form
+                 d.input("x", &Broken::x, "T[N | N, M]", "x").own_form();
+                 d.output("y", &Broken::y, "T[N | N, M]", "y");
+               }),
+               "nothing tells the size of 'y'");
+  EXPECT_DEATH(declared([](D& d) {
+                 d.attribute("block", &Broken::block, 1, "block");
+                 d.input("x", &Broken::x, "T[N/block]", "x");
+                 d.input("z", &Broken::z, "T[N]", "z");
+                 d.output("y", &Broken::y, "T[N]", "y");
+               }),
+               "nothing tells the size of 'x'");
+  declared([](D& d) {  // y exists only with z
+    d.input("x", &Broken::x, "T[N]", "x");
+    d.input("z", &Broken::z, "T[M]", "z").optional();
+    d.output("y", &Broken::y, "@z[M]", "y").when("z");
+  });
+}
+
+TEST(DeclarationDeathTest, FormsThatDoNotFit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  using D = Declaration<Broken>;
+  EXPECT_DEATH(declared([](D& d) {
+                 d.input("x", &Broken::x, "T[N | B, N]", "x");
+                 d.output("y", &Broken::y, "T[N | B, N | B, N, N]", "y");
+               }),
+               "'y' has not as many alternatives as 'x'");
+  EXPECT_DEATH(declared([](D& d) {
+                 d.output("y", &Broken::y, "T[]", "y");
+                 d.input("x", &Broken::x, "T[N]", "x");
+               }),
+               "the input 'x' after an output");
+}
+
+TEST(Declaration, FormsAndRanges) {
+  const OpDeclaration op = declared([](Declaration<Broken>& d) {
+    d.input("x", &Broken::x, "T[N | B, N]", "x");
+    d.input("z", &Broken::z, "T[N | B, N]", "z").form("other");
+    d.attribute("block", &Broken::block, 1, "block").at_least(0).at_most(8);
+    d.output("y", &Broken::y, "T[N | B, N]", "y");
+  });
+  EXPECT_EQ(op.fields[0].form_index, op.fields[3].form_index);
+  EXPECT_NE(op.fields[0].form_index, op.fields[1].form_index);
+  EXPECT_EQ(op.forms, (std::vector<std::string>{"", "other"}));
+  const std::string json = declarations_json({&op});
+  EXPECT_NE(json.find("\"form\": \"other\""), std::string::npos) << json;
+  EXPECT_NE(json.find("\"least\": 0, \"most\": 8"), std::string::npos) << json;
 }
 
 // Rules the bindings rely on, for every op of the library.

@@ -247,6 +247,15 @@ TEST_F(RmsNorm, NanAttribute) {
   EXPECT_EQ(call_(), "rms_norm: eps: expected a number, got NaN");
 }
 
+TEST_F(RmsNorm, AttributeOutOfRange) {
+  call_["eps"].number = -1;
+  EXPECT_EQ(call_(), "rms_norm: eps: expected at least 0, got -1");
+  call_["eps"].number = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(call_(), "rms_norm: eps: expected a finite number, got inf");
+  call_["eps"].number = 0;
+  EXPECT_EQ(call_(), "");
+}
+
 TEST_F(RmsNorm, AttributeThatNoFloatHolds) {
   call_["eps"].number = 1e39;
   EXPECT_EQ(call_(), "rms_norm: eps: expected a number that float32 can hold, got 1e+39");
@@ -489,6 +498,23 @@ TEST(Dispatch, AlternativeShapes) {
   Array fits({2, 3}, kI32);
   call.with("positions", fits);
   EXPECT_EQ(call(), "");
+}
+
+// Each tensor of a query may come with data or without.
+TEST(Dispatch, QueryWithHalfOfTheOffsets) {
+  Array q({4, 1, 8}), offsets({3}, kI32), table({8, 4});
+  offsets.data<int32_t>()[2] = 4;
+  DLTensor without_data = offsets.tensor();
+  without_data.data = nullptr;
+  Call attention("attention_fwd");
+  attention.with("q", q).with("k", q).with("v", q).with("out", q);
+  attention.with("rotary_cos", table).with("rotary_sin", table);
+  size_t bytes = 0;
+  for (const char* absent : {"cu_seqlens_q", "cu_seqlens_k"}) {
+    attention.with("cu_seqlens_q", offsets).with("cu_seqlens_k", offsets);
+    attention[absent].tensor = &without_data;
+    EXPECT_EQ(fk_op_workspace(attention.op(), attention.slots(), &bytes), FK_OK) << fk_last_error();
+  }
 }
 
 TEST(Dispatch, SizeBelowZero) {

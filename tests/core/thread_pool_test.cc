@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <set>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -207,6 +208,26 @@ TEST(ThreadPool, CallersFromManyThreads) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(total, 4 * 500);
+}
+
+// What a body throws comes out of the call, whichever thread ran it, and the pool goes on.
+TEST(ThreadPool, BodiesThatThrow) {
+  for (const int threads : {1, 2, 4}) {
+    Threads scope(threads);
+    for (int64_t place = 0; place < 64; place += 7) {
+      std::atomic<int64_t> items{0};
+      const auto body = [&](int64_t begin, int64_t end) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));  // all threads get some
+        if (begin <= place && place < end) throw std::runtime_error("thrown");
+        items += end - begin;
+      };
+      EXPECT_THROW(run(64, 1, body), std::runtime_error) << threads << " " << place;
+      EXPECT_LT(items, 64);
+      items = 0;
+      run(64, 1, [&](int64_t begin, int64_t end) { items += end - begin; });
+      EXPECT_EQ(items, 64);
+    }
+  }
 }
 
 TEST(ThreadPool, BusyPoolDoesNotBlockOtherCallers) {

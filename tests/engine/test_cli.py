@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -226,6 +227,16 @@ def test_bench_decode(fk_program):
     said = json.loads(result.stdout)
     assert said["tokens_per_second"] > 0 and said["prompt_tokens_per_second"] > 0
     assert said["read_bandwidth"] > 0
+    # Each round beside the best bandwidth of the whole run.
+    for seconds, share in zip(said["token_seconds"], said["shares_of_bandwidth"], strict=True):
+        rate = said["bytes_per_token"] / seconds
+        assert share == pytest.approx(rate / said["read_bandwidth"])
+    assert isinstance(said["disturbed"], list) and said["busy"]["others_cpus"] >= 0
+
+
+def test_bench_decode_says_how_many_rounds(fk_program):
+    result = run(fk_program, "bench", "decode", "--prompt", 8, "-n", 4, "--repeats", 2)
+    assert "medians of 2 rounds after one to warm up" in result.stdout
 
 
 def test_bench_decode_result_file(fk_program, tmp_path):
@@ -289,3 +300,28 @@ def test_bench_decode_of_a_configuration(fk_program, tmp_path):
     assert refused.returncode == 1 and "name the folder" in refused.stderr
     refused = run(fk_program, "bench", "decode", "--json", tmp_path)
     assert refused.returncode != 0 and "ends in .json" in refused.stderr
+
+
+def test_memory_that_runs_out_is_an_error_with_a_message(fk_program):
+    """With ever more of it, from what it takes to start: an exit code, and never an abort."""
+
+    def with_memory(megabytes, *arguments, **options):
+        limit = int(megabytes * 2**20)
+        return run(
+            fk_program,
+            *arguments,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+            env={**os.environ, "FK_NUM_THREADS": "1"},
+            **options,
+        )
+
+    least = next(n for n in range(8, 512) if with_memory(n, "--version").returncode == 0)
+    messages = []
+    for halves in range(80):
+        result = with_memory(
+            least + halves / 2, "generate", "-p", "-", "-n", 2, input="hello world " * 20000
+        )
+        assert result.returncode in (0, 1), (least + halves / 2, result)
+        messages.append(result.stderr)
+    assert any("memory" in message for message in messages)
+    assert "the context holds" in messages[-1]

@@ -74,7 +74,7 @@ def test_stream_joins_to_text(builtin):
 def test_stop(builtin):
     whole = builtin.generate("I saw", max_tokens=60, temperature=0)
     stop = whole[20:26]
-    text = builtin.generate("I saw", max_tokens=60, temperature=0, stop=[stop, "\x00"])
+    text = builtin.generate("I saw", max_tokens=60, temperature=0, stop=[stop, "\x01"])
     assert text == whole[: whole.index(stop)]
     assert builtin.last_result["end"] == "stop"
 
@@ -100,7 +100,7 @@ def test_context_ends(builtin):
     model = fk.load(context=40)
     text = model.generate("The", max_tokens=1000, seed=0)
     assert text and model.last_result["end"] == "context full"
-    with pytest.raises(fk.Error, match="the context holds 40 tokens"):
+    with pytest.raises(fk.Error, match="expected at most 40 tokens, as many as the context holds"):
         model.generate("word " * 60)
 
 
@@ -112,6 +112,7 @@ def test_context_ends(builtin):
         ({"top_k": -1}, "top_k: expected 0 or more"),
         ({"repetition_penalty": 0}, "repetition_penalty: expected more than 0"),
         ({"prompt": [99999]}, "token 0: expected an id below"),
+        ({"prompt": []}, "generate: prompt: expected at least one token, got none"),
         ({"prompt": [0.5]}, "prompt: expected a text, a list of token ids or a list of messages"),
         ({"prompt": None}, "prompt: expected a text, a list .* messages, got NoneType"),
         ({"max_tokens": -1}, "max_tokens: expected 0 or more, got -1$"),

@@ -25,7 +25,7 @@ NOISE = 0.25 * 2**0.5
 
 @pytest.fixture(scope="module")
 def model():
-    path = cache_folder() / MODELS["smollm2"][3]
+    path = cache_folder() / MODELS["smollm2"].file
     if not path.exists():
         pytest.skip("no SmolLM2: `fk pull smollm2`")
     return fk.load(path)
@@ -35,7 +35,7 @@ def llama_text(prompt: str) -> str:
     program = os.environ.get("FK_LLAMA_COMPLETION")
     if not program:
         pytest.skip("FK_LLAMA_COMPLETION names no llama-completion")
-    path = cache_folder() / MODELS["smollm2"][3]
+    path = cache_folder() / MODELS["smollm2"].file
     options = ["-n", str(TOKENS), "--temp", "0", "-t", "2", "--no-display-prompt", "-no-cnv"]
     command = [program, "-m", path, "-p", prompt, *options, "--simple-io"]
     result = subprocess.run(command, capture_output=True, check=True, timeout=300)

@@ -220,6 +220,14 @@ std::string tokenizer_json() {
       "merges": ["a b", ["ab", "a"]]}})";
 }
 
+std::string decoded(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
+                    bool skip_special) {
+  std::string text;
+  const Status status = tokenizer.decode(ids, skip_special, &text);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return text;
+}
+
 void expect_error(const Status& status, const std::vector<std::string>& parts) {
   EXPECT_FALSE(status.ok());
   for (const std::string& part : parts) {

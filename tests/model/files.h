@@ -97,6 +97,10 @@ std::string llama2c_tokenizer(int tokens = 300);
 // A small tokenizer.json.
 std::string tokenizer_json();
 
+// The text of `ids`, which must have one.
+std::string decoded(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
+                    bool skip_special = true);
+
 // Expects an error that has all of these in it.
 void expect_error(const Status& status, const std::vector<std::string>& parts);
 Status load_bytes(const std::string& bytes, Model* model, const std::string& tokenizer = "");

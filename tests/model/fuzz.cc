@@ -12,25 +12,32 @@
 #include <random>
 
 #include "files.h"
+#include "fuzz_limits.h"
 #include "model/formats.h"
 #include "model/safetensors.h"
 #include "model/unicode.h"
+#include "tokenizer_mutations.h"
 
 namespace fk::model {
 namespace {
 
 void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "fk_fuzz: %s\n", what);
-  std::abort();
+  if (!condition) report_finding(what);
 }
 
 // Everything that a tokenizer can be asked for; a stream must give what decoding gives.
 void use(const Tokenizer& tokenizer, std::string_view text) {
   std::vector<int32_t> ids;
-  if (!tokenizer.encode(text, {}, &ids).ok()) return;
+  std::string chat, whole;
+  const std::vector<ChatMessage> messages = {
+      {"system", "a"}, {"user", std::string(text)}, {"assistant", "<think>\nb</think>a"}};
+  (void)format_chat(tokenizer, messages, true, &chat).ok();
+  (void)limited("a chat", [&] { return encode_chat(tokenizer, messages, true, &ids); }).ok();
+  ids.clear();
+  if (!limited("encoding", [&] { return tokenizer.encode(text, {}, &ids); }).ok()) return;
   for (int32_t id : ids) require(id >= 0 && id < tokenizer.size(), "an id is out of range");
   ids.insert(ids.end(), {-1, 0, 1, tokenizer.size() - 1, tokenizer.size()});
+  if (!limited("decoding", [&] { return tokenizer.decode(ids, true, &whole); }).ok()) return;
   TokenStream stream(tokenizer, /*continues=*/false);
   std::string joined;
   for (int32_t id : ids) {
@@ -39,9 +46,7 @@ void use(const Tokenizer& tokenizer, std::string_view text) {
     joined += part;
   }
   joined += stream.finish();
-  require(joined == tokenizer.decode(ids), "a stream differs from decoding");
-  std::string chat;
-  (void)format_chat(tokenizer, {{"user", std::string(text)}}, true, &chat).ok();
+  require(joined == whole, "a stream differs from decoding");
 }
 
 // Touches the first and last byte of every weight.
@@ -58,7 +63,7 @@ void use(const Model& model) {
 
 void fuzz_model(const std::string& bytes) {
   Model model;
-  const Status status = load_memory(bytes, "", "file", &model);
+  const Status status = limited("loading", [&] { return load_memory(bytes, "", "file", &model); });
   if (status.ok()) use(model);
   require(status.ok() || !status.message().empty(), "an error says nothing");
 }
@@ -66,7 +71,7 @@ void fuzz_model(const std::string& bytes) {
 void fuzz_safetensors(const std::string& bytes) {
   const std::string file = "file";
   TensorTable table(file);
-  if (!read_safetensors(file, bytes, &table).ok()) return;
+  if (!limited("loading", [&] { return read_safetensors(file, bytes, &table); }).ok()) return;
   Weight weight;
   if (table.matrix("a", 2, 3, &weight).ok()) {
     float row[3];
@@ -99,21 +104,34 @@ void fuzz_config(const std::string& bytes) {
   Json json;
   if (!parse_json(*file, bytes, &json).ok()) return;
   Model model;
-  if (decoder_from_huggingface(*file, json, &json, table, &model.decoder).ok()) use(model);
+  const Status status = limited("loading", [&] {
+    return decoder_from_huggingface(*file, json, &json, table, &model.decoder);
+  });
+  if (status.ok()) use(model);
 }
 
+// The text is drawn by the file, so that the file alone is what a finding takes.
 void fuzz_tokenizer_json(const std::string& bytes) {
   const std::string file = "file";
-  Json json;
-  if (!parse_json(file, bytes, &json).ok()) return;
   std::unique_ptr<Tokenizer> tokenizer;
-  if (tokenizer_from_json(file, json, &json, &tokenizer).ok()) use(*tokenizer, "aba 11<s>\xC3\xA4");
+  const Status status = limited("loading", [&] {
+    Json json;
+    FK_RETURN_IF_ERROR(parse_json(file, bytes, &json));
+    return tokenizer_from_json(file, json, &json, &tokenizer);
+  });
+  require(is_utf8(status.message()), "an error is no text");
+  if (!status.ok()) return;
+  use(*tokenizer, "aba 11<s>\xC3\xA4");
+  std::mt19937_64 random(std::hash<std::string>()(bytes));
+  use(*tokenizer, odd_text(&random));
 }
 
 void fuzz_tokenizer_bin(const std::string& bytes) {
   const std::string file = "file";
   std::unique_ptr<Tokenizer> tokenizer;
-  if (tokenizer_from_llama2c(file, bytes, 0, &tokenizer).ok()) use(*tokenizer, "hi hi\xC3\xA4");
+  const Status status =
+      limited("loading", [&] { return tokenizer_from_llama2c(file, bytes, 0, &tokenizer); });
+  if (status.ok()) use(*tokenizer, "hi hi\xC3\xA4");
 }
 
 void fuzz_text(const std::string& bytes) {
@@ -143,10 +161,23 @@ const char kConfig[] =
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32,
                      "original_max_position_embeddings": 16}})";
 
+std::string mutate(const std::vector<std::string>& seeds, std::mt19937_64* random);
+
+// A good file with other parts, at times with a few bytes changed too.
+std::string mutate_parts(const std::vector<std::string>& seeds, std::mt19937_64* random) {
+  Json json;
+  require(parse_json("file", seeds[0], &json).ok(), "a good file is bad");
+  mutate_tokenizer(random, &json);
+  std::string bytes = dump(json);
+  bytes.resize(std::min<size_t>(bytes.size(), 1 << 20));
+  return (*random)() % 8 == 0 ? mutate({bytes}, random) : bytes;
+}
+
 struct Target {
   const char* name;
   void (*run)(const std::string& bytes);
   std::function<std::vector<std::string>()> seeds;
+  std::string (*change)(const std::vector<std::string>& seeds, std::mt19937_64* random) = mutate;
 };
 
 const std::vector<Target>& targets() {
@@ -169,6 +200,8 @@ const std::vector<Target>& targets() {
       {"config", fuzz_config, [] { return std::vector<std::string>{kConfig}; }},
       {"tokenizer_json", fuzz_tokenizer_json,
        [] { return std::vector<std::string>{tokenizer_json()}; }},
+      {"tokenizer_parts", fuzz_tokenizer_json,
+       [] { return std::vector<std::string>{tokenizer_json()}; }, mutate_parts},
       {"tokenizer_bin", fuzz_tokenizer_bin,
        [] { return std::vector<std::string>{llama2c_tokenizer()}; }},
       {"text", fuzz_text,
@@ -241,19 +274,28 @@ const Target* find_target(const std::string& name) {
   return nullptr;
 }
 
+void run(const Target& target, const std::string& bytes) {
+  begin_input(&bytes);
+  target.run(bytes);
+  begin_input(nullptr);
+}
+
 #ifndef FK_LIBFUZZER
 void fuzz(const Target& target, double seconds, uint64_t seed) {
+  std::printf("%s: seed %llu", target.name, static_cast<unsigned long long>(seed));
+  std::fflush(stdout);
+  extremes() = {};
   const std::vector<std::string> seeds = target.seeds();
-  for (const std::string& bytes : seeds) target.run(bytes);
+  for (const std::string& bytes : seeds) run(target, bytes);
   std::mt19937_64 random(seed);
   const auto begin = std::chrono::steady_clock::now();
   const auto spent = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
   int64_t runs = 0;
-  for (; spent() < seconds; ++runs) target.run(mutate(seeds, &random));
-  std::printf("%s: %lld files in %.1f s, seed %llu\n", target.name, static_cast<long long>(runs),
-              spent(), static_cast<unsigned long long>(seed));
+  for (; spent() < seconds; ++runs) run(target, target.change(seeds, &random));
+  std::printf(", %lld files in %.1f s, a step at most %.2f s and %zu MiB\n",
+              static_cast<long long>(runs), spent(), extremes().seconds, extremes().bytes >> 20);
 }
 
 int main_of(int argc, char** argv) {
@@ -269,7 +311,7 @@ int main_of(int argc, char** argv) {
     if (target == nullptr) return 2;
     for (int i = 2; i < argc; ++i) {
       std::ifstream file(argv[i], std::ios::binary);
-      target->run({std::istreambuf_iterator<char>(file), {}});
+      run(*target, {std::istreambuf_iterator<char>(file), {}});
     }
     return 0;
   }
@@ -289,7 +331,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const char* name = std::getenv("FK_FUZZ_TARGET");
     return fk::model::find_target(name == nullptr ? "gguf" : name);
   }();
-  if (target != nullptr) target->run(std::string(reinterpret_cast<const char*>(data), size));
+  const std::string bytes(reinterpret_cast<const char*>(data), size);
+  if (target != nullptr) fk::model::run(*target, bytes);
   return 0;
 }
 
@@ -303,7 +346,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
   const fk::model::Target* target = fk::model::find_target(name == nullptr ? "gguf" : name);
   if (target != nullptr && (size < 8 || seed % 16 == 0)) {
     static const std::vector<std::string>* seeds = new std::vector<std::string>(target->seeds());
-    const std::string bytes = fk::model::mutate(*seeds, &random);
+    const std::string bytes = target->change(*seeds, &random);
     size = std::min(bytes.size(), max_size);
     std::memcpy(data, bytes.data(), size);
     return size;

@@ -39,7 +39,24 @@ TEST(Gguf, GoodFilesLoad) {
   std::vector<int32_t> ids;
   ASSERT_TRUE(model.tokenizer->encode("hi\n", {}, &ids).ok());
   EXPECT_EQ(ids, (std::vector<int32_t>{1, 263, 3 + 10}));
-  EXPECT_EQ(model.tokenizer->decode(ids), "hi\n");
+  EXPECT_EQ(decoded(*model.tokenizer, ids), "hi\n");
+}
+
+// As llama.cpp has it: of the types, unknown and control tokens are special, a user's own are not.
+TEST(Gguf, UnknownTokenIsSpecial) {
+  Model model;
+  ASSERT_TRUE(load_bytes(GgufFile::sentencepiece().build(), &model).ok());
+  const Tokenizer& tokenizer = *model.tokenizer;
+  EXPECT_TRUE(tokenizer.is_special(0));
+  EXPECT_FALSE(tokenizer.is_special(263));
+  std::vector<int32_t> ids;
+  ASSERT_TRUE(tokenizer.encode("hi<unk>", {}, &ids).ok());
+  EXPECT_EQ(ids, (std::vector<int32_t>{1, 263, 0}));
+  EXPECT_EQ(decoded(tokenizer, ids), "hi");
+  EXPECT_EQ(decoded(tokenizer, ids, false), "<s> hi<unk>");
+  ids.clear();
+  ASSERT_TRUE(tokenizer.encode("hi<unk>", {true, false}, &ids).ok());
+  EXPECT_EQ(decoded(tokenizer, ids), "hi<unk>");
 }
 
 // Each breaks one rule.

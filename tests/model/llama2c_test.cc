@@ -27,9 +27,23 @@ TEST(Llama2c, GoodFilesLoad) {
                 version == 2 ? WeightType::kInt8Grouped : WeightType::kF32);
       std::vector<int32_t> ids;
       ASSERT_TRUE(model.tokenizer->encode("hi hi", {}, &ids).ok());
-      EXPECT_EQ(model.tokenizer->decode(ids), "hi hi");
+      EXPECT_EQ(decoded(*model.tokenizer, ids), "hi hi");
     }
   }
+}
+
+TEST(Llama2c, UnknownTokenIsSpecial) {
+  Model model;
+  ASSERT_TRUE(load_bytes(llama2c(0), &model, llama2c_tokenizer()).ok());
+  const Tokenizer& tokenizer = *model.tokenizer;
+  EXPECT_TRUE(tokenizer.is_special(0));
+  std::vector<int32_t> ids;
+  ASSERT_TRUE(tokenizer.encode("hi<unk>", {}, &ids).ok());
+  EXPECT_EQ(ids.back(), 0);
+  EXPECT_EQ(decoded(tokenizer, ids), "hi");
+  ids.clear();
+  ASSERT_TRUE(tokenizer.encode("hi<unk>", {true, false}, &ids).ok());
+  EXPECT_EQ(decoded(tokenizer, ids), "hi<unk>");
 }
 
 TEST(Llama2c, BadFilesAreRefused) {

@@ -2,6 +2,7 @@
 #include "model/tokenizer.h"
 
 #include "files.h"
+#include "model/added_tokens.h"
 #include "model/formats.h"
 #include "model/pattern.h"
 #include "model/unicode.h"
@@ -37,9 +38,9 @@ TEST(TokenizerJson, GoodFileIsRead) {
   std::vector<int32_t> ids;
   ASSERT_TRUE(tokenizer->encode("aba11 ab<s>", {}, &ids).ok());
   EXPECT_EQ(ids, (std::vector<int32_t>{6, 5, 3, 3, 4, 2, 6}));
-  EXPECT_EQ(tokenizer->decode(ids), "aba11 ab");
-  EXPECT_EQ(tokenizer->decode(ids, false), "<s>aba11 ab<s>");
-  EXPECT_EQ(tokenizer->decode({-1, 7, 1 << 30, 0}), "a");
+  EXPECT_EQ(decoded(*tokenizer, ids), "aba11 ab");
+  EXPECT_EQ(decoded(*tokenizer, ids, false), "<s>aba11 ab<s>");
+  EXPECT_EQ(decoded(*tokenizer, {-1, 7, 1 << 30, 0}), "a");
   ids.clear();
   ASSERT_TRUE(tokenizer->encode("a<s>", {false, false}, &ids).ok());
   EXPECT_EQ(ids, std::vector<int32_t>{0});  // the vocabulary has no < and no s
@@ -207,20 +208,58 @@ TEST(Chat, ContentsAreNeverSpecial) {
   EXPECT_EQ(ids, (std::vector<int32_t>{6, 0, 1}));  // one <s>, the template's
 }
 
-TEST(Pattern, GivesUp) {
+// All matches of an expression.
+Status find_all(const std::string& expression, const std::string& text, Ranges* found) {
   std::shared_ptr<const Pattern> pattern;
-  ASSERT_TRUE(Pattern::compile("(a+)+$", false, &pattern).ok());
-  std::vector<std::pair<size_t, size_t>> matches;
-  expect_error(pattern->find_all(std::string(64, 'a') + "b", &matches), {"gave up"});
-  expect_error(Pattern::compile(std::string(100000, 'a'), false, &pattern), {"expected"});
+  FK_RETURN_IF_ERROR(Pattern::compile(expression, false, &pattern));
+  Work work(text.size());
+  Matcher matcher(&work);
+  Matches matches(*pattern, text, &matcher);
+  size_t begin, end;
+  while (matches.next(&begin, &end)) found->emplace_back(begin, end);
+  return matches.status();
+}
+
+TEST(Pattern, GivesUp) {
+  Ranges found;
+  expect_error(find_all("(a+)+$", std::string(64, 'a') + "b", &found), {"steps", "65 bytes"});
+  expect_error(find_all(std::string(100000, 'a'), "a", &found), {"expected", "8192", "100000"});
+  expect_error(find_all("(a)\\1", "a", &found), {"back references"});
+  expect_error(find_all("(*LIMIT_MATCH=1)a", "a", &found), {"(*"});
 }
 
 TEST(Pattern, EmptyMatches) {
+  Ranges found;
+  ASSERT_TRUE(find_all("b*", "\xC3\xA4\x62\x62\xC3\xA4", &found).ok());
+  EXPECT_EQ(found, (Ranges{{2, 4}}));
+}
+
+TEST(Pattern, LiteralsAreFoundFromTheLeft) {
   std::shared_ptr<const Pattern> pattern;
-  ASSERT_TRUE(Pattern::compile("b*", false, &pattern).ok());
-  std::vector<std::pair<size_t, size_t>> matches;
-  ASSERT_TRUE(pattern->find_all("\xC3\xA4\x62\x62\xC3\xA4", &matches).ok());
-  EXPECT_EQ(matches, (std::vector<std::pair<size_t, size_t>>{{2, 4}}));
+  uint32_t state = 1;
+  for (int i = 0; i < 2000; ++i) {
+    const auto draw = [&](uint32_t most) {
+      std::string text;
+      state = state * 1664525 + 1013904223;
+      for (uint32_t n = 1 + (state >> 16) % most; n > 0; --n) {
+        state = state * 1664525 + 1013904223;
+        text += state >> 30 == 0 ? 'b' : 'a';
+      }
+      return text;
+    };
+    const std::string literal = draw(6), text = draw(60);
+    ASSERT_TRUE(Pattern::compile(literal, true, &pattern).ok());
+    Work work(text.size());
+    Matcher matcher(&work);
+    Matches matches(*pattern, text, &matcher);
+    size_t begin, end, at = 0;
+    while (matches.next(&begin, &end)) {
+      EXPECT_EQ(begin, text.find(literal, at));
+      EXPECT_EQ(end, begin + literal.size());
+      at = end;
+    }
+    EXPECT_EQ(text.find(literal, at), std::string::npos);
+  }
 }
 
 TEST(Unicode, Invalid) {

@@ -176,7 +176,7 @@ def llama2c(path: pathlib.Path, metaspace: str = " ") -> Tokenizer:
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     made.add_special_tokens(
-        [AddedToken(t, normalized=False, special=True) for t in ("<s>", "</s>")]
+        [AddedToken(t, normalized=False, special=True) for t in ("<unk>", "<s>", "</s>")]
     )
     return made
 

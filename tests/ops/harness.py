@@ -1,5 +1,6 @@
 """One suite for every backend: an op's cases and its formula in torch are written once, and run
-through NumPy, torch and JAX, on the CPU and, where there is one, on the GPU.
+through NumPy, torch and JAX, on the CPU and, where there is one, on the GPU. With a GPU in software
+(docs/softgpu.md) "torch_cuda" is the one backend, and its tensors are torch's CPU tensors.
 
 The error bar is relative: against the formula in float64, our largest error may be at most twice
 that of the same formula done by torch in the inputs' own precision (three times for gradients)."""
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 import flashkernel as fk
+import software_gpu
 from flashkernel._declarations import PUBLIC
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -28,6 +30,8 @@ HAVE_CUDA = torch.cuda.is_available() and bool(fk.build_info()["gpus"])
 
 
 def backends() -> list[str]:
+    if software_gpu.ON:
+        return ["torch_cuda"]
     names = ["numpy", "torch"] + (["jax"] if HAVE_JAX else [])
     if HAVE_CUDA:
         names.append("torch_cuda")
@@ -132,7 +136,7 @@ def to_numpy(t: torch.Tensor) -> np.ndarray:
 def convert(t: torch.Tensor, backend: str):
     if backend == "numpy":
         return to_numpy(t)
-    if backend == "torch":
+    if backend == "torch" or (backend == "torch_cuda" and software_gpu.ON):
         return t
     if backend == "torch_cuda":
         # Device copies keep strides only through as_strided on the copied storage.

@@ -241,7 +241,8 @@ def test_errors(make):
     for message, arguments in [
         (r"outs: expected shape .* got \(3, 8\)", {"outs": ones(3, 8)}),
         (r"lses: expected shape .* got \(2, 1, 5, 3\)", {"lses": ones(2, 1, 5, 3)}),
-        ("lses: expected 4 dimensions to fit outs, got 3", {"lses": ones(2, 3, 5)}),
+        (r"lses: expected shape \(2, 1, 3, 5\) to fit outs, got \(2, 3, 5\)",
+         {"lses": ones(2, 3, 5)}),
         (r"lses: expected shape .* got \(1, 1, 3, 5\)", {"lses": ones(1, 1, 3, 5)}),
         ("lses: expected float32, got float16", {"lses": ones(2, 1, 3, 5, dtype=np.float16)}),
         ("outs: expected a NumPy array, torch tensor or JAX array, got list", {"outs": []}),

@@ -227,6 +227,10 @@ def test_errors(op, make):
         f(x, eps="small")
     with raises(rf"{op}: eps: expected a number, got NaN"):
         f(x, eps=float("nan"))
+    with raises(rf"{op}: eps: expected at least 0, got -1"):
+        f(x, eps=-1.0)
+    with raises(rf"{op}: eps: expected a finite number, got inf"):
+        f(x, eps=float("inf"))
     with raises(rf"{op}: weight: expected"):
         f(x, [1.0] * 8)
     with pytest.raises(TypeError):

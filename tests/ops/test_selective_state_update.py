@@ -172,9 +172,11 @@ def test_errors_name_the_argument():
 
     with raises("selective_state_update: x: expected shape .2, 6."):
         call(x=torch.ones(2, 5))
-    with raises("selective_state_update: x: expected 2 dimensions, since state has 3, got 3"):
+    with raises(
+        r"selective_state_update: x: expected shape \(2, 6\) to fit state, got \(2, 6, 1\)"
+    ):
         call(x=torch.ones(2, 6, 1))
-    with raises("selective_state_update: C: expected 2 dimensions, as B has"):
+    with raises(r"selective_state_update: C: expected shape \(2, 4\) to fit B, got \(2, 1, 4\)"):
         call(C=torch.ones(2, 1, 4))
     with raises("selective_state_update: B: expected a number of groups that divides"):
         call(B=torch.ones(2, 4, 4), C=torch.ones(2, 4, 4))

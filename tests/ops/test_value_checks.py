@@ -7,34 +7,40 @@ import sys
 
 import pytest
 
+import software_gpu
 from harness import HAVE_CUDA
 
-pytestmark = pytest.mark.skipif(not HAVE_CUDA, reason="needs a GPU")
+pytestmark = pytest.mark.skipif(not (HAVE_CUDA or software_gpu.ON), reason="needs a GPU")
+
+START = """
+import os, torch, flashkernel as fk
+if "FK_SOFTGPU_ARCH" in os.environ:
+    device, synchronize = "cpu", lambda: None
+else:
+    device, synchronize = "cuda", torch.cuda.synchronize
+"""
 
 CROSS_ENTROPY = """
-import torch, flashkernel as fk
-logits = torch.ones(4, 10, device="cuda")
-targets = torch.tensor([0, 9, 0, 9, 3, 9, -100, 9], device="cuda")
+logits = torch.ones(4, 10, device=device)
+targets = torch.tensor([0, 9, 0, 9, 3, 9, -100, 9], device=device)
 assert fk.cross_entropy(logits, targets[::2]).isfinite()
 targets[4] = 10
 fk.cross_entropy(logits, targets[::2])
-torch.cuda.synchronize()
+synchronize()
 """
 
 ROPE = """
-import torch, flashkernel as fk
-x, table = torch.ones(2, 3, 2, 8, device="cuda"), torch.ones(4, 4, device="cuda")
-positions = torch.tensor([[0, 1, 2], [3, 2, 1]], device="cuda", dtype=torch.int32)
+x, table = torch.ones(2, 3, 2, 8, device=device), torch.ones(4, 4, device=device)
+positions = torch.tensor([[0, 1, 2], [3, 2, 1]], device=device, dtype=torch.int32)
 assert fk.rope(x, table, table, positions=positions).isfinite().all()
 positions[1, 2] = -1
 fk.rope(x, table, table, positions=positions)
-torch.cuda.synchronize()
+synchronize()
 """
 
 # A capture cannot wait for the values: they are not looked at, and the graph is whole.
 CAPTURE = """
-import torch, flashkernel as fk
-logits, targets = torch.ones(4, 10, device="cuda"), torch.full((4,), 10, device="cuda")
+logits, targets = torch.ones(4, 10, device=device), torch.full((4,), 10, device=device)
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     loss = fk.cross_entropy(logits, targets)
@@ -45,7 +51,7 @@ assert loss.isnan()
 
 def stderr_of(script, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", START + script],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -71,5 +77,6 @@ def test_bad_values_raise(script, message):
     assert "Error" not in stderr_of(script, FK_CHECK="0")
 
 
+@pytest.mark.skipif(not HAVE_CUDA, reason="needs a GPU that records graphs")
 def test_a_capture_is_not_disturbed():
     assert "Error" not in stderr_of(CAPTURE, FK_CHECK="1")

@@ -111,3 +111,12 @@ def test_headers(prefix):
         "ops.h",
         "ops.hpp",
     } == installed
+
+
+def test_license(prefix):
+    """The text itself lies beside what is installed, and the package's files name it."""
+    installed = next(prefix.rglob("LICENSE"))
+    assert installed.read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert "License: Apache-2.0\n" in next(prefix.rglob("flashkernel.pc")).read_text()
+    config = next(prefix.rglob("flashkernel-config.cmake")).read_text()
+    assert config.startswith("# SPDX-License-Identifier: Apache-2.0\n")

@@ -1,5 +1,6 @@
 """The wheel: what is in it, and that it works in a Python with only NumPy, with torch, with JAX."""
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -53,8 +54,9 @@ def test_contents(wheel):
     assert libraries == ["flashkernel/lib/libflashkernel.so"]
     assert [n for n in names if re.fullmatch(r"flashkernel-[^/]*\.data/scripts/fk", n)]
     package = ROOT / "bindings" / "python"
-    for source in (package / "flashkernel").rglob("*.py"):
-        assert source.relative_to(package).as_posix() in names
+    for kind in ("*.py", "*.pyi", "py.typed"):
+        sources = list((package / "flashkernel").rglob(kind))
+        assert sources and {s.relative_to(package).as_posix() for s in sources} <= set(names)
     strays = [n for n in names if not re.match(r"flashkernel(/|-[^/]*\.(data|dist-info)/)", n)]
     assert not strays
 
@@ -84,6 +86,18 @@ def test_needs_only_numpy(wheel):
     metadata = next(n for n in archive.namelist() if n.endswith("METADATA"))
     needs = re.findall(r"^Requires-Dist: (.*)$", archive.read(metadata).decode(), re.MULTILINE)
     assert [n for n in needs if "extra ==" not in n] == ["numpy>=1.23"]
+
+
+def test_license(wheel):
+    archive = zipfile.ZipFile(wheel)
+    metadata = next(n for n in archive.namelist() if n.endswith("dist-info/METADATA"))
+    fields = archive.read(metadata).decode().partition("\n\n")[0].splitlines()
+    assert {"License-Expression: Apache-2.0", "License-File: LICENSE"} <= set(fields)
+    text = archive.read(metadata.replace("METADATA", "licenses/LICENSE"))
+    assert text == (ROOT / "LICENSE").read_bytes()
+    # The standard text to the byte, so that tools which compare know it.
+    digest = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+    assert hashlib.sha256(text).hexdigest() == digest
 
 
 def test_numpy_only(bare_environment):

@@ -4,30 +4,40 @@ One function per op. Each takes NumPy arrays, torch tensors or JAX arrays and re
 on the same device. `help(flashkernel.rms_norm)` shows what an op computes and takes.
 """
 
-import importlib
+from __future__ import annotations
+
+import builtins as _builtins
+import importlib as _importlib
+import importlib.util as _importlib_util
 import json as _json
+import os as _os
+import typing as _typing
 
 from . import _library
 from ._declarations import PUBLIC as _PUBLIC
 from ._declarations import _compile
 from ._library import Error, force_implementation, num_threads, set_cpu_target, set_num_threads
 
+if _typing.TYPE_CHECKING:
+    from ._engine import Model
+    from ._model import Tokenizer
+
 __version__ = _library.version().decode()
 
 
-def build_info() -> dict:
+def build_info() -> dict[str, _typing.Any]:
     """Version, compiler, SIMD targets, CUDA architectures and the GPUs of this machine."""
     return _json.loads(_library.build_info().decode())
 
 
 def load(
-    path_or_name="",
+    path_or_name: str | bytes | _os.PathLike[str] = "",
     *,
-    tokenizer: str | None = None,
+    tokenizer: str | bytes | _os.PathLike[str] | None = None,
     context: int = 0,
     cache: str | None = None,
     quantize: str | None = None,
-):
+) -> Model:
     """A model from a Hugging Face folder, a .safetensors, .gguf or llama2.c .bin file, or by name
     ("smollm2", after `fk pull smollm2`; nothing: the built-in one). Returns a model with
     `generate`, `logits`, `tokenizer` and `config`.
@@ -119,19 +129,50 @@ def {op.public_name}({op.signature}):
 globals().update({name: _make_public(op) for name, op in _PUBLIC.items()})
 
 
+# Submodules, and the packages that each needs; imported when they are first asked for.
+_SUBMODULES = {
+    "bench": (),
+    "compat": (),
+    "jax": ("jax",),
+    "pull": (),
+    "torch": ("torch",),
+    "triton": ("torch", "triton"),
+}
+_CLASSES = {"Model": "._engine", "Tokenizer": "._model"}
+
+
 def __getattr__(name: str):
-    if name in ("torch", "jax", "bench", "compat", "triton"):
-        return importlib.import_module(f".{name}", __name__)
+    if name in _SUBMODULES:
+        return _importlib.import_module(f".{name}", __name__)
+    if name in _CLASSES:
+        return getattr(_importlib.import_module(_CLASSES[name], __name__), name)
     raise AttributeError(f"module 'flashkernel' has no attribute {name!r}")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return _importlib_util.find_spec(package) is not None
+    except (ImportError, ValueError):  # a finder that forbids it, a module without a spec
+        return False
+
+
+def __dir__() -> list[str]:
+    """What users call, and the submodules whose packages are installed."""
+    found = [name for name, needs in _SUBMODULES.items() if all(map(_is_installed, needs))]
+    dunder = [name for name in globals() if name.startswith("__")]
+    return sorted({*dunder, *__all__, *_PUBLIC, *found})
 
 
 __all__ = [
     "Error",
+    "Model",
+    "Tokenizer",
     "build_info",
     "force_implementation",
     "load",
     "num_threads",
     "set_cpu_target",
     "set_num_threads",
-    *_PUBLIC,
+    # `import *` leaves Python's own functions as they are: `sum` and `max` are for `fk.sum`.
+    *(name for name in _PUBLIC if not hasattr(_builtins, name)),
 ]

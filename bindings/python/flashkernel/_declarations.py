@@ -57,13 +57,25 @@ class Field:
     repeats: str = ""
     drawn_between: tuple = ()
     with_float8: bool = False
+    form: str = ""  # whose alternatives belong together; "": the call's (src/core/declaration.h)
     default: float | int | None = None
     nullable: bool = False
     choices: tuple = ()
+    least: float | None = None  # what a number or an integer may be
+    most: float | None = None
 
     @property
     def is_tensor(self) -> bool:
         return self.kind in ("input", "output")
+
+    @property
+    def range_text(self) -> str:
+        """ ", at least 0", or "" where any number will do."""
+        if self.least is not None and self.most is not None:
+            return f", {self.least:g} to {self.most:g}"
+        if self.least is not None:
+            return f", at least {self.least:g}"
+        return "" if self.most is None else f", at most {self.most:g}"
 
     @functools.cached_property
     def dtype_rule(self) -> str:
@@ -111,6 +123,7 @@ class Op:
     handle: int
     size_unless_given: dict[str, str] = field(default_factory=dict)
     float8: bool = False  # activations may be 8-bit floats; then outputs T are bfloat16
+    autocast: str = "widest"  # the rule of torch.autocast: or "lower", "float32_on_gpu"
     backward: "Op | None" = field(default=None, repr=False)
 
     def __post_init__(self):
@@ -150,9 +163,9 @@ class Op:
             return f"(None if {other} is None else tuple({other}.shape))"
         if len(output.shapes) == 1:
             return self._alternative_expression(output, 0, lines)
-        # The first required input with as many alternatives says which of them a call has.
+        # The first required input of the output's form says which alternative a call has.
         decides = next(
-            f for f in self.inputs if not f.optional and len(f.shapes) == len(output.shapes)
+            f for f in self.inputs if not f.optional and len(f.shapes) > 1 and f.form == output.form
         )
         expression = "None"
         for i in reversed(range(len(output.shapes))):
@@ -168,7 +181,7 @@ class Op:
             if symbol is None:
                 parts.append(f"{number}")
                 continue
-            source = self._source_of(symbol, lines, index)
+            source = self._source_of(symbol, lines, index, output.form)
             if source is None:
                 return "None"
             expression, from_field = source
@@ -185,17 +198,19 @@ class Op:
             shape = f"None if {name} is None else {shape}"
         return f"({shape})"
 
-    def _source_of(self, symbol: str, lines: list[str], alternative: int = 0):
+    def _source_of(self, symbol: str, lines: list[str], alternative: int = 0, form: str = ""):
         """(Python expression, field) for a symbol's size: from an attribute of its name, else from
         the first input that has it, required ones first, among those whose shape has one spelling
-        or, in its alternative of this number, the symbol."""
+        or, in the alternative of this number of this form, the symbol."""
         if symbol in self.by_name and not self.by_name[symbol].is_tensor:
             return symbol, None
         if symbol in self.size_unless_given:
             return self._size_unless_given(symbol, lines), None
         for f in sorted(self.inputs, key=lambda f: f.optional):
-            alternatives = f.shapes if len(f.shapes) == 1 else f.shapes[alternative:][:1]
-            if not alternatives or symbol not in alternatives[0] or (f.optional and f.shapes[1:]):
+            alternatives = f.shapes
+            if len(f.shapes) > 1:
+                alternatives = [f.shapes[alternative]] if f.form == form else []
+            if not alternatives or symbol not in alternatives[0]:
                 continue
             dims = alternatives[0]
             shape = f"{f.name}.shape"
@@ -337,10 +352,10 @@ class Op:
             parts.append(f.name if required else f"{f.name}={f.python_default!r}")
         return ", ".join(parts + [f"{name}=False" for name in self.extra_keywords])
 
-    def public_call(self, function, array_type: type, stack, alike=("dtype", "shape")):
+    def public_call(self, function, array_type: type, stack, alike=lambda part: ("dtype", "shape")):
         """A function with the flat signature, as one that takes the public parameters: groups as
         tuples, and arrays that may come in parts as lists too, which `stack` makes one array where
-        they have all attributes in `alike` in common."""
+        they have all attributes in common that `alike` tells of the first."""
         lists = [f.name for f in self.inputs if f.stacked]
         if not self.groups and not lists:
             return function
@@ -383,7 +398,7 @@ class Op:
         result.__doc__ = self.docstring
         return result
 
-    def _check_parts(self, name: str, parts, array_type: type, alike: tuple) -> None:
+    def _check_parts(self, name: str, parts, array_type: type, alike) -> None:
         """That the parts of an array go together: frameworks would cast some that do not."""
         if not parts:
             raise _library.Error(f"{self.public_name}: {name}: expected at least 1 part, got none")
@@ -396,7 +411,7 @@ class Op:
         for i, part in enumerate(parts):
             if not isinstance(part, array_type):
                 wrong(i, array_type.__name__, type(part).__name__)
-            for attribute in alike:
+            for attribute in alike(parts[0]):
                 expected, got = getattr(parts[0], attribute), getattr(part, attribute)
                 if expected != got:
                     show = tuple if attribute == "shape" else str
@@ -410,6 +425,7 @@ class Op:
                 members = ", ".join(m.name for m in self.groups[f.group])
                 lines.append(f"  {f.group}: the tuple ({members})")
             kind = f"{f.type}{', optional' if f.optional else ''}" if f.is_tensor else f.kind
+            kind += f.range_text
             kind += ", or a list of its parts" if f.stacked else ""
             choices = f" ({', '.join(c or 'None' for c in f.choices)})" if f.choices else ""
             lines.append(f"  {f.name}: {kind}{choices}: {f.doc}")
@@ -513,8 +529,8 @@ def _load() -> dict[str, Op]:
         ]
         name = entry["name"]
         handle = _library.find_op(name.encode())
-        sizes = entry.get("size_unless_given", {})
-        ops[name] = Op(name, entry["doc"], fields, handle, sizes, entry.get("float8", False))
+        rest = {k: v for k, v in entry.items() if k not in ("name", "doc", "fields")}
+        ops[name] = Op(name, entry["doc"], fields, handle, **rest)
     for op in ops.values():
         if op.name.endswith("_fwd"):
             op.backward = ops.get(op.public_name + "_bwd")

@@ -6,12 +6,8 @@ import os
 import pathlib
 import sys
 
-
-class Error(ValueError):
-    """A call that FlashKernel refused. The text names the op, the argument, what was expected and
-    what came."""
-
-    __module__ = "flashkernel"  # where users find it, and tracebacks say so
+from . import _arguments
+from ._error import Error
 
 
 def _find() -> str:
@@ -52,7 +48,7 @@ _force = function("fk_force_implementation", ctypes.c_int, ctypes.c_void_p, ctyp
 
 def check(status: int) -> None:
     if status:
-        raise Error(last_error().decode())
+        raise Error(last_error().decode(errors="backslashreplace"))
 
 
 def num_threads() -> int:
@@ -70,12 +66,17 @@ def set_num_threads(threads: int) -> None:
 def set_cpu_target(name: str | None) -> None:
     """Restricts CPU kernels to a SIMD target ("sse4", "avx2", "avx3", "avx3_bf16", "neon"); None:
     the best."""
-    check(_set_cpu_target(None if name is None else name.encode()))
+    if name is not None:
+        name = _arguments.text("set_cpu_target", "name", name)
+    check(_set_cpu_target(name))
 
 
 def force_implementation(op: str, implementation: str | None) -> None:
     """Makes an op ("softmax_fwd") take one implementation; None restores the ranked choice."""
-    handle = find_op(op.encode())
+    call = "force_implementation"
+    handle = find_op(_arguments.text(call, "op", op))
     if not handle:
-        raise Error(f"force_implementation: expected the name of an op, got {op!r}")
-    check(_force(handle, None if implementation is None else implementation.encode()))
+        raise Error(f"{call}: expected the name of an op, got {op!r}")
+    if implementation is not None:
+        implementation = _arguments.text(call, "implementation", implementation)
+    check(_force(handle, implementation))

@@ -1,11 +1,16 @@
 """Model files and tokenizers, through the library's C functions (flashkernel/model.h)."""
 
+from __future__ import annotations
+
 import ctypes
 import json
-import os
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from . import _arguments
+from ._handle import Handle, Owner
 from ._library import Error, check, function
 
 _pointer, _text, _size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
@@ -38,66 +43,84 @@ _chat = function(
     *(ctypes.c_int, _pointer, _pointer, _pointer, _size, _flag),
     *(_pointer, _size, _sizes, _pointer, _size, _sizes),
 )
-_find = function("fk_tokenizer_find", _flag, _pointer, _text)
+_find_token = function("fk_tokenizer_find", _flag, _pointer, _text)
+_find = function("fk_find_model", ctypes.c_int, _text, _pointer, _size, _sizes)
 _dequantize = function("fk_dequantize", ctypes.c_int, _text, _pointer, _size, _int64, _pointer)
 
 
-def _path(path) -> bytes:
-    return os.fsencode(os.fspath(path))
+def find(call: str, path_or_name) -> bytes:
+    """The file that a path or a known model's name stands for; of "", the built-in model's: ""."""
+    name = _arguments.path(call, "path_or_name", path_or_name)
+    count = _size()
+    check(_find(name, None, 0, count))
+    path = ctypes.create_string_buffer(count.value + 1)
+    check(_find(name, path, count.value, count))
+    return path.value
 
 
-def _as_ids(ids) -> np.ndarray:
-    array = np.asarray(ids)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise Error(f"decode: ids: expected a list of integers, got {type(ids).__name__}")
-    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
-        raise Error(f"decode: ids: expected token ids, got {array.max()}")
-    return np.ascontiguousarray(array, np.int32)
-
-
-class Tokenizer:
+class Tokenizer(Owner):
     """Text to token ids and back, as Hugging Face's tokenizers do it for the same model.
 
-    `Tokenizer(path)` opens a tokenizer.json (or its folder), a .gguf or llama2.c's tokenizer.bin.
-    """
+    `Tokenizer(path)` takes every file that `flashkernel.load` takes, a known name or "" (the
+    built-in model), and a tokenizer's own file: tokenizer.json, llama2.c's tokenizer.bin. Threads
+    may share one."""
 
-    def __init__(self, path):
-        handle = _pointer()
-        self._owned = None
-        check(_tokenizer_open(_path(path), ctypes.byref(handle)))
-        self._owned = handle.value
-        self._use(handle.value)
+    __module__ = "flashkernel"
+    _instead = "open it again where it is needed: flashkernel.Tokenizer(path)"
+
+    def __init__(self, path="") -> None:
+        pointer = _pointer()
+        check(_tokenizer_open(find("Tokenizer", path), ctypes.byref(pointer)))
+        self._use(Handle(pointer.value, _tokenizer_close))
 
     @classmethod
-    def of(cls, handle: int, owner) -> "Tokenizer":
-        """A model's own; `owner` keeps its files open."""
+    def _of(cls, model: Handle) -> Tokenizer | None:
+        """A model's own, which is there as long as the model's files are."""
+        pointer = _tokenizer_of(model)
+        if not pointer:
+            return None
         self = cls.__new__(cls)
-        self._owned, self._owner = None, owner
-        self._use(handle)
+        self._use(Handle(pointer, within=model))
         return self
 
-    def _use(self, handle: int) -> None:
+    def _use(self, handle: Handle) -> None:
         self._handle = handle
         info = json.loads(_tokenizer_info(handle))
         self.bos: int | None = info["bos"] if info["bos"] >= 0 else None
         self.eos: list[int] = info["eos"]
-        self.size: int = info["size"]
+        self._vocab_size: int = info["size"]
         self.chat_format: str | None = info["chat_format"] or None
         self.chat_template: str | None = info["chat_template"] or None
 
-    def __del__(self):
-        # At exit the module's names may be gone already.
-        if getattr(self, "_owned", None) and _tokenizer_close is not None:
-            _tokenizer_close(self._owned)
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are, special tokens included."""
+        return self._vocab_size
+
+    @property
+    def size(self) -> int:
+        """The older name of vocab_size."""
+        return self._vocab_size
 
     def __len__(self) -> int:
-        return self.size
+        return self._vocab_size
 
-    def encode(self, text: str, *, add_special=True, parse_special=True) -> list[int]:
-        """The ids of a text. add_special: with what the model puts around every text.
-        parse_special: "<|im_end|>" in the text is that token."""
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        parse_special: bool = True,
+        add_special: bool | None = None,
+    ) -> list[int]:
+        """The ids of a text. add_special_tokens: with what the model puts around every text.
+        parse_special: "<|im_end|>" in the text is that token. add_special: the older name of
+        add_special_tokens."""
+        if not isinstance(text, str):
+            raise Error(f"encode: text: expected a text, got {text!r}")
         raw = text.encode("utf-8", "replace")
-        flags = int(add_special), int(parse_special)
+        around = add_special_tokens if add_special is None else add_special
+        flags = int(bool(around)), int(bool(parse_special))
         count = _size()
         ids = np.empty(len(raw) + 16, np.int32)
         while True:
@@ -106,98 +129,107 @@ class Tokenizer:
                 return ids[: count.value].tolist()
             ids = np.empty(count.value, np.int32)
 
-    def decode(self, ids, *, skip_special=True) -> str:
-        """The text of ids; bytes that form no UTF-8 come out as U+FFFD."""
-        array = _as_ids(ids)
-        call = (self._handle, array.ctypes.data, array.size, int(skip_special))
+    def decode(
+        self,
+        ids: Iterable[int] | np.ndarray[Any, Any],
+        skip_special_tokens: bool = True,
+        *,
+        skip_special: bool | None = None,
+    ) -> str:
+        """The text of ids; bytes that form no UTF-8 come out as U+FFFD. skip_special: the older
+        name of skip_special_tokens."""
+        array = _arguments.ids("decode", "ids", ids)
+        skip = skip_special_tokens if skip_special is None else skip_special
+        call = (self._handle, array.ctypes.data, array.size, int(bool(skip)))
         count = _size()
         check(_decode(*call, None, 0, count))
         text = ctypes.create_string_buffer(count.value + 1)
         check(_decode(*call, text, count.value, count))
-        return text.raw[: count.value].decode()
+        return _text_of(text.raw[: count.value])
 
     def _run_chat(self, messages, prompt) -> tuple[list[int], str]:
+        messages = list(messages)
         for m in messages:
-            if not all(isinstance(m.get(key), str) for key in ("role", "content")):
+            parts = [m.get(key) for key in ("role", "content")] if isinstance(m, dict) else []
+            if not parts or not all(isinstance(part, str) for part in parts):
                 raise Error(f"chat: messages: expected a text as role and as content, got {m!r}")
-        roles = [m["role"].encode() for m in messages]
+        roles = [m["role"].encode("utf-8", "replace") for m in messages]
         contents = [m["content"].encode("utf-8", "replace") for m in messages]
         if any(b"\0" in c for c in roles + contents):
             raise Error("chat: messages: expected text without null characters")
         n = len(messages)
         arrays = (_text * n)(*roles), (_text * n)(*contents)
-        call = (self._handle, *arrays, n, int(prompt))
+        call = (self._handle, *arrays, n, int(bool(prompt)))
         id_count, text_count = _size(), _size()
         check(_chat(*call, None, 0, id_count, None, 0, text_count))
         ids = np.empty(id_count.value, np.int32)
         text = ctypes.create_string_buffer(text_count.value + 1)
         check(_chat(*call, ids.ctypes.data, ids.size, id_count, text, text_count.value, text_count))
-        return ids.tolist(), text.raw[: text_count.value].decode()
+        return ids.tolist(), _text_of(text.raw[: text_count.value])
 
-    def encode_chat(self, messages: list[dict[str, str]], *, prompt=True) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, str]], *, prompt: bool = True) -> list[int]:
         """The ids of a conversation ([{"role": "user", "content": "..."}, ...]) in the model's
         own format; with `prompt`, up to where the assistant speaks next. Contents never become
         special tokens."""
         return self._run_chat(messages, prompt)[0]
 
-    def format_chat(self, messages: list[dict[str, str]], *, prompt=True) -> str:
+    def format_chat(self, messages: list[dict[str, str]], *, prompt: bool = True) -> str:
         """The same as text."""
         return self._run_chat(messages, prompt)[1]
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its spelling in the file."""
-        found = _find(self._handle, token.encode())
+        found = _find_token(self._handle, _arguments.text("token_id", "token", token))
         return found if found >= 0 else None
 
 
-class _Files:
-    """Closes a model's files once neither the model nor its tokenizer is there any more."""
-
-    def __init__(self, handle: int):
-        self.handle = handle
-
-    def __del__(self):
-        # At exit the module's names may be gone already.
-        if _close is not None:
-            _close(self.handle)
-
-
-class ModelFile:
+class ModelFile(Owner):
     """A model's files, mapped: its configuration, its tokenizer and its weights."""
 
-    def __init__(self, path, tokenizer=None):
-        handle = _pointer()
-        name = None if tokenizer is None else _path(tokenizer)
-        check(_open(_path(path), name, ctypes.byref(handle)))
-        self._handle, self._files = handle.value, _Files(handle.value)
-        self.config: dict = json.loads(_info(self._handle))
-        own = _tokenizer_of(self._handle)
-        self.tokenizer = Tokenizer.of(own, self._files) if own else None
+    _instead = "load it again where it is needed: flashkernel.load(path)"
+
+    def __init__(self, path, tokenizer=None) -> None:
+        pointer = _pointer()
+        name = None if tokenizer is None else _arguments.path("load", "tokenizer", tokenizer)
+        check(_open(_arguments.path("load", "path", path), name, ctypes.byref(pointer)))
+        # The tokenizer holds this, too: the files stay until neither it nor the model is there.
+        self._handle = Handle(pointer.value, _close)
+        self.config: dict[str, Any] = json.loads(_info(self._handle))
+        self.tokenizer = Tokenizer._of(self._handle)
+
+    def _weights(self) -> list[tuple[str, str, int, int]]:
+        """Name, type, rows and columns of each, in the library's order."""
+        found = []
+        for i in range(_weight_count(self._handle)):
+            name, kind = _text(), _text()
+            rows, columns = _int64(), _int64()
+            check(_weight(self._handle, i, name, kind, rows, columns))
+            found.append((_text_of(name.value), _text_of(kind.value), rows.value, columns.value))
+        return found
 
     def weights(self) -> dict[str, tuple[str, int, int]]:
         """Each weight's type and shape, by name."""
-        found = {}
-        for i in range(_weight_count(self._handle)):
-            name, kind = _text(), _text()
-            rows, columns = ctypes.c_int64(), ctypes.c_int64()
-            check(_weight(self._handle, i, name, kind, rows, columns))
-            found[name.value.decode()] = (kind.value.decode(), rows.value, columns.value)
-        return found
+        return {name: (kind, rows, columns) for name, kind, rows, columns in self._weights()}
 
-    def read_weight(self, name: str) -> np.ndarray:
+    def read_weight(self, name: str) -> np.ndarray[Any, Any]:
         """A weight as float32, (rows, columns)."""
-        weights = self.weights()
-        if name not in weights:
-            raise Error(f"weight: expected the name of one, got {name!r}")
-        _, rows, columns = weights[name]
-        out = np.empty((rows, columns), np.float32)
-        check(_read_weight(self._handle, list(weights).index(name), out.ctypes.data))
-        return out
+        for i, (known, _, rows, columns) in enumerate(self._weights()):
+            if known == name:
+                out = np.empty((rows, columns), np.float32)
+                check(_read_weight(self._handle, i, out.ctypes.data))
+                return out
+        raise Error(f"weight: expected the name of one, got {name!r}")
+
+
+def _text_of(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
 
 
 def dequantize(kind: str, data: np.ndarray, count: int) -> np.ndarray:
     """`count` weights of a GGUF type ("Q4_K") out of its bytes, as float32."""
     data = np.ascontiguousarray(data).view(np.uint8)
+    count = _arguments.integer("dequantize", "count", count, 0)
     out = np.empty(count, np.float32)
-    check(_dequantize(kind.encode(), data.ctypes.data, data.nbytes, count, out.ctypes.data))
+    name = _arguments.text("dequantize", "kind", kind)
+    check(_dequantize(name, data.ctypes.data, data.nbytes, count, out.ctypes.data))
     return out

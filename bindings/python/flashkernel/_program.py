@@ -3,6 +3,8 @@
 import os
 import sys
 
+from ._text import printable
+
 
 def run(name: str, main) -> int:
     """main()'s exit code, or 1 and a line on stderr where a file or stdout cannot be written."""
@@ -13,7 +15,7 @@ def run(name: str, main) -> int:
             sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # `| head` has read what it wanted
-            print(f"{name}: {error}", file=sys.stderr)
+            print(f"{name}: {printable(str(error))}", file=sys.stderr)
         # What stdout still holds would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1

@@ -38,21 +38,26 @@ struct AttentionFwd {
     d.keyword_only();
     d.attribute("causal", &AttentionFwd::causal, false, "a query sees no key after itself");
     d.attribute("window_left", &AttentionFwd::window_left, -1,
-                "how many keys before itself a query sees; -1: all");
+                "how many keys before itself a query sees; -1: all")
+        .at_least(-1);
     d.attribute("window_right", &AttentionFwd::window_right, -1,
-                "how many keys after itself a query sees; -1: all");
+                "how many keys after itself a query sees; -1: all")
+        .at_least(-1);
     d.group("window", {"window_left", "window_right"});
     d.attribute("scale", &AttentionFwd::scale, kLeftOut, "of the scores; None: 1 / sqrt(D)");
     d.attribute("softcap", &AttentionFwd::softcap, 0.0,
-                "scores are squeezed into (-softcap, softcap) by a tanh; 0: they are not");
+                "scores are squeezed into (-softcap, softcap) by a tanh; 0: they are not")
+        .at_least(0);
     d.input("alibi_slopes", &AttentionFwd::alibi_slopes, "P[H | B, H]",
             "-slope * distance is added to the scores")
-        .optional();
+        .optional()
+        .own_form();
     d.input("sinks", &AttentionFwd::sinks, "P[H]", "one more logit in the softmax of each head")
         .optional();
     d.input("bias", &AttentionFwd::bias, "P[B?, H?, Lq?, Lk? | H?, Lq?, Lk? | Lq?, Lk? | Lk?]",
             "added to the scores")
-        .optional();
+        .optional()
+        .own_form();
     d.input("cu_seqlens_q", &AttentionFwd::cu_seqlens_q, "J[S+1]",
             "where each sequence begins among the Tq packed queries, and Tq")
         .optional()
@@ -75,12 +80,15 @@ struct AttentionFwd {
     d.input("q_scale", &AttentionFwd::q_scale, "F[H | B, H]",
             "what 8-bit queries are multiplied by; None: 1")
         .optional()
+        .own_form()
         .with_float8();
     d.input("k_scale", &AttentionFwd::k_scale, "F[G | B, G]", "the same for keys")
         .optional()
+        .own_form()
         .with_float8();
     d.input("v_scale", &AttentionFwd::v_scale, "F[G | B, G]", "the same for values")
         .optional()
+        .own_form()
         .with_float8();
     d.output("out", &AttentionFwd::out, "T[B, Lq, H, E | Tq, H, E]", "the weighted values");
     d.output("lse", &AttentionFwd::lse, "F[B, H, Lq | H, Tq]", "log of the softmax's denominator")
@@ -110,16 +118,18 @@ struct AttentionBwd {
     d.input("out", &AttentionBwd::out, "T[B, Lq, H, E | Tq, H, E]", "from the forward");
     d.input("lse", &AttentionBwd::lse, "F[B, H, Lq | H, Tq]", "from the forward");
     d.attribute("causal", &AttentionBwd::causal, false, "as in the forward");
-    d.attribute("window_left", &AttentionBwd::window_left, -1, "as in the forward");
-    d.attribute("window_right", &AttentionBwd::window_right, -1, "as in the forward");
+    d.attribute("window_left", &AttentionBwd::window_left, -1, "as in the forward").at_least(-1);
+    d.attribute("window_right", &AttentionBwd::window_right, -1, "as in the forward").at_least(-1);
     d.attribute("scale", &AttentionBwd::scale, kLeftOut, "as in the forward");
-    d.attribute("softcap", &AttentionBwd::softcap, 0.0, "as in the forward");
+    d.attribute("softcap", &AttentionBwd::softcap, 0.0, "as in the forward").at_least(0);
     d.input("alibi_slopes", &AttentionBwd::alibi_slopes, "P[H | B, H]", "as in the forward")
-        .optional();
+        .optional()
+        .own_form();
     d.input("sinks", &AttentionBwd::sinks, "P[H]", "as in the forward").optional();
     d.input("bias", &AttentionBwd::bias, "P[B?, H?, Lq?, Lk? | H?, Lq?, Lk? | Lq?, Lk? | Lk?]",
             "as in the forward")
-        .optional();
+        .optional()
+        .own_form();
     d.input("cu_seqlens_q", &AttentionBwd::cu_seqlens_q, "J[S+1]", "as in the forward")
         .optional()
         .rises_to("Tq");

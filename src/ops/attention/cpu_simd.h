@@ -17,6 +17,7 @@
 #include "cpu/matrix.h"
 #include "cpu/matrix_pack.h"
 #include "cpu/simd.h"
+#include "cpu/simd_activations.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
@@ -106,23 +107,6 @@ HWY_INLINE MatrixB values_of(const CpuCall& call, const Sequence& s, int64_t b, 
 HWY_INLINE int64_t whole_vectors(int64_t n) {
   const int64_t lanes = hn::Lanes(F32());
   return (n + lanes - 1) / lanes * lanes;
-}
-
-// tanh to 2 ulp.
-HWY_INLINE V Tanh(V x) {
-  const F32 d;
-  // Small ones: x + x^3 P(x^2), minimax in relative error, 2^-27.
-  const V z = hn::Mul(x, x);
-  V p = hn::MulAdd(hn::Set(d, -0x1.69710ep-8f), z, hn::Set(d, 0x1.4f5ef6p-6f));
-  p = hn::MulAdd(p, z, hn::Set(d, -0x1.b7cff2p-5f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0x1.1103f2p-3f));
-  p = hn::MulAdd(p, z, hn::Set(d, -0x1.555524p-2f));
-  const V small = hn::MulAdd(hn::Mul(p, z), x, x);
-  const V size = hn::Abs(x);
-  const V e = Exp(d, hn::Add(size, size));
-  const V large =
-      hn::Sub(hn::Set(d, 1.0f), hn::Div(hn::Set(d, 2.0f), hn::Add(e, hn::Set(d, 1.0f))));
-  return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.65f)), small, hn::CopySign(large, x));
 }
 
 // body(j, count) for the rows [0, keys) of scores, a few at a time: as many vectors as Exp should
@@ -271,7 +255,7 @@ class ScoreRules {
     const float cap = static_cast<float>(call_.p.softcap);
     const V per_cap = hn::Set(d, 1.0f / cap);
     for_each(t, [&](int64_t j, int64_t i, V x) HWY_ATTR {
-      const V y = Tanh(hn::Mul(x, per_cap));
+      const V y = Tanh(d, hn::Mul(x, per_cap));
       if (slope != nullptr) {
         hn::StoreU(hn::NegMulAdd(y, y, hn::Set(d, 1.0f)), d, slope + j * t.stride + i);
       }

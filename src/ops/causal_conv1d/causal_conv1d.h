@@ -26,6 +26,7 @@ struct CausalConv1dFwd {
 
   static void declare(Declaration<CausalConv1dFwd>& d) {
     using Op = CausalConv1dFwd;
+    d.autocast(Autocast::kLower);
     d.size_unless_given("S", "B");
     d.input("x", &Op::x, "T[B, L, D]", "input");
     d.input("weight", &Op::weight, "P[D, W]", "taps, the oldest input's first");
@@ -86,6 +87,7 @@ struct CausalConv1dUpdateFwd {
 
   static void declare(Declaration<CausalConv1dUpdateFwd>& d) {
     using Op = CausalConv1dUpdateFwd;
+    d.autocast(Autocast::kLower);
     d.input("x", &Op::x, "T[B, L, D | B, D]", "input of one step, or of L");
     d.input("state", &Op::state, "T[B, W-1, D]", "the inputs before, oldest first");
     d.input("weight", &Op::weight, "P[D, W]", "taps, the oldest input's first");

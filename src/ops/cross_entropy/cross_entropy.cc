@@ -9,11 +9,7 @@ namespace fk {
 
 namespace {
 
-Status check(const Tensor& targets, int64_t columns, int64_t ignore_index, double label_smoothing) {
-  if (!(label_smoothing >= 0 && label_smoothing <= 1)) {
-    return invalid("label_smoothing: expected a number from 0 to 1, got " +
-                   std::to_string(label_smoothing));
-  }
+Status check(const Tensor& targets, int64_t columns, int64_t ignore_index) {
   if (!readable(targets)) return {};
   for (int64_t i = 0; i < targets.size(0); ++i) {
     const int64_t value = load_index(targets, i * targets.stride(0));
@@ -31,7 +27,7 @@ Status CrossEntropyFwd::validate(const CrossEntropyFwd& a) {
   if (a.reduction == kNone && a.loss) {
     return invalid("loss: expected none with reduction=none, got a tensor");
   }
-  return check(a.targets, a.logits.size(1), a.ignore_index, a.label_smoothing);
+  return check(a.targets, a.logits.size(1), a.ignore_index);
 }
 
 Status CrossEntropyBwd::validate(const CrossEntropyBwd& a) {
@@ -45,7 +41,7 @@ Status CrossEntropyBwd::validate(const CrossEntropyBwd& a) {
   if (per_row ? a.dloss : a.dlosses) {
     return invalid(std::string(other) + ": expected none " + which + ", got a tensor");
   }
-  return check(a.targets, a.logits.size(1), a.ignore_index, a.label_smoothing);
+  return check(a.targets, a.logits.size(1), a.ignore_index);
 }
 
 void register_cross_entropy(Registry& registry) {

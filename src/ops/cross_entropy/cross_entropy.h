@@ -26,7 +26,10 @@ struct CrossEntropyFwd {
     d.keyword_only();
     d.attribute("ignore_index", &CrossEntropyFwd::ignore_index, -100,
                 "rows with this target count not");
-    d.attribute("label_smoothing", &CrossEntropyFwd::label_smoothing, 0.0, "from 0 to 1");
+    d.attribute("label_smoothing", &CrossEntropyFwd::label_smoothing, 0.0,
+                "share of the target that all classes have alike")
+        .at_least(0)
+        .at_most(1);
     d.choice("reduction", &CrossEntropyFwd::reduction, {"none", "mean", "sum"}, kMean,
              "what is returned: each row's loss, their mean or their sum");
     d.output("losses", &CrossEntropyFwd::losses, "F[N]", "one loss per row").when("reduction=none");
@@ -56,7 +59,9 @@ struct CrossEntropyBwd {
     d.input("log_sum", &CrossEntropyBwd::log_sum, "F[N]", "from the forward");
     d.input("count", &CrossEntropyBwd::count, "F[]", "from the forward");
     d.attribute("ignore_index", &CrossEntropyBwd::ignore_index, -100, "as in the forward");
-    d.attribute("label_smoothing", &CrossEntropyBwd::label_smoothing, 0.0, "as in the forward");
+    d.attribute("label_smoothing", &CrossEntropyBwd::label_smoothing, 0.0, "as in the forward")
+        .at_least(0)
+        .at_most(1);
     d.choice("reduction", &CrossEntropyBwd::reduction, {"none", "mean", "sum"}, kMean,
              "as in the forward");
     d.output("dlogits", &CrossEntropyBwd::dlogits, "T[N, V]", "gradient of logits")

@@ -31,8 +31,6 @@ struct MergeAttentionStatesFwd {
     d.output("out", &Args::out, "T[B, L, H, E | N, H, E]", "the output over all keys");
     d.output("lse", &Args::lse, "F[B, H, L | H, N]", "log of the softmax's denominator over them");
   }
-
-  static Status validate(const MergeAttentionStatesFwd& a);
 };
 
 struct MergeAttentionStatesBwd {
@@ -49,8 +47,6 @@ struct MergeAttentionStatesBwd {
     d.output("douts", &Args::douts, "@outs", "gradient of outs");
     d.output("dlses", &Args::dlses, "@lses", "gradient of lses");
   }
-
-  static Status validate(const MergeAttentionStatesBwd& a);
 };
 
 namespace reference {

@@ -17,11 +17,12 @@ struct RmsNormFwd {
   double eps = 0, weight_offset = 0;
 
   static void declare(Declaration<RmsNormFwd>& d) {
+    d.autocast(Autocast::kFloat32OnGpu);
     d.input("x", &RmsNormFwd::x, "T[..., N]", "activations");
     d.input("weight", &RmsNormFwd::weight, "P[N]", "scale of each column").optional();
     d.keyword_only();
     d.input("residual", &RmsNormFwd::residual, "T[..., N]", "added to x first").optional();
-    d.attribute("eps", &RmsNormFwd::eps, 1e-6, "added to the mean square");
+    d.attribute("eps", &RmsNormFwd::eps, 1e-6, "added to the mean square").at_least(0);
     d.attribute("weight_offset", &RmsNormFwd::weight_offset, 0.0,
                 "added to weight (Gemma's weights are stored minus 1)");
     d.output("y", &RmsNormFwd::y, "T[..., N]", "the normalised rows");
@@ -59,12 +60,13 @@ struct LayerNormFwd {
   double eps = 0;
 
   static void declare(Declaration<LayerNormFwd>& d) {
+    d.autocast(Autocast::kFloat32OnGpu);
     d.input("x", &LayerNormFwd::x, "T[..., N]", "activations");
     d.input("weight", &LayerNormFwd::weight, "P[N]", "scale of each column").optional();
     d.input("bias", &LayerNormFwd::bias, "P[N]", "shift of each column").optional();
     d.keyword_only();
     d.input("residual", &LayerNormFwd::residual, "T[..., N]", "added to x first").optional();
-    d.attribute("eps", &LayerNormFwd::eps, 1e-5, "added to the variance");
+    d.attribute("eps", &LayerNormFwd::eps, 1e-5, "added to the variance").at_least(0);
     d.output("y", &LayerNormFwd::y, "T[..., N]", "the normalised rows");
     d.output("sum", &LayerNormFwd::sum, "T[..., N]", "x + residual").when("residual");
     d.output("mean", &LayerNormFwd::mean, "F[...]", "mean of each row").saved();

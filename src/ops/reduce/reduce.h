@@ -14,6 +14,7 @@ struct SumFwd {
   int64_t axis = -1;
 
   static void declare(Declaration<SumFwd>& d) {
+    d.autocast(Autocast::kFloat32OnGpu);
     d.input("x", &SumFwd::x, "T[..., N]", "what to add up");
     d.axis("axis", &SumFwd::axis, -1, true, {"x"}, "the axis to reduce; None: all of them");
     d.output("y", &SumFwd::y, "T[...]", "the sums");
@@ -28,7 +29,7 @@ struct SumBwd {
 
   static void declare(Declaration<SumBwd>& d) {
     d.input("dy", &SumBwd::dy, "T[...]", "gradient of y");
-    d.attribute("N", &SumBwd::n, 0, "size of the reduced axis");
+    d.attribute("N", &SumBwd::n, 0, "size of the reduced axis").at_least(0);
     d.axis("axis", &SumBwd::axis, -1, true, {"dx"}, "as in the forward");
     d.output("dx", &SumBwd::dx, "T[..., N]", "gradient of x").repeats("dy");
   }

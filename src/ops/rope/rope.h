@@ -23,6 +23,7 @@ struct RopeFwd {
             "row of the tables for each token; "
             "None: 0 to L-1")
         .optional()
+        .own_form()
         .below("M");
     d.attribute("interleaved", &RopeFwd::interleaved, false, "pairs are neighbours, not halves");
     d.output("y", &RopeFwd::y, "T[B, L, H, D]", "rotated x").may_alias("x");
@@ -43,6 +44,7 @@ struct RopeBwd {
     d.input("sin", &RopeBwd::sin, "P[M, R]", "as in the forward");
     d.input("positions", &RopeBwd::positions, "I[L | B, L]", "as in the forward")
         .optional()
+        .own_form()
         .below("M");
     d.attribute("interleaved", &RopeBwd::interleaved, false, "as in the forward");
     d.output("dx", &RopeBwd::dx, "T[B, L, H, D]", "gradient of x");

@@ -24,10 +24,6 @@ Status check(const Args& a) {
     return invalid("A: expected 1 to " + std::to_string(kMaxScanStates) +
                    " states (its last size), got " + std::to_string(states));
   }
-  if (a.C.ndim != a.B.ndim) {
-    return invalid("C: expected " + std::to_string(a.B.ndim) + " dimensions, as B has, got " +
-                   std::to_string(a.C.ndim));
-  }
   const int64_t groups = a.B.ndim == 4 ? a.B.size(2) : 1;
   if (groups == 0 || channels % groups != 0) {
     return invalid("B: expected a number of groups that divides u's " + std::to_string(channels) +
@@ -42,19 +38,12 @@ Status check(const Args& a) {
                      std::to_string(a.u.size(0)));
     }
   }
-  if (a.checkpoint < -1) {
-    return invalid("checkpoint: expected a number of steps, 0 or -1, got " +
-                   std::to_string(a.checkpoint));
-  }
   return check_rows("initial_state", a.initial_state, scan::problem_of(a).sequences.count);
 }
 
 }  // namespace
 
-Status SelectiveScanFwd::validate(const SelectiveScanFwd& a) {
-  FK_RETURN_IF_ERROR(check(a));
-  return check_rows("last_state", a.last_state, scan::problem_of(a).sequences.count);
-}
+Status SelectiveScanFwd::validate(const SelectiveScanFwd& a) { return check(a); }
 
 Status SelectiveScanBwd::validate(const SelectiveScanBwd& a) {
   FK_RETURN_IF_ERROR(check(a));

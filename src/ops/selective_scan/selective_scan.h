@@ -69,7 +69,8 @@ struct SelectiveScanFwd {
              "how the recurrence is computed");
     d.attribute("checkpoint", &SelectiveScanFwd::checkpoint, kScanCheckpoint,
                 "steps between the states kept for the backward: 1 keeps all, 0 none, -1 takes the "
-                "square root of L");
+                "square root of L")
+        .at_least(-1);
     d.output("y", &SelectiveScanFwd::y, "T[B, L, D]", "output");
     d.output("last_state", &SelectiveScanFwd::last_state, "F[S, D, N]",
              "the state after the last step")
@@ -114,7 +115,8 @@ struct SelectiveScanBwd {
     d.choice("algorithm", &SelectiveScanBwd::algorithm,
              {"auto", "sequential", "blelloch", "hillis_steele", "chunked", "cumsum"}, kAutoScan,
              "as in the forward");
-    d.attribute("checkpoint", &SelectiveScanBwd::checkpoint, kScanCheckpoint, "as in the forward");
+    d.attribute("checkpoint", &SelectiveScanBwd::checkpoint, kScanCheckpoint, "as in the forward")
+        .at_least(-1);
     d.input("checkpoints", &SelectiveScanBwd::checkpoints, "F[B, L/checkpoint, N, D]",
             "from the forward");
     d.output("du", &SelectiveScanBwd::du, "T[B, L, D]", "gradient of u");

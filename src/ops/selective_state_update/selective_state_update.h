@@ -26,8 +26,8 @@ struct SelectiveStateUpdateFwd {
     d.input("dt", &Op::dt, "T[B, D | B, H, P]", "time step").drawn_between(0.01, 1.0);
     d.input("A", &Op::A, "F[D, N | H, P, N]", "decay of each state; negative as a rule")
         .drawn_between(-2.0, -0.01);
-    d.input("B", &Op::B, "T[B, N | B, G, N]", "input to states");
-    d.input("C", &Op::C, "T[B, N | B, G, N]", "states to output");
+    d.input("B", &Op::B, "T[B, N | B, G, N]", "input to states").form("groups");
+    d.input("C", &Op::C, "T[B, N | B, G, N]", "states to output").form("groups");
     d.input("D", &Op::D, "P[D | H, P]", "input to output").optional();
     d.keyword_only();
     d.input("z", &Op::z, "T[B, D | B, H, P]", "gate: y is multiplied by silu(z)").optional();

@@ -13,6 +13,7 @@ struct SoftmaxFwd {
   int64_t axis = -1;
 
   static void declare(Declaration<SoftmaxFwd>& d) {
+    d.autocast(Autocast::kFloat32OnGpu);
     d.input("x", &SoftmaxFwd::x, "T[..., N]", "logits");
     d.axis("axis", &SoftmaxFwd::axis, -1, false, {"x", "y"}, "the axis whose entries sum to 1");
     d.output("y", &SoftmaxFwd::y, "T[..., N]", "probabilities");
@@ -40,6 +41,7 @@ struct LogSoftmaxFwd {
   int64_t axis = -1;
 
   static void declare(Declaration<LogSoftmaxFwd>& d) {
+    d.autocast(Autocast::kFloat32OnGpu);
     d.input("x", &LogSoftmaxFwd::x, "T[..., N]", "logits");
     d.axis("axis", &LogSoftmaxFwd::axis, -1, false, {"x", "y"}, "the axis to normalise along");
     d.output("y", &LogSoftmaxFwd::y, "T[..., N]", "log-probabilities");

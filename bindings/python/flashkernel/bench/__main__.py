@@ -10,7 +10,9 @@ import flashkernel as fk
 
 from .. import _library, _program
 from . import report
-from .frameworks import FRAMEWORKS, ITEMSIZE, bytes_moved, installed, jax_waits, plain_name
+from .busy import Watch
+from .ceilings import Ceilings, CpuProbe, GpuProbe
+from .frameworks import FRAMEWORKS, ITEMSIZE, installed, jax_waits, plain_name
 from .mamba import WORKLOADS as MAMBA
 from .mamba_agent import WORKLOADS as AGENT
 from .suites import SUITES
@@ -18,6 +20,18 @@ from .timing import time_cpu, time_cuda
 from .workloads import WORKLOADS as GENERAL
 
 WORKLOADS = GENERAL | {w.op: w for w in [*MAMBA, *AGENT]}
+DIRECTIONS = ("fwd", "bwd")
+
+
+def named(ops: list[str] | None) -> set[tuple[str, str]]:
+    """(op, direction) of what is asked for, by the names that `fk check` takes: "rope" is both
+    directions, "rope_fwd" one."""
+    known = {op: [(op, d) for d in DIRECTIONS] for op in WORKLOADS}
+    known |= {f"{op}_{d}": [(op, d)] for op in WORKLOADS for d in DIRECTIONS}
+    for op in ops or ():
+        if op not in known:
+            raise ValueError(f"--op: expected one of {', '.join(WORKLOADS)}, got {op}")
+    return {case for op in ops or WORKLOADS for case in known[op]}
 
 
 def parse(arguments):
@@ -46,9 +60,10 @@ def parse(arguments):
         options.framework = "torch" if "torch" in frameworks else "numpy"
     if options.device not in FRAMEWORKS[options.framework].devices:
         parser.error(f"--framework {options.framework} has no device {options.device}")
-    for op in options.op or ():
-        if op not in WORKLOADS:
-            parser.error(f"--op: expected one of {', '.join(WORKLOADS)}, got {op}")
+    try:
+        wanted = named(options.op)
+    except ValueError as error:
+        parser.error(str(error))
     if options.device == "cuda" and not fk.build_info()["gpus"]:
         parser.error("--device cuda: no GPU is visible to this build")
     known = sorted({name for w in WORKLOADS.values() for name in w.peers})
@@ -59,7 +74,7 @@ def parse(arguments):
     options.cases = [
         c
         for c in SUITES[options.suite]()
-        if c.op in (options.op or WORKLOADS)
+        if (c.op, c.direction) in wanted
         and c.device in ("", options.device)
         and options.dtype in (None, c.dtype)
         and c.direction in directions
@@ -85,100 +100,135 @@ def implementation_of(op: str, device: str) -> str:
     return name.decode() if name else device
 
 
+# Runs to warm up, timed runs, and seconds after which there are no more of them.
+QUICK, THOROUGH = (10, 100, 0.3), (100, 1000, 2.0)
+
+
 class Bench:
     def __init__(self, options):
         self.options = options
         self.framework = FRAMEWORKS[options.framework](options.device)
-        self.warmup, self.iterations = (10, 100) if options.quick else (100, 1000)
-        self.budget_s = 0.3 if options.quick else 2.0
+        self.effort = QUICK if options.quick else THOROUGH
         self.rng = np.random.default_rng(0)
+        threads = self.framework.threads()
+        # Beside a GPU the host only has to keep its queue full.
+        self.watch = Watch(1 if options.device == "cuda" else threads)
+        if options.device == "cuda":
+            probe = GpuProbe(self.framework, self.rotation, self.shortest)
+        else:
+            probe = CpuProbe(threads)
+        self.ceilings = Ceilings(probe)
+        self.rows, self.asked = [], []  # what each row asks of the ceilings
 
     @property
     def graphs(self) -> bool:
         return self.options.device == "cuda" and self.options.framework == "torch"
 
-    def time(self, sets: list[dict]) -> tuple[dict, int]:
-        """`sets`: the calls by name, once per set of inputs."""
-        if self.graphs:
-            # A replay holds at least 4 calls, so fewer replays make as many runs.
-            iterations = self.iterations // 4
-            # JAX's are not torch's to capture.
-            foreign = {n: call for n, call in sets[0].items() if n.startswith("jax")}
-            names = [name for name in sets[0] if name not in foreign]
-            by_name = {name: [calls[name] for calls in sets] for name in names}
-            times = time_cuda(by_name, self.warmup // 4, iterations)
-            if foreign:
-                waits = jax_waits("cuda")
-                more = time_cpu(foreign, self.warmup, self.iterations, self.budget_s, **waits)
-                times |= more[0]
-            return times, iterations * len(sets)
-        waits = self.framework.waits
-        return time_cpu(sets[0], self.warmup, self.iterations, self.budget_s, **waits)
+    def time(self, sets: list[dict], effort: tuple) -> tuple[dict, dict]:
+        """`sets`: the calls by name, once per set of inputs. Returns their statistics, and how many
+        runs there were."""
+        warmup, iterations, _ = effort
+        if not self.graphs:
+            return time_cpu(sets[0], *effort, **self.framework.waits)
+        # JAX's are not torch's to capture.
+        foreign = {name: call for name, call in sets[0].items() if name.startswith("jax")}
+        names = [name for name in sets[0] if name not in foreign]
+        # A replay holds at least 4 calls, so fewer replays make as many runs.
+        warmup, iterations = warmup // 4, iterations // 4
+        times = time_cuda({n: [calls[n] for calls in sets] for n in names}, warmup, iterations)
+        if foreign:
+            times |= time_cpu(foreign, *effort, **jax_waits("cuda"))[0]
+        return times, {"warmup": warmup * len(sets), "iterations": iterations * len(sets)}
 
-    def sets_needed(self, bytes_of_one: int) -> int:
-        """So many sets of inputs that none is in the L2 cache when its turn comes."""
-        return max(4, -(-(512 << 20) // max(bytes_of_one, 1))) if self.graphs else 1
+    def rotation(self, bytes_of_one: int) -> int:
+        """So many sets of inputs that none is in the L2 cache when its turn comes, sixteen at
+        most."""
+        return min(16, max(4, -(-(512 << 20) // max(bytes_of_one, 1)))) if self.graphs else 1
 
-    def ceilings(self) -> dict:
-        cuda = self.options.device == "cuda"
-        call, moved = self.framework.copy_call(2048 if cuda else 128)
-        times, _ = self.time([{"copy": call}])
-        out = {"copy_tbps": moved / times["copy"]["p50"] / 1e9}
-        if hasattr(self.framework, "gemm_call"):
-            n = 4096 if cuda else 1024
-            times, _ = self.time([{"gemm": self.framework.gemm_call(n)}])
-            out["gemm_tflops"] = 2 * n**3 / times["gemm"]["p50"] / 1e9
-        return {k: round(v, 5) for k, v in out.items()}
+    def shortest(self, sets: list[dict]) -> dict:
+        """Seconds of each call at its best, for ceilings."""
+        return {name: ms["min"] * 1e-3 for name, ms in self.time(sets, QUICK)[0].items()}
 
     def peak_bytes(self, name, call) -> int:
         # XLA plans its buffers ahead; it has no per-call figure.
         return 0 if name.startswith("jax") else self.framework.peak_bytes(call)
 
-    def row(self, case, ceilings) -> dict:
+    def run(self, case) -> None:
+        """Measures a row, and its ceilings around it."""
+        workload = WORKLOADS[case.op].bound(dict(case.params))
+        count = workload.count(case.direction, dict(case.params), ITEMSIZE[case.dtype])
+        needs = self.ceilings.needs(count, case.dtype)
+        self.ceilings.measure(needs)
+        row = self.row(case, workload, count)
+        self.ceilings.measure(needs)
+        self.rows.append(row)
+        self.asked.append((count, case.dtype, row["ms"]["p50"] * 1e-3))
+
+    def row(self, case, workload, count) -> dict:
         params = dict(case.params)
-        workload = WORKLOADS[case.op].bound(params)
         peers = self.options.peer or list(case.peers or self.framework.peers)
         arrays = workload.inputs(params, self.rng)
-        itemsize = ITEMSIZE[case.dtype]
-        moved = bytes_moved(workload, case.direction, params, arrays, itemsize)
-        count = self.sets_needed(sum(a.size for a in arrays.values()) * itemsize)
         tensors = self.framework.tensors(arrays, case.dtype)
         functions = self.framework.functions(workload, peers)
         sets = [
             self.framework.calls(functions, workload, case.direction, t)
-            for t in self.framework.copies(tensors, min(count, 16))
+            for t in self.framework.copies(tensors, self.rotation(count.working_set))
         ]
         calls = sets[0]
-        times, iterations = self.time(sets)
+        for call in calls.values():  # what a call compiles in other processes is no disturbance
+            self.framework.waits.get("wait", lambda out: out)(call())
+        before = self.watch.start()
+        times, runs = self.time(sets, self.effort)
+        seen = self.watch.since(before)
         ours = times.pop("ours")
-        tbps = moved / ours["p50"] / 1e9
-        percent, rate = tbps / ceilings["copy_tbps"], {}
-        flops = workload.count(case.direction, params)
-        if workload.products:
-            rate = {"tflops": round(flops / ours["p50"] / 1e9, 5)}
-            percent = rate["tflops"] / ceilings.get("gemm_tflops", float("inf"))
+        rate = {}
+        if workload.products and count.flops:
+            rate = {"tflops": round(count.flops / ours["p50"] / 1e9, 5)}
             for t in times.values():
-                t["tflops"] = round(flops / t["p50"] / 1e9, 5)
-        best = min((t["p50"] for t in times.values()), default=None)
-        return {
+                t["tflops"] = round(count.flops / t["p50"] / 1e9, 5)
+        row = {
             "op": f"{case.op}_{case.direction}",
             "case": {**params, "dtype": case.dtype, "framework": self.framework.name},
             "impl": implementation_of(f"{case.op}_{case.direction}", self.options.device),
             "ms": ours,
-            "iterations": iterations,
-            "flops": flops,
-            "bytes": moved,
+            **runs,
+            "flops": count.flops,
+            "bytes": count.bytes,
+            "bytes_written": count.written,
+            "working_set": count.working_set,
             **rate,
-            "tbps": round(tbps, 5),
-            "percent_of_ceiling": round(100 * percent, 2),
+            "tbps": round(count.bytes / ours["p50"] / 1e9, 5),
+            "percent_of_ceiling": 0.0,  # known at the end
             "peak_bytes": self.framework.peak_bytes(calls["ours"]),
             **(self.framework.errors(workload, tensors) if case.direction == "fwd" else {}),
             "peers": {
                 name: {"ms": t, "peak_bytes": self.peak_bytes(name, calls[name])}
                 for name, t in times.items()
             },
-            "ratio_to_best_peer": round(best / ours["p50"], 3) if best else 0.0,
+            "busy": seen,
+            "disturbed": self.watch.reasons(seen, ours),
         }
+        for name, peer in row["peers"].items():
+            if plain_name(name) in workload.loops:
+                peer["kind"] = report.LOOP
+        return {**row, "ratio_to_best_peer": ratio_to_best_peer(row)}
+
+    def judge(self) -> None:
+        """What share of its ceiling each row reached, by the best ceilings of the whole run."""
+        self.ceilings.measure(self.ceilings.always)
+        self.ceilings.settle(self.asked)
+        for row, (count, dtype, seconds) in zip(self.rows, self.asked, strict=True):
+            ceiling = self.ceilings.of(count, dtype)
+            row["percent_of_ceiling"] = round(100 * ceiling.seconds / seconds, 2)
+            row["ceiling"] = ceiling.as_json()
+            # No machine is faster than itself: then a count or a ceiling is wrong.
+            row["impossible"] = row["percent_of_ceiling"] > 100
+
+
+def ratio_to_best_peer(row: dict) -> float:
+    """The fastest peer's p50 over ours, of those that somebody would use; 0: there is none."""
+    times = [p["ms"]["p50"] for p in row["peers"].values() if p.get("kind") != report.LOOP]
+    return round(min(times) / row["ms"]["p50"], 3) if times else 0.0
 
 
 def main(arguments=None) -> int:
@@ -186,21 +236,22 @@ def main(arguments=None) -> int:
     bench = Bench(options)
     cases = options.cases
     progress = sys.stderr.isatty()
-    ceilings = bench.ceilings()
-    rows, failed, interrupted = [], 0, False
+    bench.ceilings.measure(bench.ceilings.always)
+    failed, interrupted = 0, False
     for i, case in enumerate(cases):
         if progress:
             print(
                 f"\r\033[K[{i + 1}/{len(cases)}] {case.name}", end="", file=sys.stderr, flush=True
             )
         try:
-            rows.append(bench.row(case, ceilings))
+            bench.run(case)
         except KeyboardInterrupt:  # what was measured so far is not lost
             interrupted = True
             break
         except Exception as error:  # nor what comes after
             failed += 1
             print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
+    bench.judge()
     if progress:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     timer = "cuda graph replay over rotating inputs" if bench.graphs else "perf_counter, in turns"
@@ -208,9 +259,10 @@ def main(arguments=None) -> int:
         "machine": report.machine(fk, bench.framework, options.device),
         "commit": report.commit(),
         "date": report.now(),
-        "method": {"warmup": bench.warmup, "iterations": bench.iterations, "timer": timer},
-        "ceilings": ceilings,
-        "rows": rows,
+        "method": {"warmup": bench.effort[0], "iterations": bench.effort[1], "timer": timer},
+        "ceilings": bench.ceilings.as_json(),
+        "busy": bench.watch.summary(),
+        "rows": bench.rows,
     }
     if options.json:
         report.write_json(options.json, result)

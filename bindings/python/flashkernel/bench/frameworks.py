@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from .workloads import PARAMETERS, Workload, bytes_moved
+from .workloads import PARAMETERS, Workload
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 
@@ -67,14 +67,9 @@ class Numpy:
         del kept
         return peak
 
-    def copy_call(self, megabytes: int):
-        a = np.ones(megabytes << 18, np.float32)
-        b = np.empty_like(a)
-        return (lambda: np.copyto(b, a)), 2 * a.nbytes
-
-    def gemm_call(self, n: int):
-        a = np.random.default_rng(0).standard_normal((n, n), np.float32)
-        return lambda: a @ a
+    def threads(self) -> int:
+        """Those that our ops and the peers run on."""
+        return self.fk.num_threads()
 
 
 def plain_name(peer: str) -> str:
@@ -205,19 +200,47 @@ class Torch(Numpy):
                 peak = max(peak, total)
         return peak
 
-    def copy_call(self, megabytes: int):
-        torch = self.module
-        a = torch.ones(megabytes << 18, device=self.device)
-        b = torch.empty_like(a)
-        # By a kernel: a copy in a CUDA graph goes to the copy engines, which are slower.
-        return (lambda: torch.neg(a, out=b)), 2 * a.numel() * 4
+    def threads(self) -> int:
+        return max(self.module.get_num_threads(), self.fk.num_threads())
 
-    def gemm_call(self, n: int):
+    def gpu_caches(self) -> dict:
+        properties = self.module.cuda.get_device_properties(self.device)
+        return {"L2": getattr(properties, "L2_cache_size", 0)}
+
+    def traffic_call(self, mix: str, size: int):
+        """A plain call that touches `size` bytes, and how many it reads and writes. By a kernel: a
+        copy in a CUDA graph goes to the copy engines, which are slower."""
         torch = self.module
-        dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        a = torch.randn(n, n, device=self.device).to(dtype)
+        tensors = {"read": 1, "write": 1, "update": 1, "copy": 2, "add": 3}[mix]
+        n = size // tensors // 4
+        a, b, c = (torch.ones(n if i < tensors else 0, device=self.device) for i in range(3))
+        call = {
+            "read": lambda: a.sum(),
+            "write": lambda: a.fill_(2.0),
+            "update": lambda: a.neg_(),
+            "copy": lambda: torch.neg(a, out=b),
+            "add": lambda: torch.add(a, b, out=c),
+        }[mix]
+        return call, (2 if mix == "update" else tensors) * 4 * n
+
+    def gemm_call(self, n: int, dtype: str):
+        """A plain matrix product, of float32 on the tensor cores as well."""
+        torch = self.module
+        a = torch.randn(n, n, device=self.device).to(getattr(torch, dtype))
+        if dtype == "float8_e4m3fn":
+            one = torch.ones((), device=self.device)
+            return lambda: torch._scaled_mm(
+                a, a.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
         out = torch.empty_like(a)
-        return lambda: torch.matmul(a, a, out=out)
+
+        def call():
+            settings = torch.backends.cuda.matmul
+            before, settings.allow_tf32 = settings.allow_tf32, True
+            torch.matmul(a, a, out=out)
+            settings.allow_tf32 = before
+
+        return call
 
 
 class Jax(Numpy):
@@ -296,24 +319,30 @@ class Jax(Numpy):
     def peak_bytes(self, call) -> int:
         return 0  # XLA plans its buffers ahead; it has no per-call figure
 
-    def copy_call(self, megabytes: int):
-        a = self.jax.device_put(np.ones(megabytes << 18, np.float32), self.device)
-        # Into the last call's output: on a CPU fresh pages take ten times as long as the copy.
+    def threads(self) -> int:
+        return max(len(os.sched_getaffinity(0)), self.fk.num_threads())
+
+    def gpu_caches(self) -> dict:
+        return {}
+
+    def traffic_call(self, mix: str, size: int):
+        """A copy, whatever the mix: of arrays that cannot be written in place there is no more."""
+        a = self.jax.device_put(np.ones(size // 8, np.float32), self.device)
+        # Into the last call's output, so that there are no fresh pages to be found.
         copy = self.jax.jit(lambda a, b: a + 1, donate_argnums=1, keep_unused=True)
         held = [a + 1]
 
         def call():
             held[0] = copy(a, held[0])
-            return held[0].block_until_ready()
+            return held[0]
 
         return call, 2 * a.nbytes
 
-    def gemm_call(self, n: int):
-        dtype = "float32" if self.device.platform == "cpu" else "bfloat16"
+    def gemm_call(self, n: int, dtype: str):
         a = np.random.default_rng(0).standard_normal((n, n), np.float32)
         a = self.jax.device_put(a.astype(self.dtype(dtype)), self.device)
         product = self.jax.jit(lambda x: x @ x)
-        return lambda: product(a).block_until_ready()
+        return lambda: product(a)
 
 
 def jax_waits(device: str) -> dict:
@@ -360,4 +389,4 @@ def _first(outputs):
     return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
-__all__ = ["FRAMEWORKS", "ITEMSIZE", "bytes_moved", "installed", "jax_waits"]
+__all__ = ["FRAMEWORKS", "ITEMSIZE", "installed", "jax_waits"]

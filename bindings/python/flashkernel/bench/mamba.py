@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from .workloads import Workload, normal, per_element
+from . import counts
+from .workloads import Workload, normal
 
 
 def _inputs(params, rng):
@@ -108,7 +109,6 @@ def _conv_torch(m, t):
 
 
 def _step_inputs(params, rng):
-    """The state first, which the floor is counted in."""
     b, d, n = (params[k] for k in "BDN")
     channels = (params["H"], d) if "H" in params else (d,)
     groups = (1,) if "H" in params else ()
@@ -166,32 +166,26 @@ WORKLOADS = [
             "jax_associative_scan": _in_jax(associative_states),
             "jax_lax_scan": _in_jax(scan_outputs),
         },
-        {"fwd": 4, "bwd": 7},
+        counts.selective_scan,
         ("u", "delta", "A", "B", "C", "D", "z", "delta_bias"),
-        # A state and step: an exponential, three multiply-adds; backward that again, and ten more.
-        per_element(7),
-        27 / 7,
         options=True,
         errors=False,
+        loops=("torch",),
     ),
     Workload(
         "causal_conv1d",
         _conv_inputs,
         lambda fk, t: fk.causal_conv1d(t["x"], t["weight"], t["bias"], activation="silu"),
         {"torch": _conv_torch},
-        {"fwd": 2, "bwd": 3},
+        counts.causal_conv1d,
         ("x", "weight", "bias"),
-        # A multiply-add a tap; backward the same again for the SiLU, and for x and weight.
-        per_element(2),
-        3.0,
     ),
     Workload(
         "selective_state_update",
         _step_inputs,
         _step_ours,
         {"torch": _step_torch},
-        {"fwd": 2},
-        flops=per_element(7),
+        counts.selective_state_update,
         errors=False,  # the state moves on with each call
     ),
     Workload(
@@ -201,8 +195,7 @@ WORKLOADS = [
             t["x"], t["conv_state"], t["weight"], t["bias"], activation="silu"
         ),
         {"torch": _conv_step_torch},
-        {"fwd": 2},
-        flops=per_element(2),
+        counts.causal_conv1d_update,
         errors=False,
     ),
 ]

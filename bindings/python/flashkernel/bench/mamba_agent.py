@@ -5,6 +5,7 @@ whose scan is the one thing that can be written in more than one way."""
 
 import numpy as np
 
+from . import counts
 from .mamba import associative_states, scan_outputs
 from .workloads import Workload
 
@@ -204,7 +205,8 @@ WORKLOADS = [
         _inputs,
         _ours,
         {"jax_lax_scan": _peer(scan_outputs), "jax_associative_scan": _peer(associative_states)},
-        {"fwd": 2},
+        counts.mamba_agent((_HIDDEN, _INNER, _STATE, _WIDTH, _RANK), _LAYERS),
+        products=True,
         options=True,
         errors=False,
     )

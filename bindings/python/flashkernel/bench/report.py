@@ -97,7 +97,12 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-COLUMNS = ("case", "p50 us", "rate", "of peak", "best peer", "p50 us", "ratio")
+#: What a peer is called that is a loop in Python over the steps of a sequence.
+LOOP = "python loop"
+
+COLUMNS = ("case", "p50 us", "runs", "rate", "of peak", "best peer", "p50 us", "ratio")
+_PEER_TIME = 6  # the column that a narrow terminal has no room for
+_WIDE = 118
 
 
 def cells(row: dict) -> list[str]:
@@ -112,38 +117,102 @@ def cells(row: dict) -> list[str]:
             if row["tflops"] < 10
             else f"{row['tflops']:.0f} TFLOP/s"
         )
-    best = min(row["peers"], key=lambda p: row["peers"][p]["ms"]["p50"], default=None)
+    share = f"{row['percent_of_ceiling']:.0f}%{'!' if row.get('impossible') else ''}"
+    if "ceiling" in row:
+        share += " " + _SHORT.get(row["ceiling"]["of"], row["ceiling"]["of"])
+    disturbed = "*" if row.get("disturbed") else ""
     out = [
         name,
-        f"{row['ms']['p50'] * 1e3:.1f}",
+        f"{row['ms']['p50'] * 1e3:.1f}{disturbed}",
+        f"{row['warmup']}+{row['iterations']}" if "warmup" in row else f"{row['iterations']}",
         rate,
-        f"{row['percent_of_ceiling']:.0f}%",
+        share,
     ]
+    best = best_peer(row)
     if best is None:
         return out + ["", "", ""]
-    peer = row["peers"][best]["ms"]["p50"]
-    return out + [best, f"{peer * 1e3:.1f}", f"{row['ratio_to_best_peer']:.2f}x"]
+    time = row["peers"][best]["ms"]["p50"]
+    ratio = f"{time / row['ms']['p50']:.2f}x"
+    if row["peers"][best].get("kind") == LOOP:
+        return out + [f"({LOOP})", f"{time * 1e3:.1f}", f"({ratio})"]
+    return out + [best, f"{time * 1e3:.1f}", ratio]
+
+
+_SHORT = {"memory": "mem", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def best_peer(row: dict) -> str | None:
+    """The fastest peer; one that is a loop in Python only where there is no other."""
+    peers = row["peers"]
+    return min(
+        peers, key=lambda p: (peers[p].get("kind") == LOOP, peers[p]["ms"]["p50"]), default=None
+    )
+
+
+def notes(result: dict) -> list[str]:
+    """What a reader of the table has to know of it."""
+    rows = result["rows"]
+    out = ["runs: to warm up + timed. of peak: of what the cache or memory (mem) that holds the "
+           "row's data gives, or of the peak of such arithmetic (f32, bf16)."]  # fmt: skip
+    if any(row["peers"] and best_peer_is_loop(row) for row in rows):
+        out.append(
+            f"({LOOP}): a peer that nobody would use, for want of another; its ratio says little."
+        )
+    busy = result.get("busy") or {}
+    disturbed = sum(1 for row in rows if row.get("disturbed"))
+    if busy.get("busy"):
+        out.append(
+            f"This machine was busy: while rows were timed other programs took "
+            f"{busy['others_cpus']:.1f} of {busy['cpus']} CPUs, {100 * busy['steal']:.0f}% of the "
+            f"time was stolen by the host; load {busy['load_at_start']:.1f} and "
+            f"{busy['runnable_at_start']} other programs running at the start."
+        )
+    if disturbed:
+        out.append(
+            f"*: disturbed, {disturbed} of {len(rows)} rows (the file says by what). Their times "
+            "are too long, and their ratios may be wrong: measure again on a quiet machine."
+        )
+    if wrong := sum(1 for row in rows if row.get("impossible")):
+        out.append(
+            f"!: {wrong} of {len(rows)} rows are above their ceiling, which cannot be: either a "
+            "ceiling was disturbed all through the run, or the row's bytes or FLOPs are miscounted."
+        )
+    return out
+
+
+def best_peer_is_loop(row: dict) -> bool:
+    return row["peers"][best_peer(row)].get("kind") == LOOP
 
 
 def print_table(result: dict) -> None:
     try:
+        from rich import box
         from rich.console import Console
         from rich.table import Table
-
-        table = Table(title=title(result))
-        for column in COLUMNS:
-            justify = "left" if column in ("case", "best peer") else "right"
-            table.add_column(column, justify=justify, overflow="fold")
-        for row in result["rows"]:
-            table.add_row(*cells(row))
-        # A file or a pipe has no width of its own; rich would take 80 columns for it.
-        Console(width=None if sys.stdout.isatty() else 120).print(table)
     except ImportError:
         print(title(result))
         table = [list(COLUMNS)] + [cells(row) for row in result["rows"]]
         widths = [max(len(line[i]) for line in table) for i in range(len(COLUMNS))]
         for line in table:
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+        print(*notes(result), sep="\n")
+        return
+    # A file or a pipe has no width of its own; rich would take 80 columns for it.
+    console = Console(
+        width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120, highlight=False
+    )
+    shown = [i for i in range(len(COLUMNS)) if console.width >= _WIDE or i != _PEER_TIME]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for i in shown:
+        justify = "left" if COLUMNS[i] in ("case", "best peer") else "right"
+        table.add_column(COLUMNS[i], justify=justify, overflow="fold", no_wrap=i > 0)
+    for row in result["rows"]:
+        line = cells(row)
+        table.add_row(*(line[i] for i in shown))
+    console.print(title(result), style="bold", markup=False)
+    console.print(table)
+    for note in notes(result):
+        console.print(note, markup=False)
 
 
 def title(result: dict) -> str:
@@ -153,8 +222,8 @@ def title(result: dict) -> str:
 
 
 ROOFLINE = (
-    "Each point is the row of its number (orange: a backward); the line is what a plain copy and a "
-    "plain matrix product of the same run would let it reach."
+    "Each point is the row of its number (orange: a backward). A slope is the bandwidth of a cache "
+    "or of the memory, a flat line the peak of an arithmetic, as measured in the same run."
 )
 
 
@@ -166,13 +235,15 @@ def write_html(path: str, result: dict) -> None:
         labelled.append((f"{number} {cells(row)[0]}", row))
         width = min(100.0, row["percent_of_ceiling"])
         bar = f'<div class="bar"><i style="width:{width:.0f}%"></i></div>'
-        slow = " class=slow" if row["peers"] and row["ratio_to_best_peer"] < 1 else ""
+        slow = " class=slow" if 0 < row["ratio_to_best_peer"] < 1 else ""
         lines.append(
             f"<tr{slow}><td class=n>{number}</td><td>{c[0]}</td>"
-            + "".join(f"<td class=n>{x}{bar if i == 2 else ''}</td>" for i, x in enumerate(c[1:]))
+            + "".join(f"<td class=n>{x}{bar if i == 4 else ''}</td>" for i, x in enumerate(c) if i)
             + "</tr>"
         )
-    details = html.escape(json.dumps({k: result[k] for k in ("machine", "method", "ceilings")}))
+    about = ("machine", "method", "ceilings", "busy")
+    details = html.escape(json.dumps({k: result[k] for k in about if k in result}))
+    said = "".join(f"<p>{html.escape(note)}</p>\n" for note in notes(result))
     if plot := roofline.svg(labelled, result["ceilings"]):
         plot = f"<h2>Roofline</h2>\n<p>{ROOFLINE}</p>\n{plot}\n"
     page = f"""<!doctype html><meta charset="utf-8"><title>{html.escape(title(result))}</title>
@@ -186,10 +257,8 @@ th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #8884; text-align: left
 .slow td:last-child {{ color: #d50 }} code {{ font-size: 12px; color: #888 }}
 {roofline.STYLE}</style>
 <h1>{html.escape(title(result))}</h1>
-<p>Ratio: the best peer's median over ours, measured in turns in one run; above 1 we are faster.
-"of peak" is the share of what a plain copy (or, where FLOP/s are counted, a plain matrix product)
-reaches in the same run.</p>
-<table><tr>{head}</tr>{"".join(lines)}</table>
+<p>Ratio: the best peer's median over ours, measured in turns in one run; above 1 we are faster.</p>
+{said}<table><tr>{head}</tr>{"".join(lines)}</table>
 {plot}<p><code>{details}</code></p>
 """
     pathlib.Path(path).write_text(page)

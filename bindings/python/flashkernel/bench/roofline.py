@@ -1,6 +1,6 @@
 """The roofline of a result, as an SVG: how much each row computes for a byte it must move, how fast
-it does, and what the machine would let it. Bounds are what the same run measured: a plain copy, and
-a plain matrix product."""
+it does, and what the machine would let it, as the same run measured it: a slope for each cache and
+the memory, a flat line for each kind of arithmetic."""
 
 import html
 import math
@@ -24,12 +24,14 @@ def svg(rows: list[tuple], ceilings: dict) -> str:
         for label, row in rows
         if row.get("flops") and row.get("bytes")
     ]
-    if not points or not {"copy_tbps", "gemm_tflops"} <= set(ceilings):
+    slopes, peaks = _slopes([row for _, row in rows], ceilings), _peaks(ceilings)
+    if not points or not slopes or not peaks:
         return ""
-    bandwidth, peak = ceilings["copy_tbps"] * 1e12, ceilings["gemm_tflops"] * 1e12
-    ridge = peak / bandwidth
-    left, right = _decades(ridge, *(x for _, _, x, _ in points))
-    low, high = _decades(peak, left * bandwidth, *(y for _, _, _, y in points))
+    ridges = [peak / slope for peak in peaks.values() for slope in slopes.values()]
+    left, right = _decades(*ridges, *(x for _, _, x, _ in points))
+    low, high = _decades(
+        *peaks.values(), left * min(slopes.values()), *(y for _, _, _, y in points)
+    )
     across = _scale(left, right, _LEFT, _WIDTH - _RIGHT)
     up = _scale(low, high, _HEIGHT - _BOTTOM, _TOP)
 
@@ -43,9 +45,17 @@ def svg(rows: list[tuple], ceilings: dict) -> str:
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
         parts.append(_text(_LEFT - 8, y + 4, _rate(value), "end"))
     parts.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 8, "FLOP per byte", "middle"))
-    start, top = up(left * bandwidth), up(peak)
-    roof = f"M{_LEFT} {start:.1f}L{across(ridge):.1f} {top:.1f}H{_WIDTH - _RIGHT}"
-    parts.append(f'<path class="roof" d="{roof}"/>')
+    top = max(peaks.values())
+    for name, slope in slopes.items():
+        begin, ridge = max(left, low / slope), top / slope
+        line = f"M{across(begin):.1f} {up(begin * slope):.1f}L{across(ridge):.1f} {up(top):.1f}"
+        parts.append(f'<path class="roof" d="{line}"/>')
+        x = (begin * ridge) ** 0.5
+        parts.append(_text(across(x) - 6, up(x * slope) - 6, name, "end"))
+    for name, peak in peaks.items():
+        start = across(peak / max(slopes.values()))
+        parts.append(f'<path class="roof" d="M{start:.1f} {up(peak):.1f}H{_WIDTH - _RIGHT}"/>')
+        parts.append(_text(_WIDTH - _RIGHT - 4, up(peak) - 6, name, "end"))
     for label, row, x, y in points:
         cx, cy = across(x), up(y)
         title = html.escape(f"{label}: {x:.3g} FLOP per byte, {_rate(y)}")
@@ -54,6 +64,21 @@ def svg(rows: list[tuple], ceilings: dict) -> str:
         parts.append(circle + _text(cx + 6, cy + 4, label.partition(" ")[0]))
     view = f'viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<svg class="roofline" {view} role="img">{"".join(parts)}</svg>'
+
+
+def _slopes(rows: list[dict], ceilings: dict) -> dict:
+    """The bandwidth of each cache, and the memory, that bounds a row: the best of its rows'."""
+    out = {"memory": ceilings.get("copy_tbps", 0.0)}
+    for row in rows:
+        ceiling = row.get("ceiling", {})
+        if "tbps" in ceiling:
+            out[ceiling["of"]] = max(ceiling["tbps"], out.get(ceiling["of"], 0.0))
+    return {name: tbps * 1e12 for name, tbps in out.items() if tbps}
+
+
+def _peaks(ceilings: dict) -> dict:
+    peaks = ceilings.get("tflops") or {"product": ceilings.get("gemm_tflops", 0.0)}
+    return {name: tflops * 1e12 for name, tflops in peaks.items() if tflops}
 
 
 def _decades(*values: float) -> tuple[float, float]:

@@ -23,15 +23,17 @@ def statistics(seconds) -> dict:
 
 def time_cpu(
     calls: dict, warmup: int, iterations: int, budget_s: float, wait=lambda out: out, grain_s=20e-6
-) -> tuple[dict, int]:
+) -> tuple[dict, dict]:
     """Seconds of each call, taken in turns. A sample of a call under `grain_s` is the mean of
     several, for the last of which `wait` waits. Stops after `budget_s` even if fewer samples were
-    taken; returns how many were."""
+    taken; returns the runs there were, too: to warm up, and timed."""
     for call in calls.values():  # the first may compile
         wait(call())
     shortest = dict.fromkeys(calls, float("inf"))
     deadline = time.perf_counter() + budget_s / 5
-    for _ in range(warmup):
+    warmed = 1
+    while warmed < warmup:
+        warmed += 1
         for name, call in calls.items():
             start = time.perf_counter()
             wait(call())
@@ -61,7 +63,8 @@ def time_cpu(
             samples[name].append((time.perf_counter() - start) / (n * holds))
         if i >= 4 and time.perf_counter() > deadline:
             break
-    return {name: statistics(s) for name, s in samples.items()}, i + 1
+    runs = {"warmup": warmed, "iterations": i + 1}
+    return {name: statistics(s) for name, s in samples.items()}, runs
 
 
 def time_cuda(calls: dict[str, list], warmup: int, iterations: int) -> dict:

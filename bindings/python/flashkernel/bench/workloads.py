@@ -1,11 +1,13 @@
-"""What is measured: for each op its inputs, our call, the peers' calls, and the least bytes it must
-move. A workload is written once, against an array namespace, for every framework and device."""
+"""What is measured: for each op its inputs, our call, the peers' calls, and the least it must do
+(`counts`). A workload is written once, against an array namespace, for every framework and
+device."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+from . import counts
 
 
 @dataclass(frozen=True)
@@ -19,17 +21,15 @@ class Workload:
     inputs: Callable
     ours: Callable
     peers: dict[str, Callable]
-    # Elements of the activations read and written, per direction, as multiples of x's size (plus
-    # what does not scale with x left out: weights, row statistics).
-    traffic: dict[str, float] = field(default_factory=dict)
+    # (direction, params, bytes of an element) -> counts.Count
+    count: Callable
     differentiable: tuple = ()
-    # Operations of the forward, of params: additions, multiplications, comparisons, exponentials;
-    # the backward's as a multiple of them.
-    flops: Callable | None = None
-    backward_flops: float = 0.0
     products: bool = False  # matrix products: arithmetic is the limit
     options: bool = False
     errors: bool = True  # torch's formula is quick enough to compare with
+    # Peers that are a loop in Python over the steps of a sequence: nobody would use them, so that
+    # a ratio to one of them says little, and is none to a best peer.
+    loops: tuple = ()
 
     def bound(self, params: dict) -> "Workload":
         """The workload of one case."""
@@ -37,11 +37,6 @@ class Workload:
             return self
         peers = {name: make(params) for name, make in self.peers.items()}
         return replace(self, ours=self.ours(params), peers=peers)
-
-    def count(self, direction: str, params: dict) -> int:
-        """Floating point operations of one call; 0 where nobody has counted them."""
-        factor = 1.0 if direction == "fwd" else self.backward_flops
-        return round(factor * self.flops(params)) if self.flops else 0
 
 
 def normal(rng, *shape):
@@ -137,21 +132,14 @@ def _cross_entropy_inputs(params, rng):
     return logits | {"targets": rng.integers(0, params["cols"], params["rows"])}
 
 
-def per_element(count):
-    """So many operations for each element of x, whose sizes the case gives."""
-    return lambda p: count * math.prod(v for v in p.values() if type(v) is int)
-
-
-def _unary(name, ours, torch, plain, traffic, flops, backward_flops):
+def _unary(name, ours, torch, plain, count):
     return Workload(
         name,
         lambda p, rng: _rows(p, rng, "x", scale=3.0),
         ours,
         {"torch": torch, **_plain(plain)},
-        traffic,
+        count,
         ("x",),
-        per_element(flops),
-        backward_flops / flops,
     )
 
 
@@ -168,12 +156,6 @@ def _attention_inputs(params, rng):
     kv = params.get("G", heads)
     sizes = {"q": (heads, d), "k": (kv, d), "v": (kv, params.get("E", d))}
     return {n: normal(rng, b, length, *size) for n, size in sizes.items()}
-
-
-def _attention_flops(params):
-    b, length, heads, d = (params[k] for k in "BLHD")
-    columns = d + params.get("E", d)
-    return 2 * b * heads * length * length * columns / (2 if params["causal"] else 1)
 
 
 def _packed(params, tensors, torch):
@@ -251,8 +233,6 @@ def _plain_attention(params):
     return call
 
 
-_NORM_TRAFFIC = {"fwd": 2, "fwd_residual": 4, "bwd": 3, "bwd_residual": 4}
-
 WORKLOADS = {
     w.op: w
     for w in [
@@ -261,65 +241,51 @@ WORKLOADS = {
             _norm_inputs("weight"),
             lambda fk, t: _norm_call(fk, "rms_norm", t),
             {"torch": _sum_and(_torch_rms), **_plain(_sum_and(_plain_rms))},
-            _NORM_TRAFFIC,
+            counts.rms_norm,
             ("x", "residual", "weight"),
-            per_element(5),
-            2.0,
         ),
         Workload(
             "layer_norm",
             _norm_inputs("weight", "bias"),
             lambda fk, t: _norm_call(fk, "layer_norm", t),
             {"torch": _sum_and(_torch_layer), **_plain(_sum_and(_plain_layer))},
-            _NORM_TRAFFIC,
+            counts.layer_norm,
             ("x", "residual", "weight", "bias"),
-            per_element(8),
-            1.75,
         ),
         _unary(
             "softmax",
             lambda fk, t: fk.softmax(t["x"]),
             lambda m, t: m.softmax(t["x"], -1),
             lambda m, t: m.exp(t["x"] - _plain_logsumexp(m, t["x"])),
-            {"fwd": 2, "bwd": 3},
-            5,
-            4,
+            counts.softmax,
         ),
         _unary(
             "log_softmax",
             lambda fk, t: fk.log_softmax(t["x"]),
             lambda m, t: m.log_softmax(t["x"], -1),
             lambda m, t: t["x"] - _plain_logsumexp(m, t["x"]),
-            {"fwd": 2, "bwd": 3},
-            5,
-            4,
+            counts.softmax,
         ),
         _unary(
             "logsumexp",
             lambda fk, t: fk.logsumexp(t["x"]),
             lambda m, t: m.logsumexp(t["x"], -1),
             lambda m, t: _plain_logsumexp(m, t["x"])[..., 0],
-            {"fwd": 1, "bwd": 2},
-            4,
-            3,
+            counts.logsumexp,
         ),
         _unary(
             "sum",
             lambda fk, t: fk.sum(t["x"], -1),
             lambda m, t: m.sum(t["x"], -1),
             lambda m, t: m.sum(t["x"], -1),
-            {"fwd": 1, "bwd": 1},
-            1,
-            0,
+            counts.sum,
         ),
         _unary(
             "max",
             lambda fk, t: fk.max(t["x"], -1),
             lambda m, t: m.amax(t["x"], -1),
             lambda m, t: m.max(t["x"], -1),
-            {"fwd": 1, "bwd": 2},
-            1,
-            2,
+            counts.max,
         ),
         Workload(
             "cross_entropy",
@@ -329,20 +295,16 @@ WORKLOADS = {
                 "torch": lambda m, t: m.nn.functional.cross_entropy(t["logits"], t["targets"]),
                 **_plain(_plain_cross_entropy),
             },
-            {"fwd": 1, "bwd": 2},
+            counts.cross_entropy,
             ("logits",),
-            per_element(4),
-            0.75,
         ),
         Workload(
             "rope",
             _rope_inputs,
             lambda fk, t: fk.rope(t["x"], t["cos"], t["sin"]),
             {"torch": _rope, **_plain(_rope)},
-            {"fwd": 2, "bwd": 2},
+            counts.rope,
             ("x",),
-            per_element(3),
-            1.0,
         ),
         Workload(
             "attention",
@@ -356,10 +318,8 @@ WORKLOADS = {
                 "plain": _plain_attention,
                 "dense": _dense,
             },
-            {"fwd": 4, "bwd": 8},
+            counts.attention,
             ("q", "k", "v"),
-            _attention_flops,
-            2.5,
             products=True,
             options=True,
         ),
@@ -368,10 +328,3 @@ WORKLOADS = {
 
 #: Inputs that stay float32 when the activations are half precision.
 PARAMETERS = ("cos", "sin", "A", "D", "delta_bias", "dt_bias")
-
-
-def bytes_moved(workload: Workload, direction: str, params: dict, inputs: dict, itemsize: int):
-    """The floor: activations each read or written once."""
-    key = f"{direction}_residual" if params.get("residual") else direction
-    multiple = workload.traffic.get(key, workload.traffic.get(direction, 0))
-    return multiple * next(iter(inputs.values())).size * itemsize

@@ -1,7 +1,12 @@
 """Other libraries' names and layouts over FlashKernel's ops, so that existing code changes one
-import."""
+import. What those libraries can do and these modules cannot raises `NotSupported`, which is a
+`flashkernel.Error` and a `NotImplementedError`."""
 
 import importlib
+
+from ._errors import NotSupported
+
+__all__ = ["NotSupported", "causal_conv1d", "flash_attn", "mamba_ssm"]
 
 
 def __getattr__(name: str):

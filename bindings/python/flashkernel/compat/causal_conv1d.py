@@ -11,6 +11,7 @@ import torch as _torch
 from .. import Error as _Error
 from .. import causal_conv1d as _conv
 from .. import causal_conv1d_update as _update
+from ._errors import NotSupported as _NotSupported
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 
@@ -33,7 +34,9 @@ def causal_conv1d_fn(
     activation = _activation(name, activation)
     if seq_idx is not None:
         if initial_states is not None or return_final_states:
-            raise _Error(f"{name}: seq_idx: expected None where there are states, got a tensor")
+            raise _NotSupported(
+                f"{name}: seq_idx: expected None where there are states, got a tensor"
+            )
         return _packed(x, weight, bias, seq_idx, activation)
     result = _conv(
         x.transpose(1, 2),
@@ -166,5 +169,7 @@ def _parameters(x, weight, bias):
 
 def _activation(name, activation):
     if activation not in (None, "silu", "swish"):
-        raise _Error(f"{name}: activation: expected None, 'silu' or 'swish', got {activation!r}")
+        raise _NotSupported(
+            f"{name}: activation: expected None, 'silu' or 'swish', got {activation!r}"
+        )
     return activation and "silu"

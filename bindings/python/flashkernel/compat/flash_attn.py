@@ -3,13 +3,17 @@ defaults, layouts and return values, on the CPU too.
 
     from flashkernel.compat.flash_attn import flash_attn_func  # was: from flash_attn import ...
 
-There is no dropout and no page table (`block_table`): asking for them is an error. With
+There is no dropout, no page table (`block_table`) and no padding on the left (`cache_leftpad`):
+asking for them raises `flashkernel.compat.NotSupported`. With
 `return_attn_probs=True` the result is (out, softmax_lse, None), as theirs is without dropout;
 softmax_lse is differentiable, and -inf for a query that sees no key."""
+
+import operator
 
 import torch
 
 from .. import Error, attention, rope
+from ._errors import NotSupported
 
 __all__ = [
     "flash_attn_func",
@@ -235,6 +239,7 @@ def flash_attn_with_kvcache(
     lengths are attended one after another; num_splits is taken as said and not needed."""
     name = "flash_attn_with_kvcache"
     _refuse(name, cache_leftpad=cache_leftpad, block_table=block_table)
+    window = _window(name, window_size)
     batch, room, new = q.shape[0], k_cache.shape[1], 0 if k is None else k.shape[1]
     if k is None and rotary_cos is not None:
         raise Error(f"{name}: rotary_cos: expected None where there is no k, got a tensor")
@@ -266,7 +271,7 @@ def flash_attn_with_kvcache(
     if rotary_cos is not None:
         first = torch.tensor(lengths, dtype=torch.int32, device=q.device)[:, None]
         after = torch.arange(max(q.shape[1], new), dtype=torch.int32, device=q.device)
-        masked = causal or tuple(window_size) != (-1, -1)
+        masked = causal or window != (-1, -1)
         tables = {"cos": rotary_cos, "sin": rotary_sin, "interleaved": rotary_interleaved}
         q = rope(q, positions=first + after[: q.shape[1]] * masked, **tables)
         k = rope(k, positions=first + after[:new], **tables)
@@ -286,7 +291,7 @@ def flash_attn_with_kvcache(
             k_cache[row, : length + new],
             v_cache[row, : length + new],
             causal=causal,
-            window=window_size,
+            window=window,
             scale=softmax_scale,
             softcap=softcap,
             alibi_slopes=alibi_slopes[own] if by_sequence else alibi_slopes,
@@ -297,22 +302,32 @@ def flash_attn_with_kvcache(
     return (out, lse) if return_softmax_lse else out
 
 
-class Unsupported(Error, NotImplementedError):
-    """An argument that flash-attn knows and this module does not."""
+Unsupported = NotSupported  # its name here in earlier versions
 
 
 def _refuse(function: str, **arguments):
     for name, value in arguments.items():
         if value is not None:
-            raise Unsupported(f"{function}: {name}: expected None (not supported here)")
+            raise NotSupported(f"{function}: {name}: expected None (not supported here)")
 
 
-def _attend(function: str, tensors: tuple, dropout_p, return_attn_probs, **options):
+def _window(function: str, size) -> tuple[int, int]:
+    """The two numbers of a window, which may be entries of a tensor or of an array. Any number
+    below 0 is no limit."""
+    try:
+        left, right = (max(operator.index(n), -1) for n in size)
+    except (TypeError, ValueError):
+        raise Error(f"{function}: window_size: expected two integers, got {size!r}") from None
+    return left, right
+
+
+def _attend(function: str, tensors: tuple, dropout_p, return_attn_probs, *, window, **options):
     if dropout_p != 0:
-        raise Error(
+        raise NotSupported(
             f"{function}: dropout_p: expected 0 (there is no dropout here), got {dropout_p}"
         )
-    result = attention(*tensors, return_lse=return_attn_probs, **options)
+    window = _window(function, window)
+    result = attention(*tensors, return_lse=return_attn_probs, window=window, **options)
     return (*result, None) if return_attn_probs else result
 
 

@@ -4,9 +4,13 @@ last), on the CPU too.
     from flashkernel.compat.mamba_ssm import selective_scan_fn  # was: from mamba_ssm.ops...
 
 `install()` stands these modules, and `flashkernel.compat.causal_conv1d`, in the place of packages
-that are not installed: libraries that look for them (Transformers' Mamba) then take them."""
+that are not installed: libraries that look for them (Transformers' Mamba) then take them. Tensors
+may come in different dtypes, as there: the arithmetic is in the widest of them, the result in the
+dtype of u or x. Complex A raises `flashkernel.compat.NotSupported`."""
 
 import dataclasses as _dataclasses
+import functools as _functools
+import importlib.metadata as _metadata
 import sys as _sys
 import types as _types
 
@@ -17,6 +21,7 @@ from .. import selective_scan as _scan
 from .. import selective_state_update as _update
 from ..torch import Mamba as _Mamba
 from . import causal_conv1d as _causal_conv1d
+from ._errors import NotSupported as _NotSupported
 
 __all__ = [
     "InferenceParams",
@@ -43,20 +48,22 @@ def selective_scan_fn(
 ):
     """u, delta, z (B, D, L); A (D, N); B, C (B, N, L), (B, G, N, L) or, the same at every step,
     (D, N); D, delta_bias (D) -> out (B, D, L)[, last state (B, D, N)]."""
+    dtype = u.dtype
+    u, delta, B, C, z = _of_one_dtype(u, delta, B, C, z)
     result = _scan(
         u.transpose(1, 2),
-        delta.to(u.dtype).transpose(1, 2),
+        delta.transpose(1, 2),
         _real(A),
         *_by_step(B, C, u),
         None if D is None else D.float(),
-        z=None if z is None else z.to(u.dtype).transpose(1, 2),
+        z=None if z is None else z.transpose(1, 2),
         delta_bias=None if delta_bias is None else delta_bias.float(),
         delta_softplus=delta_softplus,
         return_last_state=return_last_state,
     )
     if not return_last_state:
-        return result.transpose(1, 2)
-    return result[0].transpose(1, 2), result[1]
+        return result.transpose(1, 2).to(dtype)
+    return result[0].transpose(1, 2).to(dtype), result[1]
 
 
 def selective_scan_ref(
@@ -105,23 +112,24 @@ def selective_state_update(
     as x. state_batch_indices (B): each row's state is that row of `state`, which may have others;
     below 0, none is, and out is 0."""
     rows = _causal_conv1d.Rows(state, state_batch_indices)
-    state = rows.state
+    state, dtype = rows.state, x.dtype
+    x, dt, B, C, z = _of_one_dtype(x, dt, B, C, z)
     own = state if state.dtype in (x.dtype, _torch.float32) else state.float()
     out = _update(
         own,
         x,
-        dt.to(x.dtype),
+        dt,
         _real(A),
-        B.to(x.dtype),
-        C.to(x.dtype),
+        B,
+        C,
         None if D is None else D.float(),
-        z=None if z is None else z.to(x.dtype),
+        z=z,
         dt_bias=None if dt_bias is None else dt_bias.float(),
         dt_softplus=dt_softplus,
     )
     if own is not state:
         state.copy_(own)
-    out = rows.masked(out)
+    out = rows.masked(out.to(dtype))
     rows.put_back()
     return out
 
@@ -214,7 +222,7 @@ class Mamba(_Mamba):
         dtype=None,
     ):
         if dt_init not in ("random", "constant"):
-            raise _Error(f"Mamba: dt_init: expected 'random' or 'constant', got {dt_init!r}")
+            raise _NotSupported(f"Mamba: dt_init: expected 'random' or 'constant', got {dt_init!r}")
         super().__init__(
             d_model, d_state, d_conv, expand, dt_rank, dt_min, dt_max, dt_scale, dt_init_floor,
             conv_bias, bias, device, dtype,
@@ -260,7 +268,9 @@ class Mamba(_Mamba):
 
 def install():
     """Registers these functions as the modules `mamba_ssm` and `causal_conv1d`, where those are not
-    installed. To be called before the library that looks for them is imported."""
+    installed. To be called before the library that looks for them is imported. Where Transformers
+    is installed it must be one that takes modules from elsewhere: version 5 or later."""
+    _check_transformers()
     here = _sys.modules[__name__]
     paths = {
         "mamba_ssm": here,
@@ -292,17 +302,46 @@ def install():
             setattr(_sys.modules[parent], last, module)
 
 
+def _check_transformers() -> None:
+    """Raises an error where Transformers would go on without these modules, and not say so."""
+    try:
+        version = _metadata.version("transformers")
+    except _metadata.PackageNotFoundError:
+        return
+    if int(version.partition(".")[0]) < 5:
+        raise _NotSupported(
+            "install: expected Transformers 5 or later (an earlier one takes mamba_ssm and "
+            f"causal_conv1d only as installed packages), got {version}"
+        )
+    if _torch.cuda.is_available():
+        return
+    import transformers.integrations
+
+    if not hasattr(transformers.integrations, "use_kernel_func_from_hub_with_fallback"):
+        raise _NotSupported(
+            "install: expected a later version of Transformers, such as 5.23 (this one takes "
+            f"mamba_ssm and causal_conv1d on a GPU only, and there is none), got {version}"
+        )
+
+
 def _real(A):
     if A.is_complex():
-        raise _Error("selective_scan_fn: A: expected real numbers, got complex ones")
+        raise _NotSupported("selective_scan_fn: A: expected real numbers, got complex ones")
     return A.float()
+
+
+def _of_one_dtype(*tensors):
+    """The tensors, of which the last may be None, in the widest of their dtypes."""
+    given = [t.dtype for t in tensors if t is not None]
+    widest = _functools.reduce(_torch.promote_types, given)
+    return [t if t is None else t.to(widest) for t in tensors]
 
 
 def _by_step(B, C, u, groups=1):
     """B and C as (B, L, G, N), of as many groups as the one that has more of them."""
 
     def grouped(t):
-        t = t.to(u.dtype)
+        t = t.to(u.dtype)  # which may be wider
         if t.ndim == 2:  # each channel's own, at every step
             return t.expand(u.shape[0], u.shape[2], *t.shape)
         return t.transpose(1, 2).unsqueeze(2) if t.ndim == 3 else t.permute(0, 3, 1, 2)

@@ -14,6 +14,7 @@ from .. import _library
 from .._declarations import OPS, PUBLIC, Op, _compile
 from .._numpy import check_kind
 from . import _call, _gradient
+from ._call import disabled_checks
 
 _call.register()
 
@@ -107,4 +108,4 @@ globals().update(
     {name: op.public_call(_make(op), jax.Array, jnp.stack) for name, op in PUBLIC.items()}
 )
 
-__all__ = [*PUBLIC]
+__all__ = [*PUBLIC, "disabled_checks"]

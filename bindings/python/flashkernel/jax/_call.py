@@ -1,4 +1,5 @@
-"""One op as one XLA custom call: checked when it is traced, batched through its leading dims."""
+"""One op as one XLA custom call: checked when it is traced, batched through its leading dims. A
+program that jax.export traces for sizes that are symbols is checked when it is called."""
 
 import ctypes
 import functools
@@ -14,6 +15,8 @@ from .._declarations import OPS, Field, Op
 from .._numpy import _DLPACK, _DLTensor, result_dtype
 
 _TARGET = "flashkernel"
+# For sizes that are symbols: its calls allocate their workspace by themselves.
+_ALLOCATING_TARGET = "flashkernel_allocating"
 _CPU, _CUDA = 1, 2  # DLPack's device types
 _UNSUPPORTED = 2  # fk_status: valid, but this build or device has no kernel for it
 _WORKSPACE_ALIGNMENT = 256
@@ -24,9 +27,21 @@ _workspace = _library.function(
 
 
 def register() -> None:
-    for platform, symbol in (("cpu", "fk_xla_call_cpu"), ("CUDA", "fk_xla_call_cuda")):
+    for target, platform, symbol in (
+        (_TARGET, "cpu", "fk_xla_call_cpu"),
+        (_TARGET, "CUDA", "fk_xla_call_cuda"),
+        (_ALLOCATING_TARGET, "cpu", "fk_xla_call_cpu"),
+        (_ALLOCATING_TARGET, "CUDA", "fk_xla_call_cuda_allocating"),
+    ):
         handler = jax.ffi.pycapsule(getattr(_library.lib, symbol))
-        jax.ffi.register_ffi_target(_TARGET, handler, platform=platform)
+        jax.ffi.register_ffi_target(target, handler, platform=platform)
+
+
+def disabled_checks() -> list:
+    """What jax.export asks to be told, because a program holds calls of a target that is not
+    JAX's: `jax.export.export(f, disabled_checks=flashkernel.jax.disabled_checks())`."""
+    check = jax.export.DisabledSafetyCheck.custom_call
+    return [check(_TARGET), check(_ALLOCATING_TARGET)]
 
 
 @functools.cache
@@ -34,6 +49,15 @@ def _devices() -> tuple[int, ...]:
     """The devices a traced call may end up on."""
     on_gpu = any(d.platform == "gpu" for d in jax.devices())
     return (_CPU, _CUDA) if on_gpu else (_CPU,)
+
+
+def _is_symbol(size) -> bool:
+    """Of jax.export, which stands for any size."""
+    return not isinstance(size, (int, np.integer))
+
+
+def _has_symbols(tensors: dict) -> bool:
+    return any(_is_symbol(size) for t in tensors.values() for size in t.shape)
 
 
 def _describe(op: Op, name: str, tensor, device: int) -> tuple[_DLTensor, object]:
@@ -48,7 +72,10 @@ def _describe(op: Op, name: str, tensor, device: int) -> tuple[_DLTensor, object
 
 
 def _workspace_bytes(op: Op, tensors: dict, attributes: dict) -> int:
-    """Checks a call as the library will, and returns the workspace that suffices on any device."""
+    """Checks a call as the library will, and returns the workspace that suffices on any device; 0
+    for sizes that are symbols, whose calls allocate it themselves."""
+    if _has_symbols(tensors):
+        return 0
     bytes_needed, refused = 0, None
     devices = _devices()
     for device in devices:
@@ -80,7 +107,8 @@ def _results(op: Op, inputs: dict, attributes: dict, wanted: tuple[str, ...]) ->
     """Shape and dtype of each wanted output."""
     values = [inputs.get(f.name) if f.is_tensor else attributes[f.name] for f in op.arguments]
     shapes = dict(zip((f.name for f in op.outputs), op.output_shapes(*values), strict=True))
-    if any(size < 0 for name in wanted for size in shapes[name]):
+    sizes = [size for name in wanted for size in shapes[name]]
+    if any(not _is_symbol(size) and size < 0 for size in sizes):
         raise _library.Error(f"{op.public_name}: expected inputs that give outputs a size")
     return [
         jax.ShapeDtypeStruct(shapes[name], _dtype(op, op.by_name[name], inputs)) for name in wanted
@@ -131,6 +159,13 @@ def call(
     its attributes fixed. `in_place` lets XLA put the output that may overwrite an input there."""
     op = OPS[name]
     by_name = {f.name: v for f, v in zip(op.attributes, attributes, strict=True)}
+    for f in op.attributes:
+        if f.kind != "number" and _is_symbol(by_name[f.name]):
+            raise _library.Error(
+                f"{op.public_name.removesuffix('_bwd')}: {f.name}: expected a number, for it is "
+                f"part of the program, got {by_name[f.name]}, a symbol of jax.export; give this "
+                "size as a number when exporting"
+            )
     present = sum(1 << i for i, f in enumerate(op.fields) if f.name in given + wanted)
     typed = {
         f.name: np.float64(by_name[f.name]) if f.kind == "number" else np.int64(by_name[f.name])
@@ -148,14 +183,20 @@ def call(
         inputs = dict(zip(given, arrays, strict=True))
         try:
             results = _results(op, inputs, by_name, wanted)
-        except Exception:
+        except Exception as error:
+            if _has_symbols(inputs):
+                raise _library.Error(
+                    f"{op.public_name}: expected sizes from which those of its outputs follow, got "
+                    f"symbols of jax.export ({error}); give these sizes as numbers when exporting"
+                ) from error
             _workspace_bytes(op, inputs, by_name)  # names the argument that does not fit
             raise
         tensors = inputs | dict(zip(wanted, results, strict=True))
         if scratch := _workspace_bytes(op, tensors, by_name):
             results.append(jax.ShapeDtypeStruct((scratch + _WORKSPACE_ALIGNMENT,), np.uint8))
         arrays = same_axes(arrays)
-        custom_call = jax.ffi.ffi_call(_TARGET, results, input_output_aliases=aliases)
+        target = _ALLOCATING_TARGET if _has_symbols(tensors) else _TARGET
+        custom_call = jax.ffi.ffi_call(target, results, input_output_aliases=aliases)
         outputs = custom_call(*arrays, op=name, present=np.int64(present), **typed)
         axes = _varying_axes(arrays[0])
         return tuple(_vary(o, axes - _varying_axes(o)) for o in outputs[: len(wanted)])

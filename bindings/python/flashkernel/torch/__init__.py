@@ -8,16 +8,23 @@ import torch as _torch
 
 from .. import _serve
 from .._declarations import PUBLIC as _PUBLIC
+from . import _autocast
 from ._calls import make as _make
 from ._calls import make_direct as _make_direct
 from ._operators import register as _register
 
 
+def _alike(part) -> tuple:
+    """What the parts of one tensor have in common with this one. Under autocast, torch.stack casts
+    them to one dtype."""
+    promotes = _autocast.enabled(part.device.type)
+    return ("device", "shape") if promotes else ("dtype", "device", "shape")
+
+
 def _functions(op):
     """What users call, and what `flashkernel.<op>` calls."""
     operators = _register(op)
-    alike = ("dtype", "device", "shape")
-    function = op.public_call(_make(operators), _torch.Tensor, _torch.stack, alike)
+    function = op.public_call(_make(operators), _torch.Tensor, _torch.stack, _alike)
     return function, _make_direct(operators, function)
 
 

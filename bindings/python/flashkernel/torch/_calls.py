@@ -2,21 +2,16 @@
 nothing but choose the operator. A call that needs no gradient takes the plain one, which saves the
 microseconds of a Python autograd function, and where it can goes past torch's dispatcher."""
 
-import types
-
 import torch
 
 from .. import _library
 from .._declarations import Op, _compile
-from . import _plain
+from . import _autocast, _plain
 from ._gradients import refuse_tangents
 from ._operators import DLPACK, Operators
 
-# Whether torch.jit traces a module; to ask torch itself takes several times as long.
-_IN_TRACE = "jit._trace_module_map is not None"
-_jit = getattr(torch.jit, "_trace", None)
-if not hasattr(_jit, "_trace_module_map"):  # a torch that keeps it elsewhere, or no longer traces
-    _jit = types.SimpleNamespace(_trace_module_map=None)
+# Whether torch.jit traces this call. A torch without a tracer has no such function.
+_is_tracing = getattr(torch._C, "_is_tracing", lambda: False)
 
 
 def make(operators: Operators):
@@ -29,7 +24,8 @@ def make(operators: Operators):
         "plain": _plain_value,
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_compiling,
-        "jit": _jit,
+        "is_tracing": _is_tracing,
+        "autocast_active": _autocast.active,
         "needs_gradient": _needs_gradient,
         "refuse": _refuse,
         "check_overwritten": _check_overwritten,
@@ -41,6 +37,8 @@ def make(operators: Operators):
         namespace[f"in_place_{i}"] = v.in_place
         namespace[f"differentiable_{i}"] = v.differentiable
         namespace[f"autograd_{i}"] = v.autograd
+        if v.autograd:
+            namespace[f"under_autocast_{i}"] = _autocast.wrap(op, everything, v.autograd)
 
     body = []
     for f in op.attributes:
@@ -52,7 +50,8 @@ def make(operators: Operators):
             body.append(f"    normalise(field_{f.name}, {f.name})")
         elif f.kind == "number" and f.nullable:
             namespace[f"field_{f.name}"] = f
-            body.append(f"{_value(f)} = normalise(field_{f.name}, {f.name})")
+            body.append(f"if {f.name} is not None:")
+            body.append(f"    {f.name} = normalise(field_{f.name}, {f.name})")
     if op.axis and op.axis.nullable:
         source = next(f.name for f in op.inputs if f.along_axis)
         body.append(f"if {op.axis.name} is None:")
@@ -70,16 +69,19 @@ def make(operators: Operators):
             for f in op.inputs
             if f.dtype_rule not in ("I", "J")
         )
-        # To check its trace of a module, torch traces it again without gradients: the same then.
-        body.append(f"needs = (grad_enabled() or {_IN_TRACE}) and ({needs})")
+        body.append(f"needs = grad_enabled() and ({needs})")
         if op.float8:
             activation = next(f.name for f in op.inputs if f.dtype_rule == "T")
             namespace["float8"] = torch.float8_e4m3fn
             body.append(f"if needs and {activation}.dtype == float8:")
             body.append("    raise op.no_float8_gradient()")
-        # Under torch.func's transforms the operators without a gradient see to it themselves.
+        # Under torch.func's transforms and torch.jit's tracer the operators without a gradient see
+        # to it themselves: for the tracer every call of a program must take one way.
         body.append("if needs and not transforms_active():")
-        body += _indent(_by_variant(operators, _differentiable))
+        body.append("    if is_compiling():")
+        body += _indent(_indent(_by_variant(operators, _differentiable)))
+        body.append("    elif not is_tracing():")
+        body += _indent(_indent(_by_variant(operators, _differentiated)))
     else:
         tensors = "".join(f"{f.name}, " for f in op.inputs)
         body.append(f"if grad_enabled() and needs_gradient(({tensors})):")
@@ -157,9 +159,7 @@ def _check_overwritten(op: Op, name: str, tensor) -> None:
 
 def _value(f) -> str:
     """The local variable that holds what the operator takes for an argument."""
-    if f.kind == "choice":
-        return f"{f.name}_index"
-    return f"{f.name}_number" if f.kind == "number" and f.nullable else f.name
+    return f"{f.name}_index" if f.kind == "choice" else f.name
 
 
 def _indent(lines: list[str]) -> list[str]:
@@ -203,32 +203,39 @@ def _forward(operators: Operators, i: int) -> list[str]:
 
 
 def _differentiable(operators: Operators, i: int) -> list[str]:
+    """By the operator that compilers take."""
     op, variant = operators.op, operators.variants[i]
     arguments = _arguments(op, [f.name for f in op.arguments])
-    in_compiler, check = arguments, []
-    if "inplace_backward" in op.extra_keywords:
-        # A compiler plans memory by itself, and takes no writing to inputs in a backward.
-        arguments, in_compiler = arguments + ", inplace_backward", arguments + ", False"
-        written = op.backward.in_place_output.may_alias
-        check = [
-            "    if inplace_backward:",
-            f"        check_overwritten(op, {written!r}, {written})",
-        ]
+    # A compiler plans memory by itself, and takes no writing to inputs in a backward.
+    arguments += ", False" if "inplace_backward" in op.extra_keywords else ""
     comma = "," if len(variant.outputs) == 1 else ""
-    lines = [
-        f"if is_compiling() or {_IN_TRACE}:",
-        f"    results = differentiable_{i}({in_compiler}){comma}",
-        "else:",
-        *check,
-        f"    results = autograd_{i}({arguments}){comma}",
-    ]
+    call = f"results = differentiable_{i}({arguments}){comma}"
+    return [call, *_return_visible(op, variant)]
+
+
+def _differentiated(operators: Operators, i: int) -> list[str]:
+    """By an autograd function in Python."""
+    op, variant = operators.op, operators.variants[i]
+    arguments, lines = _arguments(op, [f.name for f in op.arguments]), []
+    if "inplace_backward" in op.extra_keywords:
+        arguments += ", inplace_backward"
+        written = op.backward.in_place_output.may_alias
+        lines = ["if inplace_backward:", f"    check_overwritten(op, {written!r}, {written})"]
+    comma = "," if len(variant.outputs) == 1 else ""
+    lines.append(f"apply = under_autocast_{i} if autocast_active() else autograd_{i}")
+    lines.append(f"results = apply({arguments}){comma}")
+    return [*lines, *_return_visible(op, variant)]
+
+
+def _return_visible(op: Op, variant) -> list[str]:
+    lines = []
     visible = [f"results[{variant.outputs.index(k)}]" for k in variant.visible]
     if op.in_place_output:
         place = variant.visible.index(op.outputs.index(op.in_place_output))
         written = op.in_place_output.may_alias
         overwritten = [*visible]
         overwritten[place] = f"{written}.copy_({visible[place]})"
-        lines += ["if inplace:", f"    return {', '.join(overwritten)}"]
+        lines = ["if inplace:", f"    return {', '.join(overwritten)}"]
     return [*lines, f"return {', '.join(visible)}"]
 
 

@@ -80,7 +80,9 @@ class Gradient:
                 self.kept[f.name] = f.name
             elif f.name in self.results:
                 self.kept[f.name] = f"results[{self.results[f.name]}]"
-        self.setup = self._make_setup()
+        self.setup_lines = self._make_setup_lines()
+        parameters = ["ctx", *self.arguments, "results"]
+        self.setup = self._compile("setup", parameters, self.setup_lines)
         self.backward = self._make_backward(in_place_call)
 
     def _targets(self, f: Field) -> list[int]:
@@ -88,7 +90,7 @@ class Gradient:
         names = (f.name[1:], f.also_gradient_of)
         return [self.arguments.index(name) for name in names if name in self.arguments]
 
-    def _make_setup(self):
+    def _make_setup_lines(self) -> list[str]:
         op, lines = self.op, []
         reached = {t for f in self.bwd.outputs for t in self._targets(f)}
         for i, f in enumerate(op.arguments):
@@ -113,7 +115,16 @@ class Gradient:
             lines.append("ctx.types = [(r.shape, r.dtype) for r in results]")
         if "inplace_backward" in self.arguments:
             lines.append("ctx.in_place = inplace_backward")
-        return self._compile("setup", ["ctx", *self.arguments, "results"], lines)
+        return lines
+
+    def _make_forward(self, compute):
+        """forward(ctx, *arguments): the outputs by `compute`, and the setup without its call."""
+        given = ", ".join(f.name for f in self.op.arguments)
+        single = "" if len(self.variant.outputs) > 1 else "results = (returned,)"
+        lines = [f"returned = results = compute({given})", *filter(None, [single])]
+        lines += [*self.setup_lines, "return returned"]
+        self.namespace["compute"] = compute
+        return self._compile("forward", ["ctx", *self.arguments], lines)
 
     def _make_backward(self, in_place_call):
         gradients = [f"gradient_{k}" for k in range(len(self.variant.outputs))]
@@ -189,19 +200,14 @@ class Gradient:
     def function(self, call):
         """An autograd function around the operator: for calls outside of a compiler, where it costs
         less than the one torch makes of setup and backward."""
-        setup, count = self.setup, len(self.op.arguments)
-        extra = (False,) * (len(self.arguments) - count)  # which the kernel does not look at
+        extra = (False,) * (len(self.arguments) - len(self.op.arguments))  # no matter to the kernel
 
         def below_autograd(*arguments):
             with torch._C._AutoDispatchBelowAutograd():
                 return call(*arguments, *extra)
 
         compute = _plain.without_gradient(call, below_autograd)
-
-        def forward(ctx, *arguments):
-            results = compute(*arguments[:count])
-            setup(ctx, *arguments, results if isinstance(results, tuple) else (results,))
-            return results
+        forward = self._make_forward(compute)
 
         methods = {
             "forward": staticmethod(forward),

@@ -23,6 +23,7 @@ import torch
 from .. import _library
 from .._declarations import Field, Op
 from .._numpy import _DLTensor, _workspace
+from . import _keys
 from ._gradients import Gradient
 
 _lib = torch.library.Library("flashkernel", "DEF")
@@ -102,6 +103,8 @@ def register(op: Op) -> Operators:
             v.in_place = _operator(op, f"{name}_", v.name, v.visible, in_place=written, **inputs)
     if op.backward:
         _register_gradients(result)
+    for v in result.variants:
+        _keys.serve_autocast(_lib, op, v)
     return result
 
 
@@ -130,32 +133,14 @@ def _register_gradients(operators: Operators) -> None:
         v.differentiable = _operator(op, op.public_name, v.name, v.outputs, extra=extra)
         gradient = Gradient(op, v, call, in_place_call)
         v.autograd = gradient.function(v.differentiable)
-        _serve_transforms(op, v, gradient.function_under_transforms(v.differentiable))
+        _keys.serve_transforms(_lib, op, v, gradient.function_under_transforms(v.differentiable))
+        _keys.serve_tracer(_lib, op, v, (False,) * len(extra))
         torch.library.register_autograd(
             v.differentiable._name,
             gradient.backward,
             setup_context=_setup_context(gradient.setup),
             lib=_lib,
         )
-
-
-def _serve_transforms(op: Op, v: Variant, transformed) -> None:
-    """Lets the operators without a gradient have one under torch.func's transforms, where calls
-    cannot be told apart by their tensors."""
-
-    def kernel(*arguments):
-        results = transformed(*arguments)
-        return results if len(results) > 1 else results[0]
-
-    def in_place_kernel(*arguments):
-        results = list(transformed(*arguments))
-        place = v.visible.index(op.outputs.index(op.in_place_output))
-        arguments[v.arguments.index(op.in_place_output.may_alias)].copy_(results.pop(place))
-        return results[0] if len(results) == 1 else tuple(results) or None
-
-    _lib.impl(v.forward, kernel, "FuncTorchDynamicLayerFrontMode")
-    if v.in_place:
-        _lib.impl(v.in_place, in_place_kernel, "FuncTorchDynamicLayerFrontMode")
 
 
 def _setup_context(setup):
@@ -271,6 +256,7 @@ def _schema(op: Op, f: Field, written: bool, boxed: bool) -> str:
         kind = "SymInt" if is_size else "int"
     else:
         kind = {"number": "float", "boolean": "bool", "choice": "int", "axis": "int"}[f.kind]
+        kind += "?" if f.kind == "number" and f.nullable else ""
     return f"{kind} {f.name}"
 
 
@@ -346,6 +332,8 @@ def _check(op: Op, arguments: list) -> None:
     for f in op.fields:
         value = values.get(f.name)
         if not f.is_tensor:
+            if f.nullable and value is None:
+                value = op.normalise(f, None)
             if not isinstance(value, (int, float)):
                 return  # symbolic
             slots.append(struct.pack("d" if f.kind == "number" else "q", value))

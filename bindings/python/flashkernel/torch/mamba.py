@@ -77,7 +77,7 @@ class Mamba(nn.Module):
         place."""
         conv, scan = state
         x, z = self.in_proj(x).chunk(2, -1)
-        recent = conv.to(x.dtype)  # which differs under autocast
+        recent = conv.to(x.dtype)  # of which the caller's state may not be
         x = fk.causal_conv1d_update(
             x, recent, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
         )
@@ -126,11 +126,10 @@ class _Layer(nn.Module):
 
 
 def _add_norm(x, residual, norm):
-    """The norm of a sum, and the sum; a residual of None is 0. Under autocast the sum keeps the
-    dtype that the first had."""
+    """The norm of a sum, and the sum; a residual of None is 0."""
     if residual is None:
         return fk.rms_norm(x, norm.weight, eps=norm.eps), x
-    return fk.rms_norm(x.to(residual.dtype), norm.weight, residual=residual, eps=norm.eps)
+    return fk.rms_norm(x, norm.weight, residual=residual, eps=norm.eps)
 
 
 class MambaStack(nn.Module):
