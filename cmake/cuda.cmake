@@ -91,22 +91,6 @@ if(FK_HAVE_CUDA)
   list(APPEND FK_NVCC_EXTRA_FLAGS -Xfatbin=-compress-all)
 endif()
 
-# Without kernels: the host's compiler is enough.
-set(FK_CUDA_HOST_ONLY src/cuda/indices_on_host.cu src/cuda/runtime.cu src/cuda/tma.cu)
-
-# Files whose time goes into headers they share are compiled together, as one file.
-set(FK_CUDA_TOGETHER "/cuda/(indices_on_host|runtime|tma)\\.cu$" "attention/cuda_forward_"
-    "attention/cuda_backward_" "attention/cuda_sm90_"
-    "selective_scan/cuda(_backward.*|_named)?\\.cu$" "selective_scan/cuda_forward_"
-    "(causal_conv1d|norm)/cuda" "(cross_entropy|reduce|softmax)/cuda" "/cuda/launch\\.cu$|\
-(attention|gated_ssm|merge_attention_states|rope|state_update)/cuda(_backward|_finish|_prepare)?\\.cu$")
-# Kernels with nothing for Hopper in them: what the compiler makes of them for sm_80 serves sm_90,
-# too, where only the assembler runs once more.
-set(FK_CUDA_COMMON "attention/cuda_forward_")
-# These take longest, and come first, so that no core waits for one of them at the end.
-set(FK_CUDA_FIRST "attention/cuda_.*backward|selective_scan/|linear/cuda_sm90")
-set(FK_CUDA_NEXT "conv1d/|cross_entropy/|norm/")
-
 # fk_compile_cuda(objects TARGET name FOLDER folder ARCH_FLAGS flags... EXTRA_FLAGS flags...
 #                 SOURCES files...)
 # Compiles .cu files into a folder of the build; `objects` becomes the list of results, which the
@@ -132,31 +116,34 @@ function(fk_compile_cuda objects)
     list(TRANSFORM common_flags REPLACE "compute_90a,code=sm_90a" "compute_80,code=sm_90")
     list(FILTER common_flags EXCLUDE REGEX "code=compute_90a")  # as PTX, that of 80 serves
   endif()
+  # The files of a unit (cmake/units.cmake) are compiled as one, its first, which includes the others.
   set(sources ${cuda_SOURCES})
-  foreach(pattern ${FK_CUDA_TOGETHER})
-    set(others ${sources})
-    list(FILTER others INCLUDE REGEX ${pattern})
-    if(others)
-      list(POP_FRONT others first)
-      list(FILTER sources EXCLUDE REGEX ${pattern})
-      list(APPEND sources ${first})
-      list(TRANSFORM others PREPEND "--pre-include=" OUTPUT_VARIABLE with_${first})
-    endif()
+  fk_units(units ${sources})
+  foreach(unit ${units})
+    fk_take_unit(others ${unit} sources)
+    list(POP_FRONT others first)
+    list(APPEND sources ${first})
+    list(TRANSFORM others PREPEND "--pre-include=" OUTPUT_VARIABLE with_${first})
   endforeach()
   foreach(source ${sources})
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
+    fk_property(unit ${source} FK_UNIT)
+    fk_property(options ${source} FK_UNIT_OPTIONS)
     set(code_flags ${cuda_ARCH_FLAGS})
-    if(name IN_LIST FK_CUDA_HOST_ONLY)
+    if("HOST" IN_LIST options)
       set(code_flags -x c++)
-    elseif(name MATCHES "/cuda_sm90_[^/]*$")
+    elseif(name MATCHES "/sm90/|/cuda_sm90_")
       set(code_flags ${hopper_flags})
-    elseif(name MATCHES ${FK_CUDA_COMMON})
+    elseif("LIKE_80" IN_LIST options)
       set(code_flags ${common_flags})
     endif()
+    if(unit)
+      set(name ${unit}.cu)
+    endif()
     set(object ${folder}/${name}.o)
-    if(name MATCHES ${FK_CUDA_FIRST})  # Ninja goes by the names
+    if("FIRST" IN_LIST options)  # Ninja goes by the names.
       set(object ${folder}/first/${name}.o)
-    elseif(name MATCHES ${FK_CUDA_NEXT})
+    elseif("NEXT" IN_LIST options)
       set(object ${folder}/next/${name}.o)
     endif()
     cmake_path(GET object PARENT_PATH directory)

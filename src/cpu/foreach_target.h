@@ -1,7 +1,7 @@
 // Compiles the including file once per instruction set. A kernel file is laid out as
 //
 //   #undef HWY_TARGET_INCLUDE
-//   #define HWY_TARGET_INCLUDE "ops/norm/cpu.cc"  // this file, as the compiler finds it
+//   #define HWY_TARGET_INCLUDE "ops/norm/cpu/forward.cc"  // this file, as the compiler finds it
 //   #include "cpu/foreach_target.h"
 //   #include "cpu/simd.h"
 //

@@ -1,0 +1,186 @@
+// What cuda/backward_keys.cuh is made of: its tiles, how queries come in, and the products it has
+// of its own.
+#pragma once
+
+#include "ops/attention/cuda/backward.cuh"
+
+namespace fk::cuda::attention {
+
+// What a block of backward_keys works on; kept in shared memory, registers are short.
+struct KeysBlock : Block {
+  int queries;
+  int i_begin, i_end;  // queries that see any of the block's keys
+  // Of the sequence's first query, the group's first head:
+  const uint16_t *q_rows, *dout_rows;
+  int64_t statistics_at, dq_at;
+  int whole_begin, whole_end;  // queries that see all of the block's keys
+  float operand_scale, ds_scale, k_scale;
+  uint32_t largest_value;  // as bits; while k and v are split
+  GradientFactors factors;
+};
+
+// kPiece: queries that a warp multiplies at a time. kParts: all in one, or (where shared memory
+// does not hold it all at once) one by one. kStages 0: q takes the place of dout once dp is there.
+template <class T_, int kTerms_, int kDim_, int kKeyTiles_, int kKeyWarps_, int kSplit_,
+          int kQueries_, int kPiece_, int kStages_, int kBlocks_, int kParts_, bool kFeatures_,
+          Use kUse_>
+struct BackwardTile {
+  using T = T_;
+  static constexpr int kTerms = kTerms_, kDim = kDim_, kKeyTiles = kKeyTiles_,
+                       kKeyWarps = kKeyWarps_, kSplit = kSplit_, kQueries = kQueries_,
+                       kPiece = kPiece_, kStages = kStages_, kBlocks = kBlocks_;
+  static constexpr bool kWithValues = kParts_ & kValues, kWithKeys = kParts_ & kKeysAndQueries,
+                        kFeatures = kFeatures_;
+  static constexpr Use kUse = kUse_;
+  static constexpr int kWarps = kKeyWarps * kSplit;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kKeys = kKeyTiles * kKeyWarps * 16;
+  static constexpr int kKeyBytes = kKeys * kDim * 2, kQueryBytes = kQueries * kDim * 2;
+  static constexpr bool kInRegisters = kSplit == 1;  // P and dS, for dv and dk
+  static constexpr int kScoreTiles = (kWithKeys ? 1 : 0) + (kWithValues && !kInRegisters ? 1 : 0);
+  static constexpr int kScoreBytes = kKeys * kQueries * 2;
+  static constexpr bool kOneTile = kStages == 0;
+  static constexpr int kStatistics = kTerms * (kOneTile ? 1 : 2) * kQueryBytes;  // in a stage
+  static constexpr int kStageBytes = kStatistics + 2 * kQueries * 4;
+  static constexpr int kSharedBytes =
+      kTerms * ((kWithKeys ? 2 : 1) * kKeyBytes + kScoreTiles * kScoreBytes) +
+      (kOneTile ? 1 : kStages) * kStageBytes + sizeof(KeysBlock);
+  static_assert(kTerms * (kWithKeys ? 2 : 1) * kKeyBytes >= kKeys * kDim * 4);  // dk, dv on leaving
+  // What a warp has of S and dP, and of dk and dv. Where there are more warps than pieces of 16
+  // queries, some make the same S and dP: registers must hold dk and dv.
+  static constexpr int kWarpQueries = kQueries / kSplit < 16 ? 16 : kQueries / kSplit;
+  static constexpr int kWarpColumns = kDim / kSplit;
+  static_assert(kWarpQueries % kPiece == 0 && kPiece % 16 == 0);
+  // dq: warps side by side over rows, each with as square a piece as there is.
+  static constexpr int kRowTiles = kQueries >= 32 && kWarps > 1 ? 2 : 1;
+  static constexpr int kRowWarps =
+      kQueries / (16 * kRowTiles) < kWarps ? kQueries / (16 * kRowTiles) : kWarps;
+  static constexpr int kColumnWarps = kWarps / kRowWarps;
+  static_assert(kRowWarps * kRowTiles * 16 == kQueries && kRowWarps * kColumnWarps == kWarps);
+};
+
+// Where operands are not scaled, as constants: registers are short.
+template <class Tile>
+__device__ __forceinline__ float operand_scale(const KeysBlock& block) {
+  return kScaledOperands<Tile> ? block.operand_scale : 1.f;
+}
+template <class Tile>
+__device__ __forceinline__ GradientFactors step_factors(const KeysBlock& block) {
+  return kScaledOperands<Tile> ? block.factors : GradientFactors{1.f, 1.f};
+}
+
+// threadIdx.x; read anew where P and dS leave no registers to keep over a step what depends on it.
+template <class Tile>
+__device__ __forceinline__ unsigned step_thread() {
+  return Tile::kInRegisters ? thread_index() : threadIdx.x;
+}
+
+// Whether a result of 16 bits is bfloat16: as operands are, unless those had to be scaled.
+template <class Tile>
+__device__ __forceinline__ bool is_bfloat16(const Result& result) {
+  return kScaledOperands<Tile> ? result.dtype == DType::kBFloat16
+                               : std::is_same_v<typename Tile::T, __nv_bfloat16>;
+}
+
+// P or dS, transposed, as the left side of a product: its rows from `row` on.
+template <class T_, int kTerms_, int kColumns>
+struct ScoresFromShared : FromShared<kColumns> {
+  using T = T_;
+  static constexpr int kTerms = kTerms_, kSteps = kColumns / 16;
+
+  __device__ __forceinline__ ScoresFromShared(uint32_t tile, int row, int term_bytes)
+      : FromShared<kColumns>{{tile + row * kColumns * 2, Patch::kStacked}, term_bytes} {}
+};
+
+// out += a^T b of one warp: rows of both, those summed over, lie in shared memory (a side, b
+// stacked).
+template <class T, int kTerms, int kSteps, int kLeftDim, int kDim, int kRowTiles, int kColumnTiles>
+__device__ __forceinline__ void multiply_add_transposed(float (&out)[kRowTiles][kColumnTiles][4],
+                                                        const LaneAddress<kLeftDim>& a_at,
+                                                        int a_term_bytes,
+                                                        const LaneAddress<kDim>& b_at,
+                                                        int b_term_bytes) {
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j) {
+    uint32_t a[kTerms][kRowTiles][4];
+#pragma unroll
+    for (int term = 0; term < kTerms; ++term) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        load_matrices_transposed(a[term][m], a_at.at(j * 16, m * 16) + term * a_term_bytes);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kColumnTiles / 2; ++n) {
+      uint32_t b[kTerms][4];
+#pragma unroll
+      for (int term = 0; term < kTerms; ++term) {
+        load_matrices_transposed(b[term], b_at.at(j * 16, n * 16) + term * b_term_bytes);
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if constexpr (kTerms == 2) {
+            mma_16816(out[m][2 * n + h], a[0][m], b[1][2 * h], b[1][2 * h + 1], T());
+            mma_16816(out[m][2 * n + h], a[1][m], b[0][2 * h], b[0][2 * h + 1], T());
+          }
+          mma_16816(out[m][2 * n + h], a[0][m], b[0][2 * h], b[0][2 * h + 1], T());
+        }
+      }
+    }
+  }
+}
+
+// Where a step's queries are read: found before a barrier, to be used after it.
+template <class Tile>
+struct Step {
+  static constexpr int kPieces = Tile::kDim / 8;
+  const uint16_t *q, *dout;  // of this thread, if operands are whole pieces of 16 bytes
+  int64_t statistics_at;
+  int valid;  // rows
+
+  __device__ __forceinline__ Step(const Backward& p, const KeysBlock& block, int in_group, int i) {
+    const int thread = thread_index();
+    q = first(p.q, block.q_rows, in_group, i, thread);
+    dout = first(p.dout, block.dout_rows, in_group, i, thread);
+    statistics_at = block.statistics_at + in_group * p.problem.q_len + i;
+    valid = block.queries - i;
+  }
+  __device__ __forceinline__ static const uint16_t* first(const Operand& x, const uint16_t* rows,
+                                                          int in_group, int i, int thread) {
+    rows += in_group * x.head + i * x.row;
+    if constexpr (!Tile::kFeatures) {
+      rows += thread / kPieces * x.row + thread % kPieces * 8;
+    }
+    return rows;
+  }
+
+  __device__ __forceinline__ void load(const Backward& p, uint32_t stage, bool with_q,
+                                       bool with_dout) const {
+    constexpr int kTerms = Tile::kTerms;
+    const unsigned thread = step_thread<Tile>();
+#pragma unroll(Tile::kFeatures ? 1 : 2 * kTerms)
+    for (int i = with_q ? 0 : kTerms; i < (with_dout ? 2 : 1) * kTerms; ++i) {
+      const Operand& x = i < kTerms ? p.q : p.dout;
+      const uint16_t* from = (i < kTerms ? q : dout) + i % kTerms * x.low;
+      const uint32_t tile = stage + (Tile::kOneTile ? i % kTerms : i) * Tile::kQueryBytes;
+      if constexpr (Tile::kFeatures) {
+        load_tile<Tile::kDim, Tile::kQueries, Tile::kThreads, true>(tile, x, from, valid);
+      } else {
+        copy_rows<Tile::kDim, Tile::kQueries, Tile::kThreads>(tile, x, from, thread, valid);
+      }
+    }
+#pragma unroll
+    for (int x0 = 0; x0 < 2 * Tile::kQueries; x0 += Tile::kThreads) {
+      const int x = x0 + thread, row = x % Tile::kQueries;
+      if (2 * Tile::kQueries % Tile::kThreads == 0 || x < 2 * Tile::kQueries) {
+        copy_float(stage + Tile::kStatistics + x * 4,
+                   (x < Tile::kQueries ? p.exponents : p.delta) + statistics_at + row, row < valid);
+      }
+    }
+    copies_commit();
+  }
+};
+
+}  // namespace fk::cuda::attention

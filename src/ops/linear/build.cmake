@@ -1,0 +1,3 @@
+# What of this room is compiled together (cmake/units.cmake).
+fk_unit(rooms_two FILES linear.cc reference.cc)
+fk_unit(linear_sm90 FIRST FILES cuda_sm90_*.cu sm90/*.cu)

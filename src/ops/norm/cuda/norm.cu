@@ -1,0 +1,360 @@
+// rms_norm and layer_norm on CUDA: chooses kernel and tile, and launches. The kernels are in
+// cuda/forward.cuh and cuda/backward.cuh.
+#include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include "cuda/launch.h"
+#include "ops/norm/cuda/backward.cuh"
+#include "ops/norm/cuda/forward.cuh"
+#include "ops/norm/norm.h"
+
+namespace fk {
+namespace cuda {
+namespace {
+
+using namespace norm;  // NOLINT: the kernels' own namespace
+
+template <class T_>
+struct Type {
+  using T = T_;
+};
+
+template <class Body>
+Status with_type(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(Type<float>());
+    case DType::kFloat16:
+      return body(Type<__half>());
+    case DType::kBFloat16:
+      return body(Type<__nv_bfloat16>());
+    default:
+      return unsupported(std::string("no CUDA norm kernel for ") + name_of(dtype));
+  }
+}
+
+// float32, which few models use here, takes the wider tile where a narrower one would gain little,
+// and the general kernel in any case: fewer to compile.
+template <class T>
+constexpr bool kSpecialType = !std::is_same_v<T, float>;
+
+// Whether the special kernels and tiles are there.
+bool has_special(const Tensor& x) { return device_properties(x.device_id).code >= kSpecialCode; }
+
+// body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward. Each row of
+// the table says what it gained (NOTES.md has the figures).
+constexpr int64_t kMaxForward = 2048;
+template <class T, bool kLayer, class Body>
+Status with_forward_tile(int64_t vectors, bool special, const Body& body) {
+  // A warp per row: no barriers, and four rows per block keep the block scheduler quiet.
+  if constexpr (kSpecialType<T>) {
+    if (special && vectors <= 32) return body(ForwardTile<32, 128, 1, 8, true>());
+  }
+  if (vectors <= 96) return body(ForwardTile<32, 128, 3, 8>());
+  // A block per row, with just enough threads: the fewer, the shorter the wait at the barrier.
+  if constexpr (kSpecialType<T>) {
+    if (special && vectors <= 256) return body(ForwardTile<128, 128, 2, 10, true>());
+  }
+  // Four vectors a thread: half the warps of 256 x 2 to meet at the barrier, as many bytes under
+  // way.
+  if (vectors <= 512) return body(ForwardTile<128, 128, 4, 9>());
+  if constexpr (kSpecialType<T>) {
+    // For rms_norm a fifth block is worth more than the registers it takes from the others.
+    if (vectors <= 1024) return body(ForwardTile < 256, 256, 4, kLayer ? 4 : 5 > ());
+  }
+  return body(ForwardTile<512, 512, 4, 2>());
+}
+
+// body(Tile) for the backward, at most kMaxBackward. Longer rows would not fit the registers beside
+// the sums of their columns.
+constexpr int64_t kMaxBackward = 1024;
+template <class T, bool kLayer, class Body>
+Status with_backward_tile(int64_t vectors, bool special, const Body& body) {
+  // A warp per row, as in the forward; the block's warps share a row of partial sums.
+  if constexpr (kSpecialType<T>) {
+    if (special && vectors <= 32) {
+      return body(BackwardTile < 32, 256, 1, kLayer ? 3 : 4, false, true > ());
+    }
+  }
+  if (vectors <= 96) return body(BackwardTile<32, 256, 3, 2>());
+  // As many blocks as the sums leave registers for; layer_norm has twice the sums.
+  if constexpr (kSpecialType<T>) {
+    if (special && vectors <= 256) {
+      return body(BackwardTile < 128, 128, 2, kLayer ? 5 : 6, false, true > ());
+    }
+  }
+  // Beside the sums, registers leave room for too few threads to have enough loads under way: bulk
+  // copies need none.
+  if (vectors <= 512) return body(BackwardTile<256, 256, 2, 2, true>());
+  return body(BackwardTile<512, 512, 2, 1, true>());
+}
+
+// The looped kernels: enough threads for the long rows that come there.
+constexpr int kLoopedThreads = 512;
+constexpr int kLoopedBlocksPerMultiprocessor = 2;
+
+View view_of(const Tensor& t, int inner_dims) {
+  View view;
+  if (!t) return view;
+  view.data = t.data;
+  view.rows = rows_of(t, inner_dims);
+  if (inner_dims > 0) view.column_stride = t.stride(-1);
+  return view;
+}
+
+Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
+  Parameter parameter;
+  parameter.otherwise = otherwise;
+  if (!t) return parameter;
+  parameter.offset = offset;
+  parameter.data = t.data;
+  parameter.stride = t.stride(-1);
+  parameter.is_float = t.dtype == DType::kFloat32;
+  return parameter;
+}
+
+// Whether every row of `t` can be read in 16-byte vectors.
+bool vectorised(const Tensor& t) {
+  if (!t) return true;
+  if (t.stride(-1) != 1 || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+  for (int i = 0; i < t.ndim - 1; ++i) {
+    if (t.shape[i] > 1 && t.strides[i] * size_of(t.dtype) % 16 != 0) return false;
+  }
+  return t.size(-1) * size_of(t.dtype) % 16 == 0;
+}
+
+template <class... Tensors>
+bool all_vectorised(const Tensors&... tensors) {
+  return (vectorised(tensors) && ...);
+}
+
+int64_t vectors_of(const Tensor& x) { return x.size(-1) * size_of(x.dtype) / 16; }
+
+// Whether the tiled kernels take rows of x, if all tensors are vectorised.
+bool fits_tiled(const Tensor& x, int64_t rows, int64_t max_vectors) {
+  return x.size(-1) > 0 && vectors_of(x) <= max_vectors && rows < (int64_t{1} << 31);
+}
+
+// Whether rows need no division to be found.
+template <class... Views>
+bool unsplit(const Views&... views) {
+  return ((views.rows.ndim <= 1) && ...);
+}
+
+// Whether a kernel may take it that `p` is there and read it as T.
+template <class T>
+bool given(const Parameter& p) {
+  return p.data != nullptr && (std::is_same_v<T, float> || !p.is_float);
+}
+
+template <bool kLayer>
+Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStream_t stream) {
+  return with_type(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::T;
+    if (aligned && fits_tiled(x, p.rows, kMaxForward)) {
+      const bool special = has_special(x);
+      return with_forward_tile<T, kLayer>(vectors_of(x), special, [&](auto tile) {
+        using Tile = decltype(tile);
+        using Team = typename Tile::Team;
+        const auto blocks = static_cast<unsigned>((p.rows + Team::kCount - 1) / Team::kCount);
+        const bool all = special && p.inputs[1].data != nullptr && p.y.data != nullptr &&
+                         p.sum.data != nullptr && given<T>(p.weight) &&
+                         (!kLayer || given<T>(p.bias));
+        const auto kernel = kSpecialType<T> && all ? forward_tiled<T, kLayer, kSpecialType<T>, Tile>
+                                                   : forward_tiled<T, kLayer, false, Tile>;
+        return launch_early(kernel, "norm forward_tiled", {blocks, Team::kThreads}, stream, p);
+      });
+    }
+    const auto kernel = aligned ? forward_looped<T, kVecWidth<T>, kLoopedThreads>
+                                : forward_looped<T, 1, kLoopedThreads>;
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.rows, 1 << 20));
+    return launch_early(kernel, "norm forward_looped", {blocks, kLoopedThreads}, stream, p);
+  });
+}
+
+template <class Args>
+Forward forward_of(const Args& a) {
+  Forward p;
+  p.inputs[0] = view_of(a.x, 1);
+  p.inputs[1] = view_of(a.residual, 1);
+  p.y = view_of(a.y, 1);
+  p.sum = view_of(a.sum, 1);
+  p.rstd = view_of(a.rstd, 0);
+  p.rows = p.inputs[0].rows.count;
+  p.columns = a.x.size(-1);
+  p.eps = static_cast<float>(a.eps);
+  return p;
+}
+
+// How many blocks a backward launches: as many as run at once, since each leaves a row of partial
+// sums. Does not look at pointers: the workspace is asked for before there are any.
+template <bool kLayer>
+int tiled_backward_blocks(const Tensor& x, int64_t rows) {
+  int64_t blocks = 0;
+  const Status status = with_type(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::T;
+    return with_backward_tile<T, kLayer>(vectors_of(x), has_special(x), [&](auto tile) {
+      using Tile = decltype(tile);
+      constexpr int kTeams = Tile::Team::kCount;
+      const int64_t most = Tile::kBlocks * device_properties(x.device_id).multiprocessors;
+      blocks = std::min((rows + kTeams - 1) / kTeams, most);
+      return Status();
+    });
+  });
+  return status.ok() ? static_cast<int>(blocks) : 0;
+}
+
+int looped_backward_blocks(const Tensor& x, int64_t rows) {
+  return static_cast<int>(std::min<int64_t>(
+      rows, kLoopedBlocksPerMultiprocessor * device_properties(x.device_id).multiprocessors));
+}
+
+template <bool kLayer>
+size_t backward_workspace(const Tensor& x, int outputs) {
+  const int64_t rows = rows_of(x).count;
+  int blocks = looped_backward_blocks(x, rows);
+  if (fits_tiled(x, rows, kMaxBackward)) {
+    blocks = std::max(blocks, tiled_backward_blocks<kLayer>(x, rows));
+  }
+  return sizeof(float) * outputs * blocks * x.size(-1);
+}
+
+// Shared memory for the bulk loader's ring, and its depth: 4 rows, or what blocks that share a
+// multiprocessor can have. 0 where rows are not loaded so.
+template <class Tile>
+int ring_bytes(int64_t vectors, int device, int* stages) {
+  const DeviceProperties& properties = device_properties(device);
+  *stages = 0;
+  if (!Tile::kBulk || properties.code < 90) return 0;
+  constexpr int kReserved = 4096;  // of each block: the system's, and the kernel's own arrays
+  const int room = std::min(properties.shared_bytes_per_block,
+                            properties.shared_bytes_per_multiprocessor / Tile::kBlocks) -
+                   kReserved;
+  const int stage = Tile::Team::kCount * 3 * 16 * static_cast<int>(vectors);
+  *stages = std::min(kMaxStages, room / stage);
+  return *stages * stage;
+}
+
+template <bool kLayer>
+Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, unsigned blocks,
+                       cudaStream_t stream) {
+  return with_type(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::T;
+    if (tiled) {
+      const bool special = has_special(x);
+      return with_backward_tile<T, kLayer>(vectors_of(x), special, [&](auto tile) {
+        using Tile = decltype(tile);
+        const int shared = std::max(ring_bytes<Tile>(vectors_of(x), x.device_id, &p.stages),
+                                    partial_bytes<typename Tile::Team>(p.columns));
+        const bool plain = special && p.inputs[2].data != nullptr && p.dx.data != nullptr &&
+                           given<T>(p.weight) &&
+                           unsplit(p.inputs[0], p.inputs[1], p.inputs[2], p.dx, p.mean, p.rstd);
+        const auto kernel = kSpecialType<T> && plain
+                                ? backward_tiled<T, kLayer, kSpecialType<T>, Tile>
+                                : backward_tiled<T, kLayer, false, Tile>;
+        return launch_early(kernel, "norm backward_tiled", {blocks, Tile::Team::kThreads, shared},
+                            stream, p);
+      });
+    }
+    const auto kernel = aligned ? backward_looped<T, kVecWidth<T>, kLoopedThreads>
+                                : backward_looped<T, 1, kLoopedThreads>;
+    return launch_early(kernel, "norm backward_looped", {blocks, kLoopedThreads}, stream, p);
+  });
+}
+
+Gradient gradient_of(const Tensor& t, const float* partials) {
+  Gradient gradient;
+  gradient.partials = partials;
+  gradient.out = t.data;
+  gradient.stride = t.stride(-1);
+  gradient.dtype = t.dtype;
+  return gradient;
+}
+
+Status launch_add_partials(const Gradients& p, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>((p.columns + kGradientColumns - 1) / kGradientColumns),
+                  p.gradients[1].out != nullptr ? 2 : 1);
+  return launch_early(add_partials, "norm add_partials", {grid, kGradientThreads}, stream, p);
+}
+
+// What the two backwards share. `dbias` and the mean are layer_norm's.
+template <bool kLayer, class Args>
+Status run_backward(const Args& a, Backward p, const Tensor& dbias, bool aligned,
+                    const Exec& exec) {
+  p.inputs[0] = view_of(a.dy, 1);
+  p.inputs[1] = view_of(a.x, 1);
+  p.inputs[2] = view_of(a.dsum, 1);
+  p.dx = view_of(a.dx, 1);
+  p.rstd = view_of(a.rstd, 0);
+  p.rows = p.inputs[1].rows.count;
+  p.columns = a.x.size(-1);
+  if (p.columns == 0) return {};
+  const cudaStream_t stream = stream_of(exec);
+  const bool tiled = aligned && fits_tiled(a.x, p.rows, kMaxBackward);
+  const int blocks =
+      tiled ? tiled_backward_blocks<kLayer>(a.x, p.rows) : looped_backward_blocks(a.x, p.rows);
+  float* partials = exec.workspace<float>();
+  Gradients gradients;
+  gradients.columns = p.columns;
+  gradients.blocks = blocks;
+  if (a.dweight) {
+    p.dweight = partials;
+    gradients.gradients[0] = gradient_of(a.dweight, partials);
+    partials += blocks * p.columns;
+  }
+  if (dbias) {
+    p.dbias = partials;
+    gradients.gradients[1] = gradient_of(dbias, partials);
+  }
+  if (blocks > 0) {
+    FK_RETURN_IF_ERROR(
+        launch_backward<kLayer>(p, a.x, tiled, aligned, static_cast<unsigned>(blocks), stream));
+  }
+  if (!a.dweight && !dbias) return {};
+  return launch_add_partials(gradients, stream);
+}
+
+}  // namespace
+
+Status run(const RmsNormFwd& a, const Exec& exec) {
+  Forward p = forward_of(a);
+  if (p.rows == 0) return {};
+  p.weight = parameter_of(a.weight, 1.f, static_cast<float>(a.weight_offset));
+  const bool aligned = all_vectorised(a.x, a.residual, a.y, a.sum, a.weight);
+  return launch_forward<false>(p, a.x, aligned, stream_of(exec));
+}
+
+Status run(const LayerNormFwd& a, const Exec& exec) {
+  Forward p = forward_of(a);
+  if (p.rows == 0) return {};
+  p.layer = true;
+  p.mean = view_of(a.mean, 0);
+  p.weight = parameter_of(a.weight, 1.f, 0.f);
+  p.bias = parameter_of(a.bias, 0.f, 0.f);
+  const bool aligned = all_vectorised(a.x, a.residual, a.y, a.sum, a.weight, a.bias);
+  return launch_forward<true>(p, a.x, aligned, stream_of(exec));
+}
+
+size_t workspace(const RmsNormBwd& a) { return backward_workspace<false>(a.x, a.dweight ? 1 : 0); }
+
+size_t workspace(const LayerNormBwd& a) {
+  return backward_workspace<true>(a.x, (a.dweight ? 1 : 0) + (a.dbias ? 1 : 0));
+}
+
+Status run(const RmsNormBwd& a, const Exec& exec) {
+  Backward p;
+  p.weight = parameter_of(a.weight, 1.f, static_cast<float>(a.weight_offset));
+  return run_backward<false>(a, p, Tensor(), all_vectorised(a.dy, a.x, a.dsum, a.weight, a.dx),
+                             exec);
+}
+
+Status run(const LayerNormBwd& a, const Exec& exec) {
+  Backward p;
+  p.weight = parameter_of(a.weight, 1.f, 0.f);
+  p.mean = view_of(a.mean, 0);
+  return run_backward<true>(a, p, a.dbias, all_vectorised(a.dy, a.x, a.dsum, a.weight, a.dx), exec);
+}
+
+}  // namespace cuda
+}  // namespace fk

@@ -1,0 +1,4 @@
+# What of this room is compiled together (cmake/units.cmake).
+fk_unit(rooms_one FILES rope.cc reference.cc)
+fk_unit(small_ops FILES cpu.cc)
+fk_unit(small_kernels FILES cuda.cu)
