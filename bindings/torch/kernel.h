@@ -1,10 +1,8 @@
 // One kernel of the torch binding: an op with the outputs that a torch operator returns of it, and
-// a call of it on tensor handles, however the caller came by them (ops.cc: torch's stack; plain.cc:
-// Python's arguments).
+// a call of it on the tensor handles that ops.cc takes from torch's stack.
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "core/op.h"
@@ -29,7 +27,6 @@ struct Kernel {
     int laid_out_as;  // a field, an input, whose order of dims in memory this output takes; or -1
   };
 
-  std::string name;  // of the operator, without its namespace
   const fk_op* op = nullptr;
   std::vector<Argument> arguments;  // in the schema's order
   std::vector<int> absent;          // fields, inputs, that are not among the arguments
@@ -79,8 +76,5 @@ void compute(const Kernel& kernel, Call* call);
 
 // A tensor without elements that stands for an output of this call that was not computed.
 Handle empty_result(const Kernel& kernel, const Call& call);
-
-// What is registered under a name, or NULL.
-const Kernel* find_kernel(const std::string& name);
 
 }  // namespace fk::torch

@@ -108,7 +108,6 @@ const char* register_op(const char* name, const fk_op* op, int64_t outputs, int3
     return "the op has more arguments than the torch binding allows";
   }
   Kernel kernel;
-  kernel.name = name;
   kernel.op = op;
   kernel.wanted_on_stack = outputs < 0;
   kernel.wanted = static_cast<uint64_t>(outputs);
@@ -144,14 +143,6 @@ const char* register_op(const char* name, const fk_op* op, int64_t outputs, int3
 }
 
 }  // namespace
-
-const Kernel* find_kernel(const std::string& name) {
-  for (int i = 0; i < num_kernels; ++i) {
-    if (kernels[i].name == name) return &kernels[i];
-  }
-  return nullptr;
-}
-
 }  // namespace fk::torch
 
 extern "C" {

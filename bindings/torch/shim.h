@@ -21,8 +21,6 @@ constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
 
 // result, name, arguments. Every int32_t result but a code's is 0 for success.
 #define FK_TORCH_FUNCTIONS(X)                                                                      \
-  X(bool, aoti_torch_grad_mode_is_enabled, ())                                                     \
-  X(int32_t, aoti_torch_get_numel, (Handle, int64_t*))                                             \
   X(int32_t, aoti_torch_get_dim, (Handle, int64_t*))                                               \
   X(int32_t, aoti_torch_get_sizes, (Handle, int64_t**))                                            \
   X(int32_t, aoti_torch_get_strides, (Handle, int64_t**))                                          \
@@ -54,9 +52,6 @@ constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
 
 // May be missing: in a torch without CUDA, in an older torch, in one that renames its internals.
 #define FK_TORCH_OPTIONAL_FUNCTIONS(X)                                                             \
-  X(int32_t, aoti_torch__reinterpret_tensor,                                                       \
-    (Handle, int64_t ndim, const int64_t* sizes, const int64_t* strides, int64_t offset_increment, \
-     Handle* result))                                                                              \
   X(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device_index, void** stream))            \
   X(const char*, torch_exception_get_what_without_backtrace, ())
 

@@ -1,4 +1,5 @@
-// Every op on random arguments (core/sample.h) against its reference in double precision.
+// `fk check`: runs every op on random arguments (check/drawn_call.h) against its reference in
+// double precision.
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,7 +20,7 @@ constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
                              DType::kFloat8E4M3};
 
 #if FK_HAVE_CUDA
-class CudaMemory : public SampleMemory {
+class CudaMemory : public CheckMemory {
  public:
   DLDevice device() const override { return {kDLCUDA, 0}; }
   Status allocate(size_t bytes, void** data) override {
@@ -39,22 +40,22 @@ class CudaMemory : public SampleMemory {
 };
 #endif
 
-// What a dtype's samples of one op showed.
+// What the calls drawn for one dtype of an op showed.
 struct Outcome {
   double error = 0;  // in units of what is allowed
-  int run = 0;       // samples the device has an implementation for
+  int run = 0;       // calls that the device has an implementation for
   std::set<std::string> implementations;
   std::string wrong;  // the first failure, for people
 };
 
 class Checker {
  public:
-  Checker(const CheckOptions& options, SampleMemory& memory) : options_(options), memory_(memory) {}
+  Checker(const CheckOptions& options, CheckMemory& memory) : options_(options), memory_(memory) {}
 
   Outcome check(const fk_op& op, DType dtype) {
     Outcome outcome;
     for (int i = 0; i < options_.samples; ++i) {
-      SampleOptions draw;
+      DrawOptions draw;
       draw.dtype = dtype;
       draw.seed = options_.seed + i;
       // Plain calls first, then the ones that go wrong in their own ways.
@@ -62,44 +63,44 @@ class Checker {
       draw.alias = i % 4 == 2;
       draw.skip_outputs = i % 8 == 5;
       draw.empty = i % 12 == 11;
-      check_sample(op, draw, &outcome);
+      check_drawn(op, draw, &outcome);
       if (!outcome.wrong.empty()) break;
     }
     return outcome;
   }
 
  private:
-  void check_sample(const fk_op& op, const SampleOptions& draw, Outcome* outcome) {
-    Sample sample;
-    const Status drawn = draw_sample(op, draw, &sample);
+  void check_drawn(const fk_op& op, const DrawOptions& draw, Outcome* outcome) {
+    DrawnCall drawn_call;
+    const Status drawn = draw_call(op, draw, &drawn_call);
     if (!drawn.ok()) {
       outcome->wrong = drawn.message();
       return;
     }
-    const std::string name = implementation_of(sample, memory_.device().device_type);
+    const std::string name = implementation_of(drawn_call, memory_.device().device_type);
     if (name.empty()) return;
     ++outcome->run;
     outcome->implementations.insert(name);
 
-    std::vector<SampleTensor> expected, got;
-    Status status = run_sample(sample, "reference", host_memory(), &expected);
-    if (status.ok()) status = run_sample(sample, name.c_str(), memory_, &got);
+    std::vector<DrawnTensor> expected, got;
+    Status status = run_call(drawn_call, "reference", host_memory(), &expected);
+    if (status.ok()) status = run_call(drawn_call, name.c_str(), memory_, &got);
     if (!status.ok()) {
-      outcome->wrong = status.message() + "\n    in " + sample.describe();
+      outcome->wrong = status.message() + "\n    in " + drawn_call.describe();
       return;
     }
     std::string worst;
-    const double error = sample_error(sample, expected, got, &worst);
+    const double error = largest_error(drawn_call, expected, got, &worst);
     outcome->error = std::max(outcome->error, error);
-    if (!(error <= 1)) outcome->wrong = worst + "\n    in " + sample.describe();
+    if (!(error <= 1)) outcome->wrong = worst + "\n    in " + drawn_call.describe();
   }
 
   const CheckOptions& options_;
-  SampleMemory& memory_;
+  CheckMemory& memory_;
 };
 
 // One line; the failures under it. Returns whether the op is right.
-bool check_op(const fk_op& op, const CheckOptions& options, SampleMemory& memory) {
+bool check_op(const fk_op& op, const CheckOptions& options, CheckMemory& memory) {
   const bool terminal = isatty(STDOUT_FILENO) != 0;
   Checker checker(options, memory);
   std::string cells, failures;
@@ -151,7 +152,7 @@ int check(const CheckOptions& options) {
   }
   if (ops.empty()) return fail("OP: expected one of " + known + ", got " + options.op);
 
-  std::vector<SampleMemory*> memories;
+  std::vector<CheckMemory*> memories;
   if (options.device != "cuda") memories.push_back(&host_memory());
 #if FK_HAVE_CUDA
   CudaMemory cuda_memory;
@@ -164,7 +165,7 @@ int check(const CheckOptions& options) {
 #endif
 
   int wrong = 0;
-  for (SampleMemory* memory : memories) {
+  for (CheckMemory* memory : memories) {
     const bool is_cuda = memory->device().device_type == kDLCUDA;
     std::printf("%-27s %-16s%10s%10s%10s%10s  (largest error; 1 is allowed)\n",
                 is_cuda ? "op on cuda" : "op on cpu", "implementation", "float32", "float16",

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/sample.h"
+#include "check/drawn_call.h"
 
 namespace fk::cli {
 

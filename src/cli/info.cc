@@ -75,11 +75,11 @@ int info(bool json) {
 
   std::printf("\n%-27s %-12s %s\n", "op", "cpu", FK_HAVE_CUDA ? "cuda" : "");
   for (const auto& op : Registry::get().ops()) {
-    Sample sample;
+    DrawnCall drawn_call;
     std::string cpu = "-", cuda = "-";
-    if (draw_sample(*op, {}, &sample).ok()) {
-      cpu = implementation_of(sample, kDLCPU);
-      cuda = implementation_of(sample, kDLCUDA);
+    if (draw_call(*op, {}, &drawn_call).ok()) {
+      cpu = implementation_of(drawn_call, kDLCPU);
+      cuda = implementation_of(drawn_call, kDLCUDA);
     }
     std::printf("%-27s %-12s %s\n", op->declaration.name.c_str(), cpu.c_str(),
                 FK_HAVE_CUDA ? cuda.c_str() : "");

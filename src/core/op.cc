@@ -46,13 +46,14 @@ Registry::Registry() {
   }
 }
 
-void Registry::add(std::unique_ptr<fk_op> op) {
-  const std::string& name = op->declaration.name;
-  const bool forward = name.size() > 4 && name.compare(name.size() - 4, 4, "_fwd") == 0;
-  op->short_name = forward ? name.substr(0, name.size() - 4) : name;
-  std::stable_sort(op->implementations.begin(), op->implementations.end(),
+void Registry::sort_by_rank(fk_op& op) {
+  std::stable_sort(op.implementations.begin(), op.implementations.end(),
                    [](const auto& a, const auto& b) { return a.rank > b.rank; });
-  ops_.push_back(std::move(op));
+}
+
+std::string public_name_of(const std::string& name) {
+  const bool forward = name.size() > 4 && name.compare(name.size() - 4, 4, "_fwd") == 0;
+  return forward ? name.substr(0, name.size() - 4) : name;
 }
 
 Status force_implementation(const fk_op& op, const char* implementation) {
@@ -71,7 +72,9 @@ Status force_implementation(const fk_op& op, const char* implementation) {
   return invalid("implementation: expected one of " + known + ", got " + implementation);
 }
 
-const fk_op* Registry::find(std::string_view name) const {
+const fk_op* Registry::find(std::string_view name) const { return find_registered(name); }
+
+fk_op* Registry::find_registered(std::string_view name) const {
   for (const auto& op : ops_) {
     if (op->declaration.name == name) return op.get();
   }

@@ -27,11 +27,10 @@ struct Implementation {
   const char* name;  // "reference", "cpu", "cuda", "cuda_sm90"
   Rank rank;
   // Whether this implementation takes the call. The arguments are valid already. NULL: every call
-  // whose tensors are on `device`.
+  // whose tensors are on the device that it was registered for.
   bool (*accepts)(const Args&);
   Status (*run)(const Args&, const Exec&);
   size_t (*workspace)(const Args&) = nullptr;  // bytes; NULL: none
-  Device device = Device::kCpu;
 };
 
 }  // namespace fk
@@ -65,6 +64,9 @@ struct fk_op {
 
 namespace fk {
 
+// The name by which users know an op: its own without "_fwd".
+std::string public_name_of(const std::string& name);
+
 template <class Args, class = void>
 struct HasValidate : std::false_type {};
 template <class Args>
@@ -78,9 +80,10 @@ class Registry {
   const fk_op* find(std::string_view name) const;
   const std::vector<std::unique_ptr<fk_op>>& ops() const { return ops_; }
 
-  // Args may have `static Status validate(const Args&)` for what types and shapes cannot say.
+  // Registers an op and what implements it on a CPU. Args may have
+  // `static Status validate(const Args&)` for what types and shapes cannot say.
   template <class Args>
-  void add(std::vector<Implementation<Args>> implementations) {
+  void add(const std::vector<Implementation<Args>>& implementations) {
     static_assert(std::is_trivially_destructible_v<Args>);
     auto op = std::make_unique<fk_op>();
     op->declaration.name = Args::kName;
@@ -88,6 +91,7 @@ class Registry {
     Declaration<Args> declaration(op->declaration);
     Args::declare(declaration);
     declaration.finish();
+    op->short_name = public_name_of(op->declaration.name);
     op->args_bytes = sizeof(Args);
     op->construct_args = [](void* storage) { new (storage) Args(); };
     if constexpr (HasValidate<Args>::value) {
@@ -95,11 +99,30 @@ class Registry {
         return Args::validate(*static_cast<const Args*>(args));
       };
     }
+    add_implementations(*op, Device::kCpu, implementations);
+    ops_.push_back(std::move(op));
+  }
+
+  // Adds what implements a registered op on a GPU.
+  template <class Args>
+  void add_cuda(const std::vector<Implementation<Args>>& implementations) {
+    add_implementations(*find_registered(Args::kName), Device::kCuda, implementations);
+  }
+
+ private:
+  Registry();
+  fk_op* find_registered(std::string_view name) const;
+  // Keeps the implementations of an op sorted by rank.
+  static void sort_by_rank(fk_op& op);
+
+  template <class Args>
+  static void add_implementations(fk_op& op, Device device,
+                                  const std::vector<Implementation<Args>>& implementations) {
     for (const Implementation<Args>& typed : implementations) {
       fk_op::Implementation i;
       i.name = typed.name;
       i.rank = typed.rank;
-      i.device = typed.device;
+      i.device = device;
       i.typed = std::make_shared<Implementation<Args>>(typed);
       i.accepts = [](const void* t, const void* args) {
         const auto* impl = static_cast<const Implementation<Args>*>(t);
@@ -113,14 +136,11 @@ class Registry {
         const auto* impl = static_cast<const Implementation<Args>*>(t);
         return impl->workspace == nullptr ? 0 : impl->workspace(*static_cast<const Args*>(args));
       };
-      op->implementations.push_back(std::move(i));
+      op.implementations.push_back(std::move(i));
     }
-    add(std::move(op));
+    sort_by_rank(op);
   }
 
- private:
-  Registry();
-  void add(std::unique_ptr<fk_op> op);  // sorts by rank
   std::vector<std::unique_ptr<fk_op>> ops_;
 };
 

@@ -1,10 +1,12 @@
 """The module as a whole: what `dir` shows, and what `import *` brings."""
 
 import builtins
+import linecache
 import pathlib
 import pkgutil
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -58,3 +60,24 @@ def test_import_star():
 def test_an_unknown_name():
     with pytest.raises(AttributeError, match="has no attribute 'tokeniser'"):
         fk.tokeniser  # noqa: B018
+
+
+def test_tracebacks_show_generated_lines():
+    """The functions of the ops are written when the module is imported, and stand in no file."""
+    try:
+        fk.softmax("no array")
+    except fk.Error as error:
+        lines = traceback.format_exception(error)
+    assert "    call = find_call('softmax', 'x', x)\n" in "".join(lines)
+    (place,) = {line for line in lines if "generated source" in line}
+    assert place.startswith('  File "<flashkernel softmax, generated source ')
+
+
+def test_every_generated_source_keeps_its_lines():
+    """Also where several functions bear one name, as the forwards of all ops do."""
+    functions = [f for module in (fk, fk._numpy) for f in (getattr(module, n) for n in PUBLIC)]
+    places = {f.__code__.co_filename for f in functions}
+    assert len(places) == len(functions)
+    for f in functions:
+        lines = linecache.getlines(f.__code__.co_filename)
+        assert lines[f.__code__.co_firstlineno - 1].startswith(f"def {f.__name__}(")

@@ -11,38 +11,39 @@
 #include <utility>
 #include <vector>
 
+#include "check/drawn_call.h"
 #include "core/op.h"
-#include "core/sample.h"
 
 namespace fk {
 namespace {
 
 constexpr int kSamples = 60, kMostSamples = 600;
 
-SampleOptions options_of(int seed) {
-  SampleOptions options;
+DrawOptions options_of(int seed) {
+  DrawOptions options;
   options.seed = static_cast<uint64_t>(seed);
   options.max_elements = 1 << 14;
   options.skip_outputs = seed % 2 == 1;
   return options;
 }
 
-// What the tensors of a sample say about the sizes of symbols.
+// What the tensors of a call say about the sizes of symbols.
 class ToldSizes {
  public:
-  explicit ToldSizes(const Sample& sample) : sample_(sample), op_(sample.op->declaration) {
+  explicit ToldSizes(const DrawnCall& drawn_call)
+      : drawn_(drawn_call), op_(drawn_call.op->declaration) {
     bool offsets = false;  // packed sequences are counted by their offsets
     for (size_t i = 0; i < op_.fields.size(); ++i) {
-      offsets = offsets || (sample.tensors[i].present && !op_.fields[i].rises_to.empty());
+      offsets = offsets || (drawn_call.tensors[i].present && !op_.fields[i].rises_to.empty());
     }
     for (const auto& [symbol, other] : op_.size_unless_given) {
       if (!offsets) same_[symbol] = other;
     }
     for (size_t i = 0; i < op_.fields.size(); ++i) {
       if (op_.fields[i].kind == Kind::kInteger) {
-        add(op_.fields[i].name, i, sample.attributes[i].integer);
+        add(op_.fields[i].name, i, drawn_call.attributes[i].integer);
       }
-      if (!sample.tensors[i].present) continue;
+      if (!drawn_call.tensors[i].present) continue;
       const std::vector<Dim>* dims = dims_of(i);
       const std::vector<int64_t> shape = shape_of(i);
       for (size_t d = 0; dims != nullptr && d < dims->size(); ++d) {
@@ -61,7 +62,7 @@ class ToldSizes {
   const std::vector<Dim>* dims_of(size_t i) const {
     for (const std::vector<Dim>& shape : op_.fields[i].shapes) {
       const bool leading = !shape.empty() && shape[0].symbol == Dim::kEllipsis;
-      if (leading || shape.size() == sample_.tensors[i].shape.size()) return &shape;
+      if (leading || shape.size() == drawn_.tensors[i].shape.size()) return &shape;
     }
     return nullptr;
   }
@@ -69,17 +70,17 @@ class ToldSizes {
   // The shape of tensor `i` with the op's axis last, and where each of its dims really stands.
   std::vector<int64_t> shape_of(size_t i) const {
     std::vector<int64_t> shape;
-    for (const size_t place : order_of(i)) shape.push_back(sample_.tensors[i].shape[place]);
+    for (const size_t place : order_of(i)) shape.push_back(drawn_.tensors[i].shape[place]);
     return shape;
   }
   std::vector<size_t> order_of(size_t i) const {
     std::vector<size_t> order;
-    const size_t ndim = sample_.tensors[i].shape.size();
+    const size_t ndim = drawn_.tensors[i].shape.size();
     for (size_t d = 0; d < ndim; ++d) order.push_back(d);
     for (size_t k = 0; k < op_.fields.size() && op_.fields[i].along_axis; ++k) {
       if (op_.fields[k].kind != Kind::kAxis) continue;
       const auto n = static_cast<int64_t>(ndim);
-      const auto axis = static_cast<size_t>((sample_.attributes[k].integer + n) % n);
+      const auto axis = static_cast<size_t>((drawn_.attributes[k].integer + n) % n);
       order.erase(order.begin() + static_cast<int64_t>(axis));
       order.push_back(axis);
     }
@@ -110,14 +111,14 @@ class ToldSizes {
     told_[name_of(symbol)].emplace_back(field, size);
   }
 
-  const Sample& sample_;
+  const DrawnCall& drawn_;
   const OpDeclaration& op_;
   std::map<std::string, std::string> same_;
   std::map<std::string, std::vector<std::pair<size_t, int64_t>>> told_;
 };
 
 // Row-major strides for a shape that was changed, and no values.
-void set_shape(SampleTensor* t, std::vector<int64_t> shape) {
+void set_shape(DrawnTensor* t, std::vector<int64_t> shape) {
   t->shape = std::move(shape);
   t->values.clear();
   t->strides.assign(t->shape.size(), 1);
@@ -127,8 +128,8 @@ void set_shape(SampleTensor* t, std::vector<int64_t> shape) {
   t->first = 0;
 }
 
-void expect_refused(const Sample& changed, const Field& field) {
-  const Status status = check_sample(changed);
+void expect_refused(const DrawnCall& changed, const Field& field) {
+  const Status status = check_call(changed);
   EXPECT_EQ(status.code(), FK_INVALID_ARGUMENT) << changed.describe();
   EXPECT_NE(status.message().find(field.name), std::string::npos) << status.message() << "\n"
                                                                   << changed.describe();
@@ -139,10 +140,10 @@ class Forms : public testing::TestWithParam<std::string> {
   const fk_op& op() { return *Registry::get().find(GetParam()); }
   const std::vector<Field>& fields() { return op().declaration.fields; }
 
-  // Whether another tensor of the sample is tied to the alternative that tensor `i` has.
-  bool tied(const Sample& sample, size_t i) {
+  // Whether another tensor of the call is tied to the alternative that tensor `i` has.
+  bool tied(const DrawnCall& drawn_call, size_t i) {
     for (size_t k = 0; k < fields().size(); ++k) {
-      if (k == i || !sample.tensors[k].present) continue;
+      if (k == i || !drawn_call.tensors[k].present) continue;
       if (fields()[k].form_index == fields()[i].form_index) return true;
     }
     return false;
@@ -158,22 +159,22 @@ TEST_P(Forms, AnotherTensorsFormIsRefused) {
   }
   for (int seed = 0; seed < kSamples || (seed < kMostSamples && seen != expected); ++seed) {
     if (expected.empty()) break;
-    SampleOptions options = options_of(seed);
+    DrawOptions options = options_of(seed);
     if (op().declaration.float8 && seed % 3 == 2) options.dtype = DType::kFloat8E4M3;
-    Sample sample;
-    const Status drawn = draw_sample(op(), options, &sample);
+    DrawnCall drawn_call;
+    const Status drawn = draw_call(op(), options, &drawn_call);
     ASSERT_TRUE(drawn.ok()) << drawn.message();
-    const ToldSizes sizes(sample);
+    const ToldSizes sizes(drawn_call);
     for (size_t i = 0; i < fields().size(); ++i) {
       const Field& f = fields()[i];
-      if (f.form_index < 0 || !sample.tensors[i].present) continue;
+      if (f.form_index < 0 || !drawn_call.tensors[i].present) continue;
       for (size_t a = 0; a < f.shapes.size(); ++a) {
         if (&f.shapes[a] == sizes.dims_of(i)) {
           seen.emplace(f.form_index, a);
           continue;
         }
-        if (!tied(sample, i)) continue;
-        Sample changed = sample;
+        if (!tied(drawn_call, i)) continue;
+        DrawnCall changed = drawn_call;
         std::vector<int64_t> shape;
         for (const Dim& dim : f.shapes[a]) {
           shape.push_back(sizes.size_or(op().declaration.symbols[dim.symbol], 1) + dim.offset);
@@ -190,19 +191,19 @@ TEST_P(Forms, AnotherTensorsFormIsRefused) {
 TEST_P(Forms, AnotherSizeIsRefused) {
   int refused = 0;
   for (int seed = 0; seed < kSamples; ++seed) {
-    Sample sample;
-    const Status drawn = draw_sample(op(), options_of(seed), &sample);
+    DrawnCall drawn_call;
+    const Status drawn = draw_call(op(), options_of(seed), &drawn_call);
     ASSERT_TRUE(drawn.ok()) << drawn.message();
-    const ToldSizes sizes(sample);
+    const ToldSizes sizes(drawn_call);
     for (size_t i = 0; i < fields().size(); ++i) {
       const Field& f = fields()[i];
-      if (!sample.tensors[i].present) continue;
+      if (!drawn_call.tensors[i].present) continue;
       const std::vector<Dim>* dims = sizes.dims_of(i);
       const std::vector<size_t> order = sizes.order_of(i);
       for (size_t d = 0; d < order.size(); ++d) {
         for (const int64_t by : {-1, 1}) {
-          Sample changed = sample;
-          std::vector<int64_t> shape = sample.tensors[i].shape;
+          DrawnCall changed = drawn_call;
+          std::vector<int64_t> shape = drawn_call.tensors[i].shape;
           const int64_t size = shape[order[d]] += by;
           if (size < 0) continue;
           set_shape(&changed.tensors[i], shape);

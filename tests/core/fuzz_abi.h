@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/sample.h"
+#include "check/drawn_call.h"
 #include "flashkernel/abi.h"
 
 namespace fk::fuzz {
@@ -42,10 +42,10 @@ class OpFuzzer {
   bool call();  // whether it was accepted
 
  private:
-  const Sample& sample_of(const fk_op* op);
+  const DrawnCall& sample_of(const fk_op* op);
 
   Random random_;
-  std::map<const fk_op*, std::vector<Sample>> samples_;
+  std::map<const fk_op*, std::vector<DrawnCall>> samples_;
 };
 
 // Models, tokenizers and engines: good handles, hostile arguments, and files whose weights make no

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "check/drawn_call.h"
 #include "core/access.h"
 #include "core/op.h"
-#include "core/sample.h"
 #include "cpu/targets.h"
 #include "fuzz_abi.h"
 
@@ -73,14 +73,14 @@ struct Argument {
 
 class OpCall {
  public:
-  OpCall(const Sample& sample, Random* random) : sample_(sample), random_(*random) {
-    const auto& fields = sample.op->declaration.fields;
+  OpCall(const DrawnCall& drawn_call, Random* random) : drawn_(drawn_call), random_(*random) {
+    const auto& fields = drawn_call.op->declaration.fields;
     arguments_.resize(fields.size());
-    slots_ = sample.attributes;
+    slots_ = drawn_call.attributes;
     for (size_t i = 0; i < fields.size(); ++i) {
       if (!is_tensor(fields[i])) continue;
       Argument& a = arguments_[i];
-      const SampleTensor& t = sample.tensors[i];
+      const DrawnTensor& t = drawn_call.tensors[i];
       a.is_present = t.present;
       a.tensor.device = {kDLCPU, 0};
       a.tensor.ndim = static_cast<int32_t>(t.shape.size());
@@ -106,7 +106,7 @@ class OpCall {
       if (is_tensor(field(i))) provide(i);
     }
     share_memory();
-    const fk_op* op = sample_.op;
+    const fk_op* op = drawn_.op;
     size_t bytes = 0;
     const char* name = nullptr;
     fk_status status = fk_op_workspace(op, slots_.data(), &bytes);
@@ -119,7 +119,7 @@ class OpCall {
   }
 
  private:
-  const Field& field(size_t i) const { return sample_.op->declaration.fields[i]; }
+  const Field& field(size_t i) const { return drawn_.op->declaration.fields[i]; }
 
   static DLDataType dlpack_dtype(DType dtype) {
     const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
@@ -263,7 +263,7 @@ class OpCall {
     }
   }
 
-  // Memory with the sample's values, in order and over again, for argument `i`.
+  // Memory with the drawn call's values, in order and over again, for argument `i`.
   void provide(size_t i) {
     Argument& a = arguments_[i];
     slots_[i].tensor = a.is_present ? &a.tensor : nullptr;
@@ -283,7 +283,7 @@ class OpCall {
   }
 
   void fill(size_t i, size_t bytes, uint64_t offset) {
-    const SampleTensor& t = sample_.tensors[i];
+    const DrawnTensor& t = drawn_.tensors[i];
     char* to = arguments_[i].memory.get();
     if (!t.present || t.values.empty() || offset != 0) {
       std::memset(to, random_.one_in(2) ? 0 : 0xff, bytes);
@@ -355,7 +355,7 @@ class OpCall {
           exec.allocate = [](void*, size_t) -> void* { return nullptr; };
       }
     }
-    const fk_op* op = sample_.op;
+    const fk_op* op = drawn_.op;
     if (random_.one_in(3)) fk_force_implementation(op, "reference");
     const fk_status status = fk_op_call(op, slots_.data(), random_.one_in(16) ? nullptr : &exec);
     fk_force_implementation(op, nullptr);
@@ -372,7 +372,7 @@ class OpCall {
     }
   }
 
-  const Sample& sample_;
+  const DrawnCall& drawn_;
   Random& random_;
   std::vector<Argument> arguments_;
   std::vector<fk_slot> slots_;
@@ -383,12 +383,12 @@ class OpCall {
 
 }  // namespace
 
-const Sample& OpFuzzer::sample_of(const fk_op* op) {
-  std::vector<Sample>& kept = samples_[op];
+const DrawnCall& OpFuzzer::sample_of(const fk_op* op) {
+  std::vector<DrawnCall>& kept = samples_[op];
   if (!kept.empty() && !random_.one_in(kept.size() < kSamplesKept ? 8 : 400)) {
     return kept[random_.below(kept.size())];
   }
-  SampleOptions options;
+  DrawOptions options;
   static constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
   options.dtype = random_.pick(kDTypes);
   if (op->declaration.float8 && random_.one_in(4)) options.dtype = DType::kFloat8E4M3;
@@ -397,17 +397,17 @@ const Sample& OpFuzzer::sample_of(const fk_op* op) {
   options.strided = random_.one_in(2);
   options.empty = random_.one_in(8);
   options.skip_outputs = random_.one_in(2);
-  Sample sample;
-  const Status drawn = draw_sample(*op, options, &sample);
+  DrawnCall drawn_call;
+  const Status drawn = draw_call(*op, options, &drawn_call);
   if (!drawn.ok()) {
     if (kept.empty()) return sample_of(op);
     return kept[0];
   }
   if (kept.size() < kSamplesKept) {
-    kept.push_back(std::move(sample));
+    kept.push_back(std::move(drawn_call));
     return kept.back();
   }
-  return kept[random_.below(kept.size())] = std::move(sample);
+  return kept[random_.below(kept.size())] = std::move(drawn_call);
 }
 
 bool OpFuzzer::call() {

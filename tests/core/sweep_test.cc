@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "check/drawn_call.h"
 #include "core/op.h"
-#include "core/sample.h"
 #include "core/thread_pool.h"
 #include "cpu/targets.h"
 
@@ -18,11 +18,11 @@ namespace {
 struct Variant {
   const char* name;
   int samples;
-  SampleOptions options;
+  DrawOptions options;
 };
 
 std::vector<Variant> variants() {
-  SampleOptions plain, strided, empty, alias, skipping, special, large;
+  DrawOptions plain, strided, empty, alias, skipping, special, large;
   strided.strided = true;
   empty.empty = true;
   alias.alias = alias.strided = true;
@@ -36,14 +36,14 @@ std::vector<Variant> variants() {
 }
 
 // Runs `implementation` and compares; "" where it is right or does not take the call.
-std::string difference(const Sample& sample, const std::vector<SampleTensor>& expected,
+std::string difference(const DrawnCall& drawn_call, const std::vector<DrawnTensor>& expected,
                        const char* implementation) {
-  std::vector<SampleTensor> got;
-  const Status status = run_sample(sample, implementation, host_memory(), &got);
+  std::vector<DrawnTensor> got;
+  const Status status = run_call(drawn_call, implementation, host_memory(), &got);
   if (status.code() == FK_UNSUPPORTED) return "";
   if (!status.ok()) return status.message();
   std::string worst;
-  const double error = sample_error(sample, expected, got, &worst);
+  const double error = largest_error(drawn_call, expected, got, &worst);
   return error <= 1 ? "" : worst + " (" + std::to_string(error) + " times what is allowed)";
 }
 
@@ -60,21 +60,22 @@ TEST_P(Sweep, MatchesReference) {
     for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3}) {
       if (dtype == DType::kFloat8E4M3 && !op.declaration.float8) continue;
       for (int seed = 0; seed < variant.samples; ++seed) {
-        SampleOptions options = variant.options;
+        DrawOptions options = variant.options;
         options.dtype = dtype;
         options.seed = seed;
-        Sample sample;
-        const Status drawn = draw_sample(op, options, &sample);
+        DrawnCall drawn_call;
+        const Status drawn = draw_call(op, options, &drawn_call);
         ASSERT_TRUE(drawn.ok()) << drawn.message();
-        SCOPED_TRACE(std::string(variant.name) + " " + sample.describe());
-        std::vector<SampleTensor> expected;
-        const Status status = run_sample(sample, "reference", host_memory(), &expected);
+        SCOPED_TRACE(std::string(variant.name) + " " + drawn_call.describe());
+        std::vector<DrawnTensor> expected;
+        const Status status = run_call(drawn_call, "reference", host_memory(), &expected);
         ASSERT_TRUE(status.ok()) << status.message();
         for (const fk_op::Implementation& i : op.implementations) {
           if (i.device != Device::kCpu || i.name == "reference") continue;
           for (const std::string& target : cpu::supported_targets()) {
             ASSERT_EQ(fk_set_cpu_target(target.c_str()), FK_OK);
-            EXPECT_EQ(difference(sample, expected, i.name.c_str()), "") << i.name << " " << target;
+            EXPECT_EQ(difference(drawn_call, expected, i.name.c_str()), "")
+                << i.name << " " << target;
           }
           fk_set_cpu_target(nullptr);
         }
@@ -98,18 +99,18 @@ INSTANTIATE_TEST_SUITE_P(Ops, Sweep, testing::ValuesIn(op_names()),
 TEST_P(Sweep, Repeats) {
   const fk_op& op = *Registry::get().find(GetParam());
   const int threads = num_threads();
-  SampleOptions options;
+  DrawOptions options;
   options.min_elements = 1 << 16;
   options.max_elements = 1 << 18;
   for (options.seed = 100; options.seed < 103; ++options.seed) {
-    Sample sample;
-    const Status drawn = draw_sample(op, options, &sample);
+    DrawnCall drawn_call;
+    const Status drawn = draw_call(op, options, &drawn_call);
     ASSERT_TRUE(drawn.ok()) << drawn.message();
-    SCOPED_TRACE(sample.describe());
-    std::vector<SampleTensor> first, again;
+    SCOPED_TRACE(drawn_call.describe());
+    std::vector<DrawnTensor> first, again;
     for (int t : {1, 1, 2, 3}) {
       set_num_threads(t);
-      const Status status = run_sample(sample, nullptr, host_memory(), &again);
+      const Status status = run_call(drawn_call, nullptr, host_memory(), &again);
       ASSERT_TRUE(status.ok()) << status.message();
       if (first.empty()) first = again;
       for (size_t i = 0; i < first.size(); ++i) {
@@ -121,53 +122,53 @@ TEST_P(Sweep, Repeats) {
   set_num_threads(threads);
 }
 
-// The sampler itself: same seed, same sample; and each option does what it says.
-TEST(DrawSample, IsRepeatable) {
+// Drawing itself: the same seed gives the same call, and each option does what it says.
+TEST(DrawCall, IsRepeatable) {
   const fk_op& op = *Registry::get().find("rms_norm_fwd");
-  SampleOptions options;
+  DrawOptions options;
   options.seed = 5;
-  Sample a, b;
-  ASSERT_TRUE(draw_sample(op, options, &a).ok());
-  ASSERT_TRUE(draw_sample(op, options, &b).ok());
+  DrawnCall a, b;
+  ASSERT_TRUE(draw_call(op, options, &a).ok());
+  ASSERT_TRUE(draw_call(op, options, &b).ok());
   EXPECT_EQ(a.describe(), b.describe());
   EXPECT_EQ(a.tensors[0].values, b.tensors[0].values);
 }
 
-TEST(DrawSample, EmptyHasNoElements) {
+TEST(DrawCall, EmptyHasNoElements) {
   const fk_op& op = *Registry::get().find("rms_norm_fwd");
-  SampleOptions options;
+  DrawOptions options;
   options.empty = true;
   for (options.seed = 0; options.seed < 10; ++options.seed) {
-    Sample sample;
-    ASSERT_TRUE(draw_sample(op, options, &sample).ok());
-    EXPECT_EQ(sample.tensors[0].numel(), 0) << sample.describe();
+    DrawnCall drawn_call;
+    ASSERT_TRUE(draw_call(op, options, &drawn_call).ok());
+    EXPECT_EQ(drawn_call.tensors[0].numel(), 0) << drawn_call.describe();
   }
 }
 
-TEST(DrawSample, AliasSharesMemory) {
+TEST(DrawCall, AliasSharesMemory) {
   const fk_op& op = *Registry::get().find("rope_fwd");
-  SampleOptions options;
+  DrawOptions options;
   options.alias = true;
-  Sample sample;
-  ASSERT_TRUE(draw_sample(op, options, &sample).ok());
-  EXPECT_EQ(sample.tensors[op.declaration.find("y")].alias, op.declaration.find("x"));
+  DrawnCall drawn_call;
+  ASSERT_TRUE(draw_call(op, options, &drawn_call).ok());
+  EXPECT_EQ(drawn_call.tensors[op.declaration.find("y")].alias, op.declaration.find("x"));
 }
 
 // A backward's saved inputs are what the forward computed.
-TEST(DrawSample, BackwardGetsForwardsResults) {
+TEST(DrawCall, BackwardGetsForwardsResults) {
   const fk_op& op = *Registry::get().find("rms_norm_bwd");
   const int x = op.declaration.find("x"), rstd = op.declaration.find("rstd");
   for (uint64_t seed = 0; seed < 10; ++seed) {
-    SampleOptions options;
+    DrawOptions options;
     options.seed = seed;
-    Sample sample;
-    ASSERT_TRUE(draw_sample(op, options, &sample).ok());
-    const int64_t n = sample.tensors[x].shape.back();
+    DrawnCall drawn_call;
+    ASSERT_TRUE(draw_call(op, options, &drawn_call).ok());
+    const int64_t n = drawn_call.tensors[x].shape.back();
     double squares = 0;
     for (int64_t i = 0; i < n; ++i) {
-      squares += sample.tensors[x].values[i] * sample.tensors[x].values[i];
+      squares += drawn_call.tensors[x].values[i] * drawn_call.tensors[x].values[i];
     }
-    const double r = sample.tensors[rstd].values[0];
+    const double r = drawn_call.tensors[rstd].values[0];
     EXPECT_NEAR(1 / (r * r), squares / n, 0.26) << "eps is at most 0.25 more";
     EXPECT_GE(1 / (r * r), squares / n * 0.999);
   }
@@ -219,7 +220,7 @@ void add_implementation(fk_op& op, const char* name, Status (*run)(const Faulty&
   op.implementations.push_back(i);
 }
 
-TEST(RunSample, NoticesMistakes) {
+TEST(RunCall, NoticesMistakes) {
   fk_op op;
   op.declaration.name = Faulty::kName;
   Declaration<Faulty> declaration(op.declaration);
@@ -232,17 +233,18 @@ TEST(RunSample, NoticesMistakes) {
   add_implementation(op, "past_end", copy<Mistake::kPastEnd>);
   add_implementation(op, "into_input", copy<Mistake::kIntoInput>);
   add_implementation(op, "past_workspace", copy<Mistake::kPastWorkspace>);
-  Sample sample;
-  ASSERT_TRUE(draw_sample(op, {}, &sample).ok());
-  std::vector<SampleTensor> expected;
-  ASSERT_TRUE(run_sample(sample, nullptr, host_memory(), &expected).ok());
-  EXPECT_EQ(expected[1].values, sample.tensors[0].values);
-  EXPECT_EQ(difference(sample, expected, "none"), "");
-  EXPECT_NE(difference(sample, expected, "value"), "");
-  EXPECT_NE(difference(sample, expected, "unwritten"), "");
-  EXPECT_EQ(difference(sample, expected, "past_end"), "wrote outside the output y");
-  EXPECT_EQ(difference(sample, expected, "into_input"), "wrote into the input x");
-  EXPECT_EQ(difference(sample, expected, "past_workspace"), "wrote past the end of the workspace");
+  DrawnCall drawn_call;
+  ASSERT_TRUE(draw_call(op, {}, &drawn_call).ok());
+  std::vector<DrawnTensor> expected;
+  ASSERT_TRUE(run_call(drawn_call, nullptr, host_memory(), &expected).ok());
+  EXPECT_EQ(expected[1].values, drawn_call.tensors[0].values);
+  EXPECT_EQ(difference(drawn_call, expected, "none"), "");
+  EXPECT_NE(difference(drawn_call, expected, "value"), "");
+  EXPECT_NE(difference(drawn_call, expected, "unwritten"), "");
+  EXPECT_EQ(difference(drawn_call, expected, "past_end"), "wrote outside the output y");
+  EXPECT_EQ(difference(drawn_call, expected, "into_input"), "wrote into the input x");
+  EXPECT_EQ(difference(drawn_call, expected, "past_workspace"),
+            "wrote past the end of the workspace");
 }
 
 }  // namespace

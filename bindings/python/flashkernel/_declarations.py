@@ -3,7 +3,9 @@ the public signature, which outputs a call has, their shapes and dtypes, and whi
 backward. Nothing here knows an op by name."""
 
 import functools
+import itertools
 import json
+import linecache
 import math
 import operator
 import textwrap
@@ -515,8 +517,15 @@ def _split_dim(dim: str):
     return dim, "", ""
 
 
+_sources = itertools.count(1)
+
+
 def _compile(source: str, name: str, **namespace):
-    exec(compile(source, f"<flashkernel {name}>", "exec"), namespace)
+    """The function of this name that the source defines. Tracebacks and debuggers find its lines
+    where Python keeps those of files."""
+    place = f"<flashkernel {name}, generated source {next(_sources)}>"
+    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
+    exec(compile(source, place, "exec"), namespace)
     return namespace[name]
 
 

@@ -105,30 +105,20 @@ Status AttentionFwd::validate(const AttentionFwd& a) {
 Status AttentionBwd::validate(const AttentionBwd& a) { return check(a); }
 
 void register_attention(Registry& registry) {
-  registry.add<AttentionFwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+  registry.add<AttentionFwd>({{"reference", kReference, nullptr, reference::run},
+                              {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<AttentionBwd>({{"reference", kReference, nullptr, reference::run},
+                              {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-        {"cuda_sm90",          kTuned,       cuda_sm90::accepts, cuda_sm90::run,
-         cuda_sm90::workspace, Device::kCuda},
-        {"cuda_sm90_fp8",
-         kTuned,
-         cuda_sm90::accepts_float8,
-         cuda_sm90::run_float8,
-         cuda_sm90::float8_workspace,
-         Device::kCuda},
+  registry.add_cuda<AttentionFwd>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
+       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace},
+       {"cuda_sm90_fp8", kTuned, cuda_sm90::accepts_float8, cuda_sm90::run_float8,
+        cuda_sm90::float8_workspace}});
+  registry.add_cuda<AttentionBwd>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
+       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
 #endif
-  });
-  registry.add<AttentionBwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-        {"cuda_sm90",          kTuned,       cuda_sm90::accepts, cuda_sm90::run,
-         cuda_sm90::workspace, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

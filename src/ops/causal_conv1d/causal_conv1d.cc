@@ -56,25 +56,17 @@ Status CausalConv1dUpdateFwd::validate(const CausalConv1dUpdateFwd& a) {
 }
 
 void register_causal_conv1d(Registry& registry) {
-  registry.add<CausalConv1dFwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
+  registry.add<CausalConv1dFwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
+  registry.add<CausalConv1dBwd>({{"reference", kReference, nullptr, reference::run},
+                                 {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<CausalConv1dUpdateFwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+  registry.add_cuda<CausalConv1dFwd>({{"cuda", kPortable, nullptr, cuda::run}});
+  registry.add_cuda<CausalConv1dBwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+  registry.add_cuda<CausalConv1dUpdateFwd>({{"cuda", kPortable, nullptr, cuda::run}});
 #endif
-  });
-  registry.add<CausalConv1dBwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-#endif
-  });
-  registry.add<CausalConv1dUpdateFwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

@@ -45,19 +45,14 @@ Status CrossEntropyBwd::validate(const CrossEntropyBwd& a) {
 }
 
 void register_cross_entropy(Registry& registry) {
-  registry.add<CrossEntropyFwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+  registry.add<CrossEntropyFwd>({{"reference", kReference, nullptr, reference::run},
+                                 {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<CrossEntropyBwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+  registry.add_cuda<CrossEntropyFwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+  registry.add_cuda<CrossEntropyBwd>({{"cuda", kPortable, nullptr, cuda::run}});
 #endif
-  });
-  registry.add<CrossEntropyBwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

@@ -4,18 +4,14 @@
 namespace fk {
 
 void register_gated_ssm(Registry& registry) {
-  registry.add<GatedSsmFwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
+  registry.add<GatedSsmFwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
+  registry.add<GatedSsmBwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+  registry.add_cuda<GatedSsmFwd>({{"cuda", kPortable, nullptr, cuda::run}});
+  registry.add_cuda<GatedSsmBwd>({{"cuda", kPortable, nullptr, cuda::run}});
 #endif
-  });
-  registry.add<GatedSsmBwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

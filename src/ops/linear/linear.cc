@@ -11,24 +11,18 @@ Status LinearBwd::validate(const LinearBwd& a) {
 }
 
 void register_linear(Registry& registry) {
-  registry.add<LinearFwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+  registry.add<LinearFwd>({{"reference", kReference, nullptr, reference::run},
+                           {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<LinearBwd>({{"reference", kReference, nullptr, reference::run},
+                           {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
-        {"cuda_sm90",          kTuned,       cuda_sm90::accepts, cuda_sm90::run,
-         cuda_sm90::workspace, Device::kCuda},
+  registry.add_cuda<LinearFwd>(
+      {{"cuda", kPortable, nullptr, cuda::run},
+       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
+  registry.add_cuda<LinearBwd>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
+       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
 #endif
-  });
-  registry.add<LinearBwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-        {"cuda_sm90",          kTuned,       cuda_sm90::accepts, cuda_sm90::run,
-         cuda_sm90::workspace, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

@@ -4,18 +4,14 @@
 namespace fk {
 
 void register_merge_attention_states(Registry& registry) {
-  registry.add<MergeAttentionStatesFwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
+  registry.add<MergeAttentionStatesFwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
+  registry.add<MergeAttentionStatesBwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+  registry.add_cuda<MergeAttentionStatesFwd>({{"cuda", kPortable, nullptr, cuda::run}});
+  registry.add_cuda<MergeAttentionStatesBwd>({{"cuda", kPortable, nullptr, cuda::run}});
 #endif
-  });
-  registry.add<MergeAttentionStatesBwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

@@ -4,32 +4,20 @@
 namespace fk {
 
 void register_norm(Registry& registry) {
-  registry.add<RmsNormFwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
+  registry.add<RmsNormFwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
+  registry.add<RmsNormBwd>({{"reference", kReference, nullptr, reference::run},
+                            {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<LayerNormFwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
+  registry.add<LayerNormBwd>({{"reference", kReference, nullptr, reference::run},
+                              {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+  registry.add_cuda<RmsNormFwd>({{"cuda", kPortable, nullptr, cuda::run}});
+  registry.add_cuda<RmsNormBwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+  registry.add_cuda<LayerNormFwd>({{"cuda", kPortable, nullptr, cuda::run}});
+  registry.add_cuda<LayerNormBwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
 #endif
-  });
-  registry.add<RmsNormBwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-#endif
-  });
-  registry.add<LayerNormFwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
-#endif
-  });
-  registry.add<LayerNormBwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

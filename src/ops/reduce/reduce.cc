@@ -4,32 +4,20 @@
 namespace fk {
 
 void register_reduce(Registry& registry) {
-  registry.add<SumFwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+  registry.add<SumFwd>({{"reference", kReference, nullptr, reference::run},
+                        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<SumBwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
+  registry.add<MaxFwd>({{"reference", kReference, nullptr, reference::run},
+                        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<MaxBwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+  registry.add_cuda<SumFwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+  registry.add_cuda<SumBwd>({{"cuda", kPortable, nullptr, cuda::run}});
+  registry.add_cuda<MaxFwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+  registry.add_cuda<MaxBwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
 #endif
-  });
-  registry.add<SumBwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
-#endif
-  });
-  registry.add<MaxFwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-#endif
-  });
-  registry.add<MaxBwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

@@ -44,18 +44,14 @@ Status RopeFwd::validate(const RopeFwd& a) { return check("x", a.x, a.cos, a.pos
 Status RopeBwd::validate(const RopeBwd& a) { return check("dy", a.dy, a.cos, a.positions); }
 
 void register_rope(Registry& registry) {
-  registry.add<RopeFwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
+  registry.add<RopeFwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
+  registry.add<RopeBwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+  registry.add_cuda<RopeFwd>({{"cuda", kPortable, nullptr, cuda::run}});
+  registry.add_cuda<RopeBwd>({{"cuda", kPortable, nullptr, cuda::run}});
 #endif
-  });
-  registry.add<RopeBwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

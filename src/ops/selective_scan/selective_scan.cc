@@ -51,20 +51,14 @@ Status SelectiveScanBwd::validate(const SelectiveScanBwd& a) {
 }
 
 void register_selective_scan(Registry& registry) {
-  registry.add<SelectiveScanFwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+  registry.add<SelectiveScanFwd>({{"reference", kReference, nullptr, reference::run},
+                                  {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<SelectiveScanBwd>({{"reference", kReference, nullptr, reference::run},
+                                  {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+  registry.add_cuda<SelectiveScanFwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+  registry.add_cuda<SelectiveScanBwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
 #endif
-  });
-  registry.add<SelectiveScanBwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk

@@ -15,12 +15,11 @@ Status SelectiveStateUpdateFwd::validate(const SelectiveStateUpdateFwd& a) {
 }
 
 void register_selective_state_update(Registry& registry) {
-  registry.add<SelectiveStateUpdateFwd>({
-    {"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run},
+  registry.add<SelectiveStateUpdateFwd>(
+      {{"reference", kReference, nullptr, reference::run}, {"cpu", kPortable, nullptr, cpu::run}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, nullptr, Device::kCuda},
+  registry.add_cuda<SelectiveStateUpdateFwd>({{"cuda", kPortable, nullptr, cuda::run}});
 #endif
-  });
 }
 
 }  // namespace fk

@@ -2,7 +2,7 @@
 gradients, `torch.compile` and fake tensors. The functions here are those that `flashkernel.<op>`
 calls for torch tensors; calling them directly saves the look at the first argument's type."""
 
-import types as _types
+import sys as _sys
 
 import torch as _torch
 
@@ -10,7 +10,6 @@ from .. import _serve
 from .._declarations import PUBLIC as _PUBLIC
 from . import _autocast
 from ._calls import make as _make
-from ._calls import make_direct as _make_direct
 from ._operators import register as _register
 
 
@@ -21,23 +20,19 @@ def _alike(part) -> tuple:
     return ("device", "shape") if promotes else ("dtype", "device", "shape")
 
 
-def _functions(op):
-    """What users call, and what `flashkernel.<op>` calls."""
-    operators = _register(op)
-    function = op.public_call(_make(operators), _torch.Tensor, _torch.stack, _alike)
-    return function, _make_direct(operators, function)
-
-
-_made = {name: _functions(op) for name, op in _PUBLIC.items()}
-globals().update({name: function for name, (function, _) in _made.items()})
+globals().update(
+    {
+        name: op.public_call(_make(_register(op)), _torch.Tensor, _torch.stack, _alike)
+        for name, op in _PUBLIC.items()
+    }
+)
 
 _is_compiling = _torch.compiler.is_compiling
 
 
 def _serve_types() -> None:
     """Lets calls find the functions of torch's own types at once."""
-    direct = _types.SimpleNamespace(**{name: direct for name, (_, direct) in _made.items()})
-    _serve(direct, _torch.Tensor, _torch.nn.Parameter)
+    _serve(_sys.modules[__name__], _torch.Tensor, _torch.nn.Parameter)
 
 
 # A compiler that meets a first call may start again, and must then find what it found before.

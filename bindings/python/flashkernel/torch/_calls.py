@@ -1,12 +1,12 @@
 """The function of each op on torch tensors: written as source once per op, so that a call does
-nothing but choose the operator. A call that needs no gradient takes the plain one, which saves the
-microseconds of a Python autograd function, and where it can goes past torch's dispatcher."""
+nothing but choose the operator. A call that needs no gradient takes the operator without one, which
+saves the microseconds of a Python autograd function."""
 
 import torch
 
 from .. import _library
 from .._declarations import Op, _compile
-from . import _autocast, _plain
+from . import _autocast
 from ._gradients import refuse_tangents
 from ._operators import DLPACK, Operators
 
@@ -21,7 +21,7 @@ def make(operators: Operators):
         "op": op,
         "normalise": op.normalise,
         "recover": _recover,
-        "plain": _plain_value,
+        "in_python_type": _in_python_type,
         "grad_enabled": torch.is_grad_enabled,
         "is_compiling": torch.compiler.is_compiling,
         "is_tracing": _is_tracing,
@@ -33,7 +33,7 @@ def make(operators: Operators):
         "refuse_tangents": refuse_tangents,
     }
     for i, v in enumerate(operators.variants):
-        namespace[f"forward_{i}"] = _plain.operator(v.forward)
+        namespace[f"forward_{i}"] = v.forward
         namespace[f"in_place_{i}"] = v.in_place
         namespace[f"differentiable_{i}"] = v.differentiable
         namespace[f"autograd_{i}"] = v.autograd
@@ -60,7 +60,7 @@ def make(operators: Operators):
         if kind := {"boolean": "bool", "integer": "int", "axis": "int"}.get(f.kind):
             namespace[f"field_{f.name}"] = f
             body.append(f"if type({f.name}) is not {kind}:")
-            body.append(f"    {f.name} = plain(op, field_{f.name}, {f.name})")
+            body.append(f"    {f.name} = in_python_type(op, field_{f.name}, {f.name})")
     if op.backward:
         needs = " or ".join(
             f"({f.name} is not None and {f.name}.requires_grad)"
@@ -105,18 +105,7 @@ def {op.public_name}({op.flat_signature}):
     return function
 
 
-def make_direct(operators: Operators, function):
-    """The same function for calls that give every argument by position. Of an op whose operator
-    takes just the public arguments, calls that need no gradient do not pass through Python."""
-    op = operators.op
-    translated = op.groups or op.extra_keywords or len(operators.variants) > 1
-    translated = translated or any(f.stacked for f in op.inputs)
-    if translated or any(_value(f) != f.name for f in op.attributes):
-        return function
-    return _plain.without_gradient(operators.variants[0].forward, function)
-
-
-def _plain_value(op: Op, f, value):
+def _in_python_type(op: Op, f, value):
     """An integer or a boolean as Python's own: torch would make one of most numbers."""
     return value if isinstance(value, (torch.SymInt, torch.SymBool)) else op.normalise(f, value)
 

@@ -8,7 +8,6 @@ from torch.autograd import forward_ad
 
 from .. import _library
 from .._declarations import Field, Op, _compile, move_back, move_last
-from . import _plain
 
 
 def refuse_tangents(op: Op, tensors: tuple) -> None:
@@ -54,22 +53,19 @@ class Gradient:
         if in_place_call:
             self.arguments.append("inplace_backward")
 
-        def call_once(*arguments):
-            return _Once.apply(call, self.bwd.public_name, *arguments)
-
         self.results = {op.outputs[i].name: k for k, i in enumerate(variant.outputs)}
         self.namespace = {
             "Error": _library.Error,
             "bwd_name": self.bwd.public_name,
             "call": call,
-            "plain_call": _plain.operator(call, call_once),
             "grad_enabled": torch.is_grad_enabled,
             "in_place_call": in_place_call,
             "move_back": move_back,
             "move_last": move_last,
             "op_name": op.public_name,
             "once": _Once.apply,
-            "repeat": _plain.repeat(_repeat),
+            "repeat": _repeat,
+            "transforms_active": torch._C._are_functorch_transforms_active,
             "zeros": _zeros,
         }
         self.kept: dict[str, str] = {}  # name in the backward -> expression in the forward
@@ -171,14 +167,17 @@ class Gradient:
             lines.append(f"    elif ctx.in_place and outputs & {bit}:")
             lines.append(f"        {f'{_join(others)} = ' if others else ''}in_place_call({given})")
             lines.append(f"        {written.name} = {written.may_alias}.detach()")
-        lines.append("    else:")
         if all(f.repeats for f in self.bwd.outputs):
+            lines.append("    else:")
             for f in self.bwd.outputs:
                 repeated = arguments[self.bwd.arguments.index(self.bwd.by_name[f.repeats])]
                 (size,) = set(f.shapes[0]) - set(self.bwd.by_name[f.repeats].shapes[0])
                 lines.append(f"        {f.name} = repeat({repeated}, {self.bwd.axis.name}, {size})")
         else:
-            lines.append(f"        {', '.join(names)} = plain_call({given})")
+            lines.append("    elif transforms_active():")
+            lines.append(f"        {', '.join(names)} = once(call, bwd_name, {given})")
+            lines.append("    else:")
+            lines.append(f"        {', '.join(names)} = call({given})")
         lines += [
             "except RuntimeError as error:",
             "    if str(error).startswith(bwd_name + ': '):",
@@ -206,8 +205,7 @@ class Gradient:
             with torch._C._AutoDispatchBelowAutograd():
                 return call(*arguments, *extra)
 
-        compute = _plain.without_gradient(call, below_autograd)
-        forward = self._make_forward(compute)
+        forward = self._make_forward(below_autograd)
 
         methods = {
             "forward": staticmethod(forward),

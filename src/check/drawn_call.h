@@ -12,7 +12,7 @@
 
 namespace fk {
 
-struct SampleOptions {
+struct DrawOptions {
   DType dtype = DType::kFloat32;  // of the activations
   uint64_t seed = 0;
   int64_t min_elements = 0;  // of all tensors together
@@ -26,7 +26,7 @@ struct SampleOptions {
 
 // One tensor argument: its values, row-major, and how it will lie in memory. An absent tensor is
 // not `present` and has neither.
-struct SampleTensor {
+struct DrawnTensor {
   bool present = false;
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
@@ -39,28 +39,28 @@ struct SampleTensor {
   int64_t numel() const;
 };
 
-struct Sample {
+struct DrawnCall {
   const fk_op* op = nullptr;
-  std::vector<SampleTensor> tensors;  // by field; absent for attributes
-  std::vector<fk_slot> attributes;    // by field; unused for tensors
+  std::vector<DrawnTensor> tensors;  // by field; absent for attributes
+  std::vector<fk_slot> attributes;   // by field; unused for tensors
 
   std::string describe() const;  // "x float32 (3, 17), axis=0"
 };
 
 // Draws arguments the op accepts. A backward op gets what its forward's reference computed.
-Status draw_sample(const fk_op& op, const SampleOptions& options, Sample* sample);
+Status draw_call(const fk_op& op, const DrawOptions& options, DrawnCall* drawn_call);
 
-// Whether the op takes the sample's shapes, dtypes and attributes, and what index tensors have of
-// values.
-Status check_sample(const Sample& sample);
+// Tells whether the op takes the call's shapes, dtypes and attributes, and the values that its
+// index tensors have so far.
+Status check_call(const DrawnCall& drawn_call);
 
-// The implementation that takes the sample's call on a device, or "" if there is none.
-std::string implementation_of(const Sample& sample, DLDeviceType device);
+// The name of the implementation that takes the call on a device, or "" if there is none.
+std::string implementation_of(const DrawnCall& drawn_call, DLDeviceType device);
 
-// Where a sample's tensors live during a run; `fk check` brings one for CUDA.
-class SampleMemory {
+// The memory in which a call's tensors live during a run; `fk check` brings one for CUDA.
+class CheckMemory {
  public:
-  virtual ~SampleMemory() = default;
+  virtual ~CheckMemory() = default;
   virtual DLDevice device() const = 0;
   virtual Status allocate(size_t bytes, void** data) = 0;  // 256-byte aligned
   virtual void release(void* data) = 0;
@@ -68,19 +68,19 @@ class SampleMemory {
   virtual Status copy_out(void* to, const void* from, size_t bytes) = 0;  // when all work is done
 };
 
-SampleMemory& host_memory();
+CheckMemory& host_memory();
 
-// Runs the op on a copy of the sample's inputs and returns the output tensors, by field, with their
+// Runs the op on a copy of the call's inputs and returns the output tensors, by field, with their
 // values. Outputs and workspace start as NaN; writing outside an output or the workspace, or into
 // an input, is an error. `implementation`: by name; NULL: the one dispatch takes.
-Status run_sample(const Sample& sample, const char* implementation, SampleMemory& memory,
-                  std::vector<SampleTensor>* outputs);
+Status run_call(const DrawnCall& drawn_call, const char* implementation, CheckMemory& memory,
+                std::vector<DrawnTensor>* outputs);
 
 // The largest error over all outputs, in units of what is allowed: a step of the output's dtype,
 // plus some float32 rounding errors of the tensor's largest value (and, of an op that multiplies
 // matrices, four of the activations' dtype). Up to 1 is right. `worst` says
 // where it is.
-double sample_error(const Sample& sample, const std::vector<SampleTensor>& expected,
-                    const std::vector<SampleTensor>& got, std::string* worst);
+double largest_error(const DrawnCall& drawn_call, const std::vector<DrawnTensor>& expected,
+                     const std::vector<DrawnTensor>& got, std::string* worst);
 
 }  // namespace fk

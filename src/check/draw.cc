@@ -1,7 +1,5 @@
-// Drawing is by trial: what a declaration cannot say (rope's R is at most D / 2) is learnt by
+// Draws calls by trial: what a declaration cannot say (rope's R is at most D / 2) is learnt by
 // asking the op whether it takes the arguments, and drawing again if not.
-#include "core/sample.h"
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -9,6 +7,7 @@
 #include <map>
 #include <random>
 
+#include "check/drawn_call.h"
 #include "core/access.h"
 
 namespace fk {
@@ -26,7 +25,7 @@ bool ends_with(const std::string& s, const std::string& end) {
   return s.size() > end.size() && s.compare(s.size() - end.size(), end.size(), end) == 0;
 }
 
-// The sizes of one sample. A forward and its backward share them: their symbols mean the same.
+// The sizes in one drawn call. A forward and its backward share them: their symbols mean the same.
 struct Sizes {
   std::map<std::string, int64_t> symbols;
   std::vector<int64_t> leading;
@@ -34,10 +33,10 @@ struct Sizes {
 
 class Drawing {
  public:
-  Drawing(const fk_op& op, const SampleOptions& options, int attempt)
+  Drawing(const fk_op& op, const DrawOptions& options, int attempt)
       : op_(op), options_(options), random_(mix(op.declaration.name, options.seed, attempt)) {}
 
-  Status draw(Sample* sample) {
+  Status draw(DrawnCall* drawn_call) {
     const std::string& name = op_.declaration.name;
     const fk_op* forward = nullptr;
     if (ends_with(name, "_bwd")) {
@@ -48,16 +47,16 @@ class Drawing {
     draw_sizes(op_.declaration);
     if (forward != nullptr) draw_sizes(forward->declaration);
     if (options_.empty) empty_one();
-    if (forward == nullptr) return draw_call(op_, nullptr, sample);
+    if (forward == nullptr) return draw_arguments(op_, nullptr, drawn_call);
 
-    Sample saved;
-    FK_RETURN_IF_ERROR(draw_call(*forward, nullptr, &saved));
-    std::vector<SampleTensor> outputs;
-    FK_RETURN_IF_ERROR(run_sample(saved, "reference", host_memory(), &outputs));
+    DrawnCall saved;
+    FK_RETURN_IF_ERROR(draw_arguments(*forward, nullptr, &saved));
+    std::vector<DrawnTensor> outputs;
+    FK_RETURN_IF_ERROR(run_call(saved, "reference", host_memory(), &outputs));
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (outputs[i].present) saved.tensors[i] = outputs[i];
     }
-    return draw_call(op_, &saved, sample);
+    return draw_arguments(op_, &saved, drawn_call);
   }
 
  private:
@@ -104,23 +103,23 @@ class Drawing {
   }
 
   // Arguments for `op`; a backward's come from `forward`, whose outputs have values.
-  Status draw_call(const fk_op& op, const Sample* forward, Sample* sample) {
+  Status draw_arguments(const fk_op& op, const DrawnCall* forward, DrawnCall* drawn_call) {
     const std::vector<Field>& fields = op.declaration.fields;
-    sample->op = &op;
-    sample->tensors.assign(fields.size(), {});
-    sample->attributes.assign(fields.size(), {});
+    drawn_call->op = &op;
+    drawn_call->tensors.assign(fields.size(), {});
+    drawn_call->attributes.assign(fields.size(), {});
     // Attributes first: outputs and the order of dimensions depend on them.
     for (size_t i = 0; i < fields.size(); ++i) {
-      if (!is_tensor(fields[i])) sample->attributes[i] = draw_attribute(op, fields[i], forward);
+      if (!is_tensor(fields[i])) drawn_call->attributes[i] = draw_attribute(op, fields[i], forward);
     }
     for (size_t i = 0; i < fields.size(); ++i) {
-      if (fields[i].kind == Kind::kInput) draw_input(sample, i, forward);
+      if (fields[i].kind == Kind::kInput) draw_input(drawn_call, i, forward);
     }
     // Conditions on inputs look at whether a slot is set, not at what is in it.
     static const DLTensor kSet{};
-    std::vector<fk_slot> slots = sample->attributes;
+    std::vector<fk_slot> slots = drawn_call->attributes;
     for (size_t i = 0; i < fields.size(); ++i) {
-      if (is_tensor(fields[i])) slots[i].tensor = sample->tensors[i].present ? &kSet : nullptr;
+      if (is_tensor(fields[i])) slots[i].tensor = drawn_call->tensors[i].present ? &kSet : nullptr;
     }
     std::vector<size_t> wanted;
     for (size_t i = 0; i < fields.size(); ++i) {
@@ -133,14 +132,14 @@ class Drawing {
       const bool needed = (flag >= 0 && slots[flag].integer != 0) || (i == wanted.back() && !any);
       if (options_.skip_outputs && &op == &op_ && !needed && one_in(2)) continue;
       any = true;
-      set_type(sample, i);
+      set_type(drawn_call, i);
       const std::string& shared =
           fields[i].updates.empty() ? fields[i].may_alias : fields[i].updates;
       const int alias = op.declaration.find(shared);
-      if (options_.alias && &op == &op_ && alias >= 0) sample->tensors[i].alias = alias;
+      if (options_.alias && &op == &op_ && alias >= 0) drawn_call->tensors[i].alias = alias;
     }
     int64_t elements = 0;
-    for (const SampleTensor& t : sample->tensors) {
+    for (const DrawnTensor& t : drawn_call->tensors) {
       elements += t.present ? t.numel() : 0;
       // Empty ones take memory by their other sizes.
       int64_t extent = 1;
@@ -152,19 +151,19 @@ class Drawing {
     const int64_t least = &op == &op_ ? options_.min_elements : options_.min_elements / 4;
     if (elements < least) return invalid("too small");
     for (size_t i = 0; i < fields.size(); ++i) {
-      if (sample->tensors[i].present) lay_out(sample, i);
+      if (drawn_call->tensors[i].present) lay_out(drawn_call, i);
     }
-    FK_RETURN_IF_ERROR(check_sample(*sample));
+    FK_RETURN_IF_ERROR(check_call(*drawn_call));
     for (size_t i = 0; i < fields.size(); ++i) {
-      SampleTensor& t = sample->tensors[i];
+      DrawnTensor& t = drawn_call->tensors[i];
       if (fields[i].kind == Kind::kInput && t.present && t.values.empty()) {
-        FK_RETURN_IF_ERROR(fill(*sample, fields[i], &t));
+        FK_RETURN_IF_ERROR(fill(*drawn_call, fields[i], &t));
       }
     }
-    return check_sample(*sample);  // now with the values
+    return check_call(*drawn_call);  // now with the values
   }
 
-  fk_slot draw_attribute(const fk_op& op, const Field& f, const Sample* forward) {
+  fk_slot draw_attribute(const fk_op& op, const Field& f, const DrawnCall* forward) {
     fk_slot slot{};
     if (forward != nullptr) {
       const int same = forward->op->declaration.find(f.name);
@@ -223,30 +222,30 @@ class Drawing {
     return shape;
   }
 
-  void draw_input(Sample* sample, size_t i, const Sample* forward) {
-    const Field& f = sample->op->declaration.fields[i];
+  void draw_input(DrawnCall* drawn_call, size_t i, const DrawnCall* forward) {
+    const Field& f = drawn_call->op->declaration.fields[i];
     if (forward == nullptr) {
-      if (!f.optional || draw_presence(*sample, i)) set_type(sample, i);
+      if (!f.optional || draw_presence(*drawn_call, i)) set_type(drawn_call, i);
       return;
     }
-    const auto in_forward = [&](const std::string& name) -> const SampleTensor* {
+    const auto in_forward = [&](const std::string& name) -> const DrawnTensor* {
       const int k = forward->op->declaration.find(name);
       return k < 0 ? nullptr : &forward->tensors[k];
     };
-    const SampleTensor* same = f.prefer.empty() ? nullptr : in_forward(f.prefer);
+    const DrawnTensor* same = f.prefer.empty() ? nullptr : in_forward(f.prefer);
     if (same == nullptr || !same->present) same = in_forward(f.name);
     if (same != nullptr) {
-      sample->tensors[i] = *same;
+      drawn_call->tensors[i] = *same;
       return;
     }
     // The gradient of an output: there only if that output is.
-    const SampleTensor* output = f.name[0] == 'd' ? in_forward(f.name.substr(1)) : nullptr;
+    const DrawnTensor* output = f.name[0] == 'd' ? in_forward(f.name.substr(1)) : nullptr;
     if (output != nullptr && !output->present) return;
-    if (!f.optional || !one_in(4)) set_type(sample, i);
+    if (!f.optional || !one_in(4)) set_type(drawn_call, i);
   }
 
   // Tensors of one form take alternatives of one number: all packed, or none is. A number is drawn
-  // for every optional tensor, also where it is not needed, so that samples stay the same where one
+  // for every optional tensor, also where it is not needed, so that calls stay the same where one
   // is tied to a form.
   const std::vector<Dim>& alternative(const Field& f) {
     const bool follows = f.kind == Kind::kOutput || !f.optional || f.name[0] == 'd';
@@ -262,16 +261,17 @@ class Drawing {
 
   // Whether an optional input of a forward is drawn. Those of a group go together, and offsets go
   // with the packed tensors they are for.
-  bool draw_presence(const Sample& sample, size_t i) {
-    const std::vector<Field>& fields = sample.op->declaration.fields;
+  bool draw_presence(const DrawnCall& drawn_call, size_t i) {
+    const std::vector<Field>& fields = drawn_call.op->declaration.fields;
     const Field& f = fields[i];
-    if (!f.rises_to.empty() && !sample.op->declaration.size_unless_given.empty()) return packed_;
+    if (!f.rises_to.empty() && !drawn_call.op->declaration.size_unless_given.empty())
+      return packed_;
     if (f.with_float8 && options_.dtype != DType::kFloat8E4M3) return false;
     if (!f.rises_to.empty()) {
       for (const Field& other : fields) {
         if (other.kind != Kind::kInput || other.optional) continue;
         for (const Dim& dim : alternative(other)) {
-          if (dim.symbol >= 0 && sample.op->declaration.symbols[dim.symbol] == f.rises_to) {
+          if (dim.symbol >= 0 && drawn_call.op->declaration.symbols[dim.symbol] == f.rises_to) {
             return true;
           }
         }
@@ -279,16 +279,16 @@ class Drawing {
       return false;
     }
     if (i > 0 && !f.group.empty() && f.group == fields[i - 1].group) {
-      return sample.tensors[i - 1].present;
+      return drawn_call.tensors[i - 1].present;
     }
     return one_in(2);
   }
 
   // Makes the field present, with its dtype and shape.
-  void set_type(Sample* sample, size_t i) {
-    const OpDeclaration& op = sample->op->declaration;
+  void set_type(DrawnCall* drawn_call, size_t i) {
+    const OpDeclaration& op = drawn_call->op->declaration;
     const Field& f = op.fields[i];
-    SampleTensor& t = sample->tensors[i];
+    DrawnTensor& t = drawn_call->tensors[i];
     t.present = true;
     switch (f.dtype_rule) {
       case DTypeRule::kActivation:
@@ -307,34 +307,34 @@ class Drawing {
         t.dtype = DType::kInt32;
         break;
       case DTypeRule::kSameAs:
-        t.dtype = sample->tensors[f.dtype_of].dtype;
+        t.dtype = drawn_call->tensors[f.dtype_of].dtype;
         break;
     }
-    t.shape = f.shape_of >= 0 ? sample->tensors[f.shape_of].shape
-                              : shape_of(op, alternative(f), sample->attributes);
+    t.shape = f.shape_of >= 0 ? drawn_call->tensors[f.shape_of].shape
+                              : shape_of(op, alternative(f), drawn_call->attributes);
     if (!f.along_axis) return;
     for (size_t k = 0; k < op.fields.size(); ++k) {
       if (op.fields[k].kind != Kind::kAxis) continue;
       const auto ndim = static_cast<int64_t>(t.shape.size());
-      const int64_t axis = (sample->attributes[k].integer + ndim) % ndim;
+      const int64_t axis = (drawn_call->attributes[k].integer + ndim) % ndim;
       std::rotate(t.shape.begin() + axis, t.shape.end() - 1, t.shape.end());
     }
   }
 
   // Chooses where the elements lie. Memory always starts and ends with a few that are not the
   // tensor's.
-  void lay_out(Sample* sample, size_t i) {
+  void lay_out(DrawnCall* drawn_call, size_t i) {
     constexpr int64_t kGuard = 64;
-    SampleTensor& t = sample->tensors[i];
+    DrawnTensor& t = drawn_call->tensors[i];
     if (t.alias >= 0) {
-      const SampleTensor& input = sample->tensors[t.alias];
+      const DrawnTensor& input = drawn_call->tensors[t.alias];
       t.strides = input.strides;
       t.first = input.first;
       t.elements = input.elements;
       return;
     }
-    const bool strided = options_.strided && sample->op == &op_;
-    const Field& field = sample->op->declaration.fields[i];
+    const bool strided = options_.strided && drawn_call->op == &op_;
+    const Field& field = drawn_call->op->declaration.fields[i];
     // Offsets rise, so that they cannot repeat.
     const bool may_repeat = field.kind == Kind::kInput && field.rises_to.empty();
     const auto ndim = static_cast<int>(t.shape.size());
@@ -360,7 +360,7 @@ class Drawing {
   }
 
   // Normal values; an index lies below its symbol, or is the op's ignore_index.
-  Status fill(const Sample& sample, const Field& f, SampleTensor* t) {
+  Status fill(const DrawnCall& drawn_call, const Field& f, DrawnTensor* t) {
     t->values.resize(t->numel());
     if (t->dtype != DType::kInt32 && t->dtype != DType::kInt64) {
       std::normal_distribution<double> normal;
@@ -372,7 +372,7 @@ class Drawing {
       if (!options_.special) return {};
       constexpr double kInfinity = std::numeric_limits<double>::infinity();
       // Of gradients only NaN: a factor too small for float32 is 0 there, and 0 times infinity NaN.
-      const bool gradient = ends_with(sample.op->declaration.name, "_bwd") && f.name[0] == 'd';
+      const bool gradient = ends_with(drawn_call.op->declaration.name, "_bwd") && f.name[0] == 'd';
       for (double& value : t->values) {
         if (!one_in(50)) continue;
         value = gradient ? std::nan("") : pick({kInfinity, -kInfinity, std::nan("")});
@@ -388,12 +388,12 @@ class Drawing {
       t->values.front() = 0;
       return {};
     }
-    const int ignore = sample.op->declaration.find("ignore_index");
+    const int ignore = drawn_call.op->declaration.find("ignore_index");
     const auto size = sizes_.symbols.find(f.below);
     const int64_t limit = size == sizes_.symbols.end() ? 1 : size->second;
     for (double& value : t->values) {
       if (ignore >= 0 && (limit == 0 || one_in(4))) {
-        value = static_cast<double>(sample.attributes[ignore].integer);
+        value = static_cast<double>(drawn_call.attributes[ignore].integer);
       } else if (limit > 0) {
         value = static_cast<double>(below(limit));
       } else {
@@ -404,7 +404,7 @@ class Drawing {
   }
 
   const fk_op& op_;
-  const SampleOptions& options_;
+  const DrawOptions& options_;
   std::mt19937_64 random_;
   Sizes sizes_;
   std::map<std::string, int64_t> forms_;  // by name, as a forward and its backward share them
@@ -413,17 +413,17 @@ class Drawing {
 
 }  // namespace
 
-int64_t SampleTensor::numel() const {
+int64_t DrawnTensor::numel() const {
   int64_t n = 1;
   for (int64_t size : shape) n *= size;
   return n;
 }
 
-std::string Sample::describe() const {
+std::string DrawnCall::describe() const {
   std::string text = op->declaration.name + "(";
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Field& f = op->declaration.fields[i];
-    const SampleTensor& t = tensors[i];
+    const DrawnTensor& t = tensors[i];
     std::string value;
     if (is_tensor(f)) {
       if (!t.present) continue;
@@ -444,14 +444,14 @@ std::string Sample::describe() const {
   return text + ")";
 }
 
-Status draw_sample(const fk_op& op, const SampleOptions& options, Sample* sample) {
+Status draw_call(const fk_op& op, const DrawOptions& options, DrawnCall* drawn_call) {
   Status status;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    status = Drawing(op, options, attempt).draw(sample);
+    status = Drawing(op, options, attempt).draw(drawn_call);
     if (status.code() != FK_INVALID_ARGUMENT) return status;
   }
   return {FK_INTERNAL, "no valid arguments found in " + std::to_string(kAttempts) +
-                           " draws; the last: " + status.message() + ": " + sample->describe()};
+                           " draws; the last: " + status.message() + ": " + drawn_call->describe()};
 }
 
 }  // namespace fk

@@ -1,13 +1,11 @@
-// Running a sample: tensors are laid out in memory full of NaN, and what surrounds them is checked
-// afterwards.
+// Runs a drawn call: its tensors are laid out in memory full of NaN, and what surrounds them is
+// checked afterwards.
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 
+#include "check/drawn_call.h"
 #include "core/access.h"
-#include "core/sample.h"
 
 namespace fk {
 namespace {
@@ -16,7 +14,7 @@ namespace {
 constexpr int kPoison = 0xff;
 constexpr size_t kWorkspaceGuard = 256;
 
-class HostMemory : public SampleMemory {
+class HostMemory : public CheckMemory {
  public:
   DLDevice device() const override { return {kDLCPU, 0}; }
   Status allocate(size_t bytes, void** data) override {
@@ -54,14 +52,14 @@ DLDataType dlpack_dtype(DType dtype) {
   }
 }
 
-// The arguments of a sample's call on a device, without data.
-struct SampleArguments {
-  SampleArguments(const Sample& sample, DLDevice device)
-      : tensors(sample.tensors.size()), slots(sample.attributes) {
+// The arguments of a drawn call on a device, without data.
+struct DrawnArguments {
+  DrawnArguments(const DrawnCall& drawn_call, DLDevice device)
+      : tensors(drawn_call.tensors.size()), slots(drawn_call.attributes) {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const Kind kind = sample.op->declaration.fields[i].kind;
+      const Kind kind = drawn_call.op->declaration.fields[i].kind;
       if (kind != Kind::kInput && kind != Kind::kOutput) continue;
-      const SampleTensor& t = sample.tensors[i];
+      const DrawnTensor& t = drawn_call.tensors[i];
       tensors[i].device = device;
       tensors[i].ndim = static_cast<int32_t>(t.shape.size());
       tensors[i].dtype = dlpack_dtype(t.dtype);
@@ -71,7 +69,7 @@ struct SampleArguments {
       slots[i].tensor = t.present ? &tensors[i] : nullptr;
     }
   }
-  SampleArguments(const SampleArguments&) = delete;
+  DrawnArguments(const DrawnArguments&) = delete;
 
   std::vector<DLTensor> tensors;
   std::vector<fk_slot> slots;
@@ -79,7 +77,7 @@ struct SampleArguments {
 
 // Calls visit(k, offset) with each element's place among the values and in memory.
 template <class Visit>
-void for_each_element(const SampleTensor& t, const Visit& visit) {
+void for_each_element(const DrawnTensor& t, const Visit& visit) {
   std::vector<int64_t> index(t.shape.size(), 0);
   const int64_t count = t.numel();
   int64_t offset = t.first;
@@ -97,7 +95,7 @@ void for_each_element(const SampleTensor& t, const Visit& visit) {
 // A tensor's memory, on the host.
 class Image {
  public:
-  explicit Image(const SampleTensor& t) : bytes_(t.elements * size_of(t.dtype), char(kPoison)) {
+  explicit Image(const DrawnTensor& t) : bytes_(t.elements * size_of(t.dtype), char(kPoison)) {
     view_.dtype = t.dtype;
     view_.data = bytes_.data();
     if (t.values.empty()) return;
@@ -126,7 +124,7 @@ class Image {
   }
 
   // Sets the elements of `t` back to what they are in `other`.
-  void restore(const SampleTensor& t, const Image& other) {
+  void restore(const DrawnTensor& t, const Image& other) {
     const int64_t size = size_of(t.dtype);
     for_each_element(t, [&](int64_t, int64_t offset) {
       std::memcpy(&bytes_[offset * size], &other.bytes_[offset * size], size);
@@ -142,7 +140,7 @@ class Image {
 // Memory that is given back.
 class Allocation {
  public:
-  explicit Allocation(SampleMemory& memory) : memory_(memory) {}
+  explicit Allocation(CheckMemory& memory) : memory_(memory) {}
   ~Allocation() {
     if (data_ != nullptr) memory_.release(data_);
   }
@@ -155,7 +153,7 @@ class Allocation {
   void* data() const { return data_; }
 
  private:
-  SampleMemory& memory_;
+  CheckMemory& memory_;
   void* data_ = nullptr;
 };
 
@@ -178,25 +176,25 @@ class Forced {
 
 class Run {
  public:
-  Run(const Sample& sample, SampleMemory& memory)
-      : sample_(sample),
+  Run(const DrawnCall& drawn_call, CheckMemory& memory)
+      : drawn_(drawn_call),
         memory_(memory),
-        arguments_(sample, memory.device()),
-        images_(sample.tensors.size()),
-        allocations_(sample.tensors.size()) {}
+        arguments_(drawn_call, memory.device()),
+        images_(drawn_call.tensors.size()),
+        allocations_(drawn_call.tensors.size()) {}
 
   Status call() {
     size_t workspace_bytes = 0;
-    FK_RETURN_IF_ERROR(query_workspace(*sample_.op, arguments_.slots.data(), &workspace_bytes));
+    FK_RETURN_IF_ERROR(query_workspace(*drawn_.op, arguments_.slots.data(), &workspace_bytes));
     for (size_t i = 0; i < images_.size(); ++i) {
-      const SampleTensor& t = sample_.tensors[i];
+      const DrawnTensor& t = drawn_.tensors[i];
       if (!t.present || t.alias >= 0) continue;
       images_[i] = std::make_unique<Image>(t);
       allocations_[i] = std::make_unique<Allocation>(memory_);
       FK_RETURN_IF_ERROR(allocations_[i]->allocate(images_[i]->data(), images_[i]->size()));
     }
     for (size_t i = 0; i < images_.size(); ++i) {
-      if (sample_.tensors[i].present) arguments_.tensors[i].data = allocations_[home(i)]->data();
+      if (drawn_.tensors[i].present) arguments_.tensors[i].data = allocations_[home(i)]->data();
     }
     std::vector<char> poison(workspace_bytes + kWorkspaceGuard, char(kPoison));
     Allocation workspace(memory_);
@@ -204,7 +202,7 @@ class Run {
     fk_exec exec = FK_EXEC_DEFAULTS;
     exec.workspace = workspace.data();
     exec.workspace_bytes = workspace_bytes;
-    FK_RETURN_IF_ERROR(fk::call(*sample_.op, arguments_.slots.data(), exec));
+    FK_RETURN_IF_ERROR(fk::call(*drawn_.op, arguments_.slots.data(), exec));
     FK_RETURN_IF_ERROR(memory_.copy_out(poison.data(), workspace.data(), poison.size()));
     for (size_t k = workspace_bytes; k < poison.size(); ++k) {
       if (poison[k] != char(kPoison)) return {FK_INTERNAL, "wrote past the end of the workspace"};
@@ -212,19 +210,19 @@ class Run {
     return {};
   }
 
-  Status read(std::vector<SampleTensor>* outputs) {
-    outputs->assign(sample_.tensors.size(), {});
+  Status read(std::vector<DrawnTensor>* outputs) {
+    outputs->assign(drawn_.tensors.size(), {});
     std::vector<std::unique_ptr<Image>> after(images_.size());
     for (size_t i = 0; i < images_.size(); ++i) {
       if (images_[i] == nullptr) continue;
-      after[i] = std::make_unique<Image>(sample_.tensors[i]);
+      after[i] = std::make_unique<Image>(drawn_.tensors[i]);
       FK_RETURN_IF_ERROR(
           memory_.copy_out(after[i]->data(), allocations_[i]->data(), after[i]->size()));
     }
     for (size_t i = 0; i < images_.size(); ++i) {
-      const SampleTensor& t = sample_.tensors[i];
+      const DrawnTensor& t = drawn_.tensors[i];
       if (field(i).kind != Kind::kOutput || !t.present) continue;
-      SampleTensor& output = (*outputs)[i];
+      DrawnTensor& output = (*outputs)[i];
       output = t;
       output.values.resize(t.numel());
       for_each_element(
@@ -242,105 +240,51 @@ class Run {
   }
 
  private:
-  const Field& field(size_t i) const { return sample_.op->declaration.fields[i]; }
+  const Field& field(size_t i) const { return drawn_.op->declaration.fields[i]; }
   // The tensor whose memory holds this one.
-  size_t home(size_t i) const {
-    return sample_.tensors[i].alias >= 0 ? sample_.tensors[i].alias : i;
-  }
+  size_t home(size_t i) const { return drawn_.tensors[i].alias >= 0 ? drawn_.tensors[i].alias : i; }
 
-  const Sample& sample_;
-  SampleMemory& memory_;
-  SampleArguments arguments_;
+  const DrawnCall& drawn_;
+  CheckMemory& memory_;
+  DrawnArguments arguments_;
   std::vector<std::unique_ptr<Image>> images_;
   std::vector<std::unique_ptr<Allocation>> allocations_;
 };
 
-// Largest relative distance between neighbours.
-double step_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return std::ldexp(1, -10);
-    case DType::kBFloat16:
-      return std::ldexp(1, -7);
-    case DType::kFloat8E4M3:
-      return std::ldexp(1, -3);
-    default:
-      return std::ldexp(1, -23);
-  }
-}
-
 }  // namespace
 
-SampleMemory& host_memory() {
+CheckMemory& host_memory() {
   static HostMemory memory;
   return memory;
 }
 
-Status check_sample(const Sample& sample) {
-  SampleArguments arguments(sample, {kDLCPU, 0});
+Status check_call(const DrawnCall& drawn_call) {
+  DrawnArguments arguments(drawn_call, {kDLCPU, 0});
   std::vector<std::unique_ptr<Image>> images;
-  for (size_t i = 0; i < sample.tensors.size(); ++i) {
-    const SampleTensor& t = sample.tensors[i];
+  for (size_t i = 0; i < drawn_call.tensors.size(); ++i) {
+    const DrawnTensor& t = drawn_call.tensors[i];
     const bool index = t.dtype == DType::kInt32 || t.dtype == DType::kInt64;
     if (!t.present || !index || t.values.empty()) continue;
     images.push_back(std::make_unique<Image>(t));
     arguments.tensors[i].data = images.back()->data();
   }
   size_t bytes = 0;
-  return query_workspace(*sample.op, arguments.slots.data(), &bytes);
+  return query_workspace(*drawn_call.op, arguments.slots.data(), &bytes);
 }
 
-std::string implementation_of(const Sample& sample, DLDeviceType device) {
-  const SampleArguments arguments(sample, {device, 0});
+std::string implementation_of(const DrawnCall& drawn_call, DLDeviceType device) {
+  const DrawnArguments arguments(drawn_call, {device, 0});
   const char* name = "";
-  return query_implementation(*sample.op, arguments.slots.data(), &name).ok() ? name : "";
+  return query_implementation(*drawn_call.op, arguments.slots.data(), &name).ok() ? name : "";
 }
 
-Status run_sample(const Sample& sample, const char* implementation, SampleMemory& memory,
-                  std::vector<SampleTensor>* outputs) {
-  Forced forced(*sample.op);
+Status run_call(const DrawnCall& drawn_call, const char* implementation, CheckMemory& memory,
+                std::vector<DrawnTensor>* outputs) {
+  Forced forced(*drawn_call.op);
   FK_RETURN_IF_ERROR(forced.force(implementation));
-  Run run(sample, memory);
+  Run run(drawn_call, memory);
   FK_RETURN_IF_ERROR(run.call());
   return run.read(outputs);
-}
-
-double sample_error(const Sample& sample, const std::vector<SampleTensor>& expected,
-                    const std::vector<SampleTensor>& got, std::string* worst) {
-  // Four rounded factors meet in a gradient of attention: turned q and k, out, and P or dS.
-  constexpr double kFloat32Errors = 256, kRoundedFactors = 4;
-  const OpDeclaration& op = sample.op->declaration;
-  double relative_floor = kFloat32Errors * std::ldexp(1.0, -24);
-  for (size_t i = 0; op.multiplies && i < op.fields.size(); ++i) {
-    if (sample.tensors[i].present && op.fields[i].dtype_rule == DTypeRule::kActivation) {
-      const DType dtype = sample.tensors[i].dtype;
-      // Of 8-bit floats there are no gradients, and P alone is rounded.
-      relative_floor += (dtype == DType::kFloat8E4M3 ? 1 : kRoundedFactors) * step_of(dtype);
-      break;
-    }
-  }
-  double largest_error = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (!expected[i].present) continue;
-    double scale = 1;
-    for (double value : expected[i].values) {
-      if (std::isfinite(value)) scale = std::max(scale, std::fabs(value));
-    }
-    const double floor = relative_floor * scale;
-    for (size_t k = 0; k < expected[i].values.size(); ++k) {
-      const double e = expected[i].values[k], g = got[i].values[k];
-      if (e == g || (std::isnan(e) && std::isnan(g))) continue;
-      double error = std::fabs(e - g) / (step_of(expected[i].dtype) * std::fabs(e) + floor);
-      if (!(error < std::numeric_limits<double>::infinity())) {
-        error = std::numeric_limits<double>::infinity();
-      }
-      if (error <= largest_error) continue;
-      largest_error = error;
-      *worst = op.fields[i].name + "[" + std::to_string(k) + "]: expected " + std::to_string(e) +
-               ", got " + std::to_string(g);
-    }
-  }
-  return largest_error;
 }
 
 }  // namespace fk
