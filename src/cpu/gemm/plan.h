@@ -85,11 +85,17 @@ inline int64_t product_scratch(const Product& p) {
   return workers * ProductScratch::kFloats;
 }
 
-// One product of a call: what a kernel is given.
-struct ProductJob {
-  Product product;
-  ProductBlocks blocks;
-  float* scratch;  // of all workers; of products of few rows A as floats
-};
+// Columns of a product's blocks, as `finish` is given them: it may keep something for each.
+inline int64_t columns_at_once(const Product& p) {
+  return takes_few_rows(p) ? kFewColumns : product_blocks(p.rows, p.columns).column_block;
+}
+inline int64_t rows_at_once(const Product& p) {
+  return takes_few_rows(p) ? kFewRows : product_blocks(p.rows, p.columns).row_block;
+}
+
+inline MatrixView transposed(const MatrixView& m) { return {m.data, m.dtype, m.column, m.row}; }
+inline MatrixView matrix_view(const Tensor& t) {
+  return {t.data, t.dtype, t.stride(0), t.stride(1)};
+}
 
 }  // namespace fk::cpu

@@ -2,8 +2,7 @@
 //
 // Floor: rows columns depth multiply-adds at two vectors a clock, and of small products the memory
 // traffic of B. A block of B is brought into panels as wide as a tile; the sums of a block stay in
-// the second-level cache while K is walked through, and then go through `finish`, which is given
-// them as finish(sums, stride, first_row, rows, first_column, columns).
+// the second-level cache while K is walked through, and then go through `finish`.
 
 // Once per target.
 #if defined(FK_CPU_GEMM_PRODUCT_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
@@ -13,7 +12,7 @@
 #define FK_CPU_GEMM_PRODUCT_PER_TARGET
 #endif
 
-#include "cpu/gemm/plan.h"
+#include "cpu/gemm/multiply.h"
 #include "cpu/matrix.h"
 #include "cpu/matrix_pack.h"
 
@@ -72,13 +71,12 @@ HWY_INLINE void add_rows(const MatrixC& part, int64_t rows, int64_t columns, con
 
 // One block of a product.
 template <class Finish>
-void multiply_block(const ProductJob& job, int64_t worker, int64_t item, const Finish& finish) {
-  const Product& p = job.product;
-  const ProductScratch scratch(job.scratch, worker);
-  const int64_t first_row = item / job.blocks.column_blocks * job.blocks.row_block;
-  const int64_t first_column = item % job.blocks.column_blocks * job.blocks.column_block;
-  const int64_t rows = std::min(job.blocks.row_block, p.rows - first_row);
-  const int64_t columns = std::min(job.blocks.column_block, p.columns - first_column);
+void multiply_block(const Product& p, const ProductBlocks& blocks, const ProductScratch& scratch,
+                    int64_t item, const Finish& finish) {
+  const int64_t first_row = item / blocks.column_blocks * blocks.row_block;
+  const int64_t first_column = item % blocks.column_blocks * blocks.column_block;
+  const int64_t rows = std::min(blocks.row_block, p.rows - first_row);
+  const int64_t columns = std::min(blocks.column_block, p.columns - first_column);
   const int64_t panel = detail::panel_columns(), stride = padded_columns(columns);
   const auto width_of = [&](int64_t c) { return std::min(panel, stride - c); };
   for (int64_t k = 0; k < p.depth; k += kDepthBlock) {
@@ -105,7 +103,7 @@ void multiply_block(const ProductJob& job, int64_t worker, int64_t item, const F
     }
   }
   if (p.depth == 0) std::fill_n(scratch.sums, rows * stride, 0.0f);
-  finish(scratch.sums, stride, first_row, rows, first_column, columns);
+  finish(SumsBlock{scratch.sums, stride, first_row, rows, first_column, columns});
 }
 
 namespace detail {
@@ -179,24 +177,23 @@ void dot_rows(const Product& p, const float* a, int64_t stride, int64_t first, i
 
 }  // namespace detail
 
-// kFewColumns columns of a product of few rows, whose A lies in the job's scratch as floats.
+// kFewColumns columns of a product of few rows, whose A lies in `a` as floats without gaps.
 template <class Finish>
-void multiply_few_rows(const ProductJob& job, int64_t item, const Finish& finish) {
-  const Product& p = job.product;
+void multiply_few_rows(const Product& p, const float* a, int64_t item, const Finish& finish) {
   const int64_t first = item * kFewColumns, columns = std::min(kFewColumns, p.columns - first);
   const int64_t stride = padded_columns(p.depth);
   alignas(64) float sums[kFewRows * kFewColumns];
   switch (p.b.dtype) {
     case DType::kFloat16:
-      detail::dot_rows<float16_t>(p, job.scratch, stride, first, columns, sums);
+      detail::dot_rows<float16_t>(p, a, stride, first, columns, sums);
       break;
     case DType::kBFloat16:
-      detail::dot_rows<bfloat16_t>(p, job.scratch, stride, first, columns, sums);
+      detail::dot_rows<bfloat16_t>(p, a, stride, first, columns, sums);
       break;
     default:
-      detail::dot_rows<float>(p, job.scratch, stride, first, columns, sums);
+      detail::dot_rows<float>(p, a, stride, first, columns, sums);
   }
-  finish(sums, kFewColumns, 0, p.rows, first, columns);
+  finish(SumsBlock{sums, kFewColumns, 0, p.rows, first, columns});
 }
 
 }  // namespace HWY_NAMESPACE

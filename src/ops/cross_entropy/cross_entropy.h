@@ -3,11 +3,10 @@
 // float32, would cost large logits the digits in which probabilities differ.
 #pragma once
 
+#include "core/loss.h"
 #include "core/op.h"
 
 namespace fk {
-
-enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
 struct CrossEntropyFwd {
   static constexpr const char* kName = "cross_entropy_fwd";

@@ -11,22 +11,14 @@
 
 #include "core/access.h"
 #include "core/rows.h"
-#include "cpu/gemm/plan.h"
+#include "cpu/gemm/multiply.h"
 #include "ops/linear/linear.h"
 
 namespace fk::cpu {
 
 struct LinearForward {
   const LinearFwd& a;
-  ProductJob product;
   Rows y, before, residual;
-};
-
-// A product that becomes a tensor as it is: dx or dweight.
-struct LinearGradient {
-  ProductJob product;
-  const Tensor& out;
-  Rows rows;
 };
 
 struct LinearInner {
@@ -37,13 +29,6 @@ struct LinearInner {
   int64_t piece;
 };
 
-// Rows of any tensor as floats without gaps.
-struct LinearCopy {
-  const Tensor& from;
-  Rows rows;
-  float* out;
-};
-
 }  // namespace fk::cpu
 
 #endif  // FK_OPS_LINEAR_CPU_JOBS_
@@ -51,7 +36,7 @@ struct LinearCopy {
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/linear/cpu.cc"
 #include "cpu/foreach_target.h"
-#include "cpu/gemm/product.h"
+#include "cpu/gemm/elements.h"
 #include "cpu/simd_activations.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -59,116 +44,38 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// body(t) with a value of the element type.
-template <class Body>
-HWY_INLINE void by_type(DType dtype, const Body& body) {
-  if (dtype == DType::kFloat16) return body(float16_t());
-  if (dtype == DType::kBFloat16) return body(bfloat16_t());
-  body(float());
-}
-
-// Up to Lanes(F32()) elements at a column of a row.
-template <class T>
-HWY_INLINE hn::Vec<F32> load_some(const Tensor& t, int64_t row, int64_t column, int64_t n) {
-  const F32 d;
-  const T* p = static_cast<const T*>(t.data) + row + column * t.stride(-1);
-  if (t.stride(-1) != 1) return LoadStridedF32(d, p, t.stride(-1), static_cast<size_t>(n));
-  if (n == static_cast<int64_t>(hn::Lanes(d))) return LoadF32(d, p);
-  return LoadNF32(d, p, static_cast<size_t>(n));
-}
-
-template <class T>
-HWY_INLINE void store_some(const Tensor& t, int64_t row, int64_t column, int64_t n,
-                           hn::Vec<F32> v) {
-  const F32 d;
-  T* p = static_cast<T*>(t.data) + row + column * t.stride(-1);
-  if (t.stride(-1) != 1) {
-    StoreStridedF32(d, v, p, t.stride(-1), static_cast<size_t>(n));
-  } else if (n == static_cast<int64_t>(hn::Lanes(d))) {
-    StoreF32(d, v, p);
-  } else {
-    StoreNF32(d, v, p, static_cast<size_t>(n));
-  }
-}
-
-// body(c, n) for vectors of columns.
-template <class Body>
-HWY_INLINE void for_vectors(int64_t columns, const Body& body) {
-  const int64_t lanes = hn::Lanes(F32());
-  for (int64_t c = 0; c < columns; c += lanes) body(c, std::min(lanes, columns - c));
-}
-
 // What becomes of a block of sums. The bias of its columns is read once.
 template <class T, Activation kActivation>
-HWY_NOINLINE void finish_forward(const LinearForward& job, const float* sums, int64_t stride,
-                                 int64_t first_row, int64_t rows, int64_t first_column,
-                                 int64_t columns) {
+HWY_NOINLINE void finish_forward(const LinearForward& job, const SumsBlock& block) {
   const F32 d;
   const LinearFwd& a = job.a;
   alignas(64) float bias[kColumnBlock];
-  for_vectors(columns, [&](int64_t c, int64_t n) HWY_ATTR {
-    auto b = hn::Zero(d);
-    if (a.bias) {
-      const float* from = static_cast<const float*>(a.bias.data);
-      const int64_t step = a.bias.stride(0), at = (first_column + c) * step;
-      if (a.bias.dtype == DType::kFloat32) {
-        b = LoadStridedF32(d, from + at, step, static_cast<size_t>(n));
-      } else {
-        b = LoadStridedF32(d, static_cast<const T*>(a.bias.data) + at, step,
-                           static_cast<size_t>(n));
-      }
-    }
-    hn::Store(b, d, bias + c);
-  });
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t m = first_row + r;
+  load_bias<T>(a.bias, block.first_column, block.columns, bias);
+  for (int64_t r = 0; r < block.rows; ++r) {
+    const int64_t m = block.first_row + r;
     const int64_t y = a.y ? job.y.offset(m) : 0, before = a.before ? job.before.offset(m) : 0;
     const int64_t residual = a.residual ? job.residual.offset(m) : 0;
-    for_vectors(columns, [&](int64_t c, int64_t n) HWY_ATTR {
-      auto v = hn::Add(hn::LoadU(d, sums + r * stride + c), hn::Load(d, bias + c));
-      if (a.before) store_some<T>(a.before, before, first_column + c, n, v);
+    for_vectors(block.columns, [&](int64_t c, int64_t n) HWY_ATTR {
+      const int64_t column = block.first_column + c;
+      auto v = hn::Add(hn::LoadU(d, block.sums + r * block.stride + c), hn::Load(d, bias + c));
+      if (a.before) store_some<T>(a.before, before, column, n, v);
       if (!a.y) return;
       v = Activate<kActivation>(d, v);
-      if (a.residual) v = hn::Add(v, load_some<T>(a.residual, residual, first_column + c, n));
-      store_some<T>(a.y, y, first_column + c, n, v);
+      if (a.residual) v = hn::Add(v, load_some<T>(a.residual, residual, column, n));
+      store_some<T>(a.y, y, column, n, v);
     });
   }
 }
 
 }  // namespace
 
-void linear_forward(const LinearForward& job, int64_t worker, int64_t item) {
-  const auto finish = [&](const float* sums, int64_t stride, int64_t first_row, int64_t rows,
-                          int64_t first_column, int64_t columns) HWY_ATTR {
-    by_type(job.a.x.dtype, [&](auto t) HWY_ATTR {
-      with_activation(static_cast<Activation>(job.a.activation), [&](auto kind) HWY_ATTR {
-        finish_forward<decltype(t), decltype(kind)::value>(job, sums, stride, first_row, rows,
-                                                           first_column, columns);
-      });
+void linear_finish(const void* opaque, const SumsBlock& block) {
+  const auto& job = *static_cast<const LinearForward*>(opaque);
+  by_type(job.a.x.dtype, [&](auto t) HWY_ATTR {
+    with_activation(static_cast<Activation>(job.a.activation), [&](auto kind) HWY_ATTR {
+      finish_forward<decltype(t), decltype(kind)::value>(job, block);
     });
-  };
-  if (takes_few_rows(job.product.product)) {
-    multiply_few_rows(job.product, item, finish);
-  } else {
-    multiply_block(job.product, worker, item, finish);
-  }
-}
-
-void linear_gradient(const LinearGradient& job, int64_t worker, int64_t item) {
-  multiply_block(job.product, worker, item,
-                 [&](const float* sums, int64_t stride, int64_t first_row, int64_t rows,
-                     int64_t first_column, int64_t columns) HWY_ATTR {
-                   by_type(job.out.dtype, [&](auto t) HWY_ATTR {
-                     const F32 d;
-                     for (int64_t r = 0; r < rows; ++r) {
-                       const int64_t row = job.rows.offset(first_row + r);
-                       for_vectors(columns, [&](int64_t c, int64_t n) HWY_ATTR {
-                         store_some<decltype(t)>(job.out, row, first_column + c, n,
-                                                 hn::LoadU(d, sums + r * stride + c));
-                       });
-                     }
-                   });
-                 });
+  });
 }
 
 // A piece of rows: the inner gradient and its sum over them, and dy for the residual.
@@ -200,14 +107,6 @@ void linear_inner(const LinearInner& job, int64_t item) {
   });
 }
 
-void linear_copy(const LinearCopy& job, int64_t begin, int64_t end) {
-  const int64_t columns = job.from.size(-1), width = padded_columns(columns);
-  for (int64_t r = begin; r < end; ++r) {
-    const MatrixView start{job.from.data, job.from.dtype, 1, job.from.stride(-1)};
-    pack_rows(start.from(job.rows.offset(r)), 1, columns, job.out + r * width, width);
-  }
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();
@@ -216,47 +115,14 @@ HWY_AFTER_NAMESPACE();
 
 namespace fk::cpu {
 
-FK_CPU_EXPORT(linear_forward);
-FK_CPU_EXPORT(linear_gradient);
+FK_CPU_EXPORT(linear_finish);
 FK_CPU_EXPORT(linear_inner);
-FK_CPU_EXPORT(linear_copy);
 
 namespace {
 
-// The rows of a tensor as one matrix, in floats of their own if their strides do not allow that.
-class Matrix {
- public:
-  Matrix(const Tensor& t, WorkspaceParts& parts) : tensor_(t), rows_(rows_of(t)) {
-    if (rows_.ndim > 1) copy_ = parts.take(rows_.count * padded_columns(t.size(-1)));
-  }
-  MatrixView view() const {
-    if (rows_.ndim > 1) return {copy_, DType::kFloat32, padded_columns(tensor_.size(-1)), 1};
-    return {tensor_.data, tensor_.dtype, rows_.last_stride, tensor_.stride(-1)};
-  }
-  void prepare(const Exec& exec) const {
-    if (rows_.ndim <= 1) return;
-    const LinearCopy job{tensor_, rows_, copy_};
-    exec.parallel_for(rows_.count, 64, [&](int64_t begin, int64_t end) {
-      FK_CPU_DISPATCH(linear_copy)(job, begin, end);
-    });
-  }
-
- private:
-  const Tensor& tensor_;
-  Rows rows_;
-  float* copy_ = nullptr;
-};
-
-MatrixView transposed(const MatrixView& m) { return {m.data, m.dtype, m.column, m.row}; }
-MatrixView matrix_view(const Tensor& t) { return {t.data, t.dtype, t.stride(0), t.stride(1)}; }
-
-ProductJob job_of(const Product& product, float* scratch) {
-  return {product, product_blocks(product.rows, product.columns), scratch};
-}
-
 struct ForwardParts {
   WorkspaceParts parts;
-  Matrix x;
+  RowsMatrix x;
   Product product;
   float* scratch;
 
@@ -272,7 +138,7 @@ constexpr int64_t kInnerPieces = 64;  // whatever the threads are: sums are the 
 
 struct BackwardParts {
   WorkspaceParts parts;
-  Matrix dy, x;
+  RowsMatrix dy, x;
   int64_t rows, columns, depth;
   float* inner = nullptr;
   float* dbias = nullptr;
@@ -296,16 +162,9 @@ struct BackwardParts {
                              : dy.view();
     to_x = {g, matrix_view(a.weight), rows, depth, columns};
     to_weight = {transposed(g), x.view(), columns, depth, rows};
-    // Both are blocked, whatever their rows are.
-    scratch = parts.take(worker_limit() * ProductScratch::kFloats);
+    scratch = parts.take(std::max(product_scratch(to_x), product_scratch(to_weight)));
   }
 };
-
-template <class Job, class Kernel>
-void share_blocks(const Job& job, const Kernel& kernel, const Exec& exec) {
-  share_out(exec, worker_limit(), job.product.blocks.count(),
-            [&](int64_t worker, int64_t item) { kernel(job, worker, item); });
-}
 
 }  // namespace
 
@@ -316,20 +175,8 @@ Status run(const LinearFwd& a, const Exec& exec) {
   if (!a.y && !a.before) return {};
   const ForwardParts parts(a, exec.workspace());
   parts.x.prepare(exec);
-  const LinearForward job{a, job_of(parts.product, parts.scratch), rows_of(a.y), rows_of(a.before),
-                          rows_of(a.residual)};
-  if (!takes_few_rows(parts.product)) {
-    share_blocks(job, FK_CPU_DISPATCH(linear_forward), exec);
-    return {};
-  }
-  const Product& p = parts.product;
-  const Rows rows = rows_of(a.x);
-  FK_CPU_DISPATCH(linear_copy)({a.x, rows, parts.scratch}, 0, rows.count);
-  // Enough columns for a thread to be worth waking.
-  const int64_t grain = std::max<int64_t>(1, (1 << 17) / (p.depth * p.rows * kFewColumns + 1));
-  exec.parallel_for(blocks_of(p.columns, kFewColumns), grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) FK_CPU_DISPATCH(linear_forward)(job, 0, i);
-  });
+  const LinearForward job{a, rows_of(a.y), rows_of(a.before), rows_of(a.residual)};
+  multiply(parts.product, parts.scratch, FK_CPU_DISPATCH(linear_finish), &job, exec);
   return {};
 }
 
@@ -353,14 +200,10 @@ Status run(const LinearBwd& a, const Exec& exec) {
     }
   }
   if (parts.inner == nullptr && products) parts.dy.prepare(exec);
-  if (a.dx) {
-    const LinearGradient job{job_of(parts.to_x, parts.scratch), a.dx, rows_of(a.dx)};
-    share_blocks(job, FK_CPU_DISPATCH(linear_gradient), exec);
-  }
+  if (a.dx) multiply(parts.to_x, parts.scratch, {a.dx, {}}, exec);
   if (a.dweight) {
     parts.x.prepare(exec);
-    const LinearGradient job{job_of(parts.to_weight, parts.scratch), a.dweight, rows_of(a.dweight)};
-    share_blocks(job, FK_CPU_DISPATCH(linear_gradient), exec);
+    multiply(parts.to_weight, parts.scratch, {a.dweight, {}}, exec);
   }
   return {};
 }

@@ -1,0 +1,130 @@
+// The matrix product of cpu/gemm/product.h, compiled once for all ops.
+
+#ifndef FK_CPU_GEMM_MULTIPLY_JOBS_
+#define FK_CPU_GEMM_MULTIPLY_JOBS_
+
+#include "cpu/gemm/multiply.h"
+
+namespace fk::cpu {
+
+struct ProductJob {
+  Product product;
+  ProductBlocks blocks;
+  float* scratch;  // of all workers; of products of few rows A as floats
+  FinishBlock finish;
+  const void* finish_job;
+};
+
+struct ProductToTensor {
+  Tensor out, add;
+  Rows out_rows, add_rows;
+};
+
+// Rows of any matrix as floats without gaps.
+struct RowsCopy {
+  const Tensor& from;
+  Rows rows;
+  float* out;
+};
+
+}  // namespace fk::cpu
+
+#endif  // FK_CPU_GEMM_MULTIPLY_JOBS_
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/gemm/multiply.cc"
+#include "cpu/foreach_target.h"
+#include "cpu/gemm/elements.h"
+#include "cpu/gemm/product.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+
+void product_block(const ProductJob& job, int64_t worker, int64_t item) {
+  multiply_block(job.product, job.blocks, ProductScratch(job.scratch, worker), item,
+                 [&](const SumsBlock& block) { job.finish(job.finish_job, block); });
+}
+
+void product_of_few_rows(const ProductJob& job, int64_t item) {
+  multiply_few_rows(job.product, job.scratch, item,
+                    [&](const SumsBlock& block) { job.finish(job.finish_job, block); });
+}
+
+void product_few_rows_of_a(const ProductJob& job) {
+  const Product& p = job.product;
+  pack_rows(p.a, p.rows, p.depth, job.scratch, padded_columns(p.depth));
+}
+
+void product_to_tensor(const void* opaque, const SumsBlock& block) {
+  const auto& job = *static_cast<const ProductToTensor*>(opaque);
+  const F32 d;
+  by_type(job.out.dtype, [&](auto t) HWY_ATTR {
+    for (int64_t r = 0; r < block.rows; ++r) {
+      const int64_t out = job.out_rows.offset(block.first_row + r);
+      const int64_t add = job.add ? job.add_rows.offset(block.first_row + r) : 0;
+      for_vectors(block.columns, [&](int64_t c, int64_t n) HWY_ATTR {
+        auto v = hn::LoadU(d, block.sums + r * block.stride + c);
+        if (job.add) v = hn::Add(v, load_some<float>(job.add, add, block.first_column + c, n));
+        store_some<decltype(t)>(job.out, out, block.first_column + c, n, v);
+      });
+    }
+  });
+}
+
+void product_copy(const RowsCopy& job, int64_t begin, int64_t end) {
+  const int64_t columns = job.from.size(-1), width = padded_columns(columns);
+  for (int64_t r = begin; r < end; ++r) {
+    const MatrixView start{job.from.data, job.from.dtype, 1, job.from.stride(-1)};
+    pack_rows(start.from(job.rows.offset(r)), 1, columns, job.out + r * width, width);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace fk::cpu {
+
+FK_CPU_EXPORT(product_block);
+FK_CPU_EXPORT(product_of_few_rows);
+FK_CPU_EXPORT(product_few_rows_of_a);
+FK_CPU_EXPORT(product_to_tensor);
+FK_CPU_EXPORT(product_copy);
+
+void multiply(const Product& p, float* scratch, FinishBlock finish, const void* finish_job,
+              const Exec& exec) {
+  const ProductJob job{p, product_blocks(p.rows, p.columns), scratch, finish, finish_job};
+  if (!takes_few_rows(p)) {
+    const auto kernel = FK_CPU_DISPATCH(product_block);
+    share_out(exec, worker_limit(), job.blocks.count(),
+              [&](int64_t worker, int64_t item) { kernel(job, worker, item); });
+    return;
+  }
+  FK_CPU_DISPATCH(product_few_rows_of_a)(job);
+  const auto kernel = FK_CPU_DISPATCH(product_of_few_rows);
+  // Enough columns for a thread to be worth waking.
+  const int64_t grain = std::max<int64_t>(1, (1 << 17) / (p.depth * p.rows * kFewColumns + 1));
+  exec.parallel_for(blocks_of(p.columns, kFewColumns), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) kernel(job, i);
+  });
+}
+
+void multiply(const Product& p, float* scratch, const ProductTensor& to, const Exec& exec) {
+  const ProductToTensor job{to.out, to.add, rows_of(to.out), rows_of(to.add)};
+  multiply(p, scratch, FK_CPU_DISPATCH(product_to_tensor), &job, exec);
+}
+
+void RowsMatrix::prepare(const Exec& exec) const {
+  if (rows_.ndim <= 1) return;
+  const RowsCopy job{tensor_, rows_, copy_};
+  exec.parallel_for(rows_.count, 64, [&](int64_t begin, int64_t end) {
+    FK_CPU_DISPATCH(product_copy)(job, begin, end);
+  });
+}
+
+}  // namespace fk::cpu
+
+#endif  // HWY_ONCE

@@ -1,0 +1,54 @@
+// The matrix product that every op on the CPU shares, with an epilogue that the op brings.
+#pragma once
+
+#include "core/exec.h"
+#include "core/rows.h"
+#include "core/tensor.h"
+#include "core/workspace.h"
+#include "cpu/gemm/plan.h"
+
+namespace fk::cpu {
+
+// A block of a product, in a cache: rows of float sums. Whoever finishes it may overwrite them, as
+// well as what lies between `columns` and the next multiple of 16 in each row.
+struct SumsBlock {
+  float* sums;
+  int64_t stride;
+  int64_t first_row, rows, first_column, columns;
+};
+
+// What becomes of a block; `job` is the op's own. Blocks are finished on several threads at once,
+// and all of them have as many columns as columns_at_once says, but the last of a row.
+using FinishBlock = void (*)(const void* job, const SumsBlock& block);
+
+// `scratch`: product_scratch(p) floats.
+void multiply(const Product& p, float* scratch, FinishBlock finish, const void* job,
+              const Exec& exec);
+
+// A product that becomes a tensor as it is, after `add` was added to it where that is defined. Both
+// have as many rows as the product, whatever their strides; they may be the same memory.
+struct ProductTensor {
+  Tensor out, add;
+};
+void multiply(const Product& p, float* scratch, const ProductTensor& to, const Exec& exec);
+
+// The rows of a tensor as one matrix, in floats of their own if their strides do not allow that.
+class RowsMatrix {
+ public:
+  RowsMatrix(const Tensor& t, WorkspaceParts& parts) : tensor_(t), rows_(rows_of(t)) {
+    if (rows_.ndim > 1) copy_ = parts.take(rows_.count * padded_columns(t.size(-1)));
+  }
+  MatrixView view() const {
+    if (rows_.ndim > 1) return {copy_, DType::kFloat32, padded_columns(tensor_.size(-1)), 1};
+    return {tensor_.data, tensor_.dtype, rows_.last_stride, tensor_.stride(-1)};
+  }
+  // Copies the rows where that is needed, before a product reads them.
+  void prepare(const Exec& exec) const;
+
+ private:
+  const Tensor& tensor_;
+  Rows rows_;
+  float* copy_ = nullptr;
+};
+
+}  // namespace fk::cpu

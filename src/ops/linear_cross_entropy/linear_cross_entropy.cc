@@ -1,0 +1,35 @@
+// linear_cross_entropy: argument checks beyond types and shapes, and what implements it.
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+
+namespace fk {
+
+Status LinearCrossEntropyFwd::validate(const LinearCrossEntropyFwd& a) {
+  if (a.reduction == kNone && a.loss) {
+    return invalid("loss: expected none with reduction=none, got a tensor");
+  }
+  return check_targets(a.targets, a.weight.size(0), a.ignore_index);
+}
+
+Status LinearCrossEntropyBwd::validate(const LinearCrossEntropyBwd& a) {
+  FK_RETURN_IF_ERROR(check_loss_gradients(a.reduction, a.dlosses, a.dloss));
+  return check_targets(a.targets, a.weight.size(0), a.ignore_index);
+}
+
+void register_linear_cross_entropy(Registry& registry) {
+  registry.add<LinearCrossEntropyFwd>({
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+#if FK_HAVE_CUDA
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+#endif
+  });
+  registry.add<LinearCrossEntropyBwd>({
+    {"reference", kReference, nullptr, reference::run},
+        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+#if FK_HAVE_CUDA
+        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+#endif
+  });
+}
+
+}  // namespace fk
