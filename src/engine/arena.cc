@@ -16,7 +16,8 @@ bool Arena::reserve(int64_t bytes) {
   void* memory = mmap(nullptr, static_cast<size_t>(size), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return false;
-  madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // only ever a wish
+  // The system may ignore this advice; small pages are slower but work as well.
+  madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);
   data_ = static_cast<uint8_t*>(memory);
   size_ = size;
   return true;

@@ -1,5 +1,6 @@
-// Zeroed memory straight from the system, in huge pages where there are any: weights are read from
-// end to end for every token, and would miss the address cache on each small page.
+// A bump allocator over zeroed memory that comes straight from the system, in huge pages where the
+// system has them: the engine reads its weights from end to end for every token, and with small
+// pages it would miss the address cache (TLB) on each of them.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +14,13 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   ~Arena();
 
-  // False where the system refuses. Pages become real when they are first written.
+  // Reserves address space for `bytes`, rounded up to whole huge pages; call it once. Returns false
+  // where the system refuses. A page takes up memory only once it is first written.
   bool reserve(int64_t bytes);
-  // The next `bytes`, 64-byte aligned, of what was reserved.
+  // Hands out the next `bytes` of what was reserved, 64-byte aligned. Does not check that they are
+  // still there: the caller reserves enough for everything it takes. The arena owns the memory.
   uint8_t* take(int64_t bytes);
+  // Null until `reserve` has succeeded.
   uint8_t* data() const { return data_; }
   int64_t size() const { return size_; }
 
@@ -26,6 +30,7 @@ class Arena {
   int64_t used_ = 0;
 };
 
+// `bytes` rounded up to a multiple of 64, the size of a cache line.
 constexpr int64_t aligned64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace fk::engine

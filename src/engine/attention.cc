@@ -1,9 +1,9 @@
 // Attention of a few query rows over one head of the cache, with a running softmax.
 //
 // Floor for one token: the cache's bytes. For a prompt: one multiply-add per row, dimension and
-// vector of keys, twice. Rows are taken kRows at a time, keys in tiles of kTile: scores of a tile
-// (lane = key) need one load of keys per dimension for all rows, the sums of values (lane =
-// dimension) one load of values per key for all rows.
+// vector of keys, twice. Rows are taken kRows at a time and keys in tiles of kKeyTile: one load of
+// keys per dimension serves the scores of all rows (a lane is a key), and one load of values per
+// key serves the sums of all rows (a lane is a dimension).
 #include <cmath>
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/attention.cc"
@@ -21,10 +21,13 @@ using engine::AttentionRows;
 using engine::kKeyBlock;
 using engine::KvCache;
 
-constexpr int64_t kKeyTile = 64;  // a chunk of the cache is whole tiles
+// The keys whose scores are held at a time. A chunk of the cache is a whole number of tiles, so a
+// tile never crosses from one chunk into the next.
+constexpr int64_t kKeyTile = 64;
 static_assert(engine::kKeyChunk % kKeyTile == 0);
 
-// scores[r][j] = q[r] . key[begin + j] for a tile; keys past `blocks` blocks are not touched.
+// Computes scores[r][j] = q[r] . key j for the kRows query rows and the keys of one tile, which
+// begins at `keys`. Only the first `blocks` blocks of kKeyBlock keys are read and scored.
 template <class T, int kRows>
 HWY_INLINE void score_tile(const float* const* q, const T* keys, int64_t head_dim,
                            int64_t padded_dim, int64_t blocks, float (*scores)[kKeyTile]) {
@@ -46,7 +49,7 @@ HWY_INLINE void score_tile(const float* const* q, const T* keys, int64_t head_di
   }
 }
 
-// out[r] += sum over the tile's keys of p[r][j] * values[j].
+// Adds to each out[r] the sum of p[r][j] * values[j] over the tile's first `keys` keys.
 template <class T, int kRows>
 HWY_INLINE void add_values(const float (*p)[kKeyTile], const T* values, int64_t padded_dim,
                            int64_t keys, float* const* out) {
@@ -64,7 +67,9 @@ HWY_INLINE void add_values(const float (*p)[kKeyTile], const T* values, int64_t 
   }
 }
 
-// Scores of one row to probabilities: the running maximum and sum move on, `out` is rescaled.
+// Takes the online softmax of one row one tile further: replaces `scores` by exp(score - maximum),
+// updates the running maximum and sum, and rescales `out` where the maximum has grown. `keys` is a
+// multiple of the vector length; scores that do not count are -infinity.
 HWY_INLINE void soften(float* scores, int64_t keys, int64_t padded_dim, float* max, float* sum,
                        float* out) {
   const F32 d;
@@ -90,6 +95,7 @@ HWY_INLINE void soften(float* scores, int64_t keys, int64_t padded_dim, float* m
   *sum += ReduceSum(d, total);
 }
 
+// Attends rows [row, row + kRows) of `rows` to the keys in [begin, end), tile by tile.
 template <class T, int kRows>
 HWY_NOINLINE void attend_tile_rows(const KvCache& cache, int64_t layer, int64_t head,
                                    const AttentionRows& rows, int64_t row, int64_t begin,
@@ -130,6 +136,7 @@ HWY_NOINLINE void attend_tile_rows(const KvCache& cache, int64_t layer, int64_t 
   }
 }
 
+// Cuts the rows into groups of as many as there are registers for, for a cache of elements T.
 template <class T>
 void attend_rows(const KvCache& cache, int64_t layer, int64_t head, const AttentionRows& rows,
                  int64_t begin, int64_t end) {
@@ -154,6 +161,7 @@ void attend_head(const KvCache& cache, int64_t layer, int64_t head, const Attent
   attend_rows<float>(cache, layer, head, rows, begin, end);
 }
 
+// Stores a key and a value in a cache of elements T: a key is one lane of its block of 16.
 template <class T>
 HWY_INLINE void append_as(const KvCache& cache, int64_t layer, int64_t head, int64_t position,
                           const float* key, const float* value) {

@@ -1,3 +1,5 @@
+// The C functions of flashkernel/engine.h: they check arguments, call the engine and the session,
+// and turn errors and exceptions into status codes.
 #include "model/c_api.h"
 
 #include <algorithm>
@@ -12,7 +14,8 @@
 
 struct fk_engine {
   std::unique_ptr<fk::engine::Engine> engine;
-  std::unique_ptr<fk::engine::Session> session;  // null: the model has no tokenizer
+  std::unique_ptr<fk::engine::Session> session;  // null where the model has no tokenizer
+  // The texts that fk_engine_info, fk_engine_next and fk_engine_result return pointers to.
   std::string info, piece, result;
 };
 
@@ -27,6 +30,8 @@ using fk::engine::EngineOptions;
 
 constexpr double kMostFloat = std::numeric_limits<float>::max();
 
+// Returns an error that names the first field of `s` whose value is out of range. The comparisons
+// are written so that NaN fails them.
 Status check_sampling(const fk_sampling& s) {
   const auto fail = [](const char* name, const char* expected, auto got) {
     std::ostringstream text;
@@ -50,7 +55,9 @@ Status check_sampling(const fk_sampling& s) {
   return {};
 }
 
-// More tokens than the context holds cannot be meant, and are not looked at.
+// Checks the ids' pointer and their number. A count above the context cannot succeed, and is
+// refused before any id is read: `ids` may not have that many. `name` is the parameter in the
+// message.
 Status check_tokens(const fk_engine* engine, const char* name, const int32_t* ids, size_t count) {
   if (engine == nullptr) return null("engine");
   if (count > 0 && ids == nullptr) return null(name);

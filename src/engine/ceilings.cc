@@ -22,10 +22,12 @@ using Clock = std::chrono::steady_clock;
 using cpu::kProbeStep;
 using cpu::Way;
 
-// Threads of its own, since callers measure beside any pool: ours, torch's or XLA's.
+// Starts threads of its own for a measurement rather than borrow a pool's: callers measure beside
+// our pool, torch's or XLA's, whichever is in use.
 class Crew {
  public:
-  // Runs body(crew, thread) on `threads` threads, or as many as the system gives.
+  // Runs body(crew, thread) on `threads` threads, or on as many as the system will start, and
+  // returns when all are done.
   template <class Body>
   static void run(int threads, const Body& body) {
     Crew crew;
@@ -37,7 +39,7 @@ class Crew {
           body(crew, i);
         });
       }
-    } catch (const std::system_error&) {  // then there are fewer
+    } catch (const std::system_error&) {  // the crew then is the threads started so far
     }
     crew.size_.store(static_cast<int>(others.size()) + 1, std::memory_order_release);
     body(crew, 0);
@@ -46,7 +48,7 @@ class Crew {
 
   int size() const { return size_.load(std::memory_order_relaxed); }
 
-  // Returns when all threads have come here.
+  // A barrier: returns when all threads of the crew have called it.
   void meet() {
     const int meeting = meeting_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
@@ -54,24 +56,26 @@ class Crew {
       meeting_.store(meeting + 1, std::memory_order_release);
       return;
     }
-    constexpr int kSpins = 1000;  // beyond it, whoever is missing may want this core
+    constexpr int kSpins = 1000;  // after so many looks, a missing thread may need this very core
     for (int i = 0; meeting_.load(std::memory_order_acquire) == meeting; ++i) {
       if (i > kSpins) std::this_thread::yield();
     }
   }
 
  private:
-  std::atomic<int> size_{0};  // 0: not yet known
+  std::atomic<int> size_{0};  // 0 until all threads have been started
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> meeting_{0};
 };
 
-// What one thread did: when it began, and when each of its equal steps ended.
+// What one thread did: the time at which it began, and the time at which each of its equal steps
+// ended.
 struct alignas(64) Log {
   std::vector<Clock::time_point> times;
-  double work = 0;  // of a step
+  double work = 0;  // done by one step: bytes or operations
 
-  // The work done until then, as if each step went evenly.
+  // Returns the work this thread had done at `time`, as if each step had progressed evenly. `step`
+  // is where the search begins and is moved on: ask for ascending times.
   double until(Clock::time_point time, size_t* step) const {
     while (*step + 1 < times.size() && times[*step + 1] <= time) ++*step;
     if (*step + 1 >= times.size() || time <= times[*step]) return work * static_cast<double>(*step);
@@ -81,7 +85,8 @@ struct alignas(64) Log {
   }
 };
 
-// The most work a second that all did together while one of them made `window` steps.
+// Returns the highest rate, in work per second of all threads together, over any stretch of time in
+// which some thread made `window` steps.
 double best_window(const std::vector<Log>& logs, size_t window) {
   double best = 0;
   for (const Log& one : logs) {
@@ -98,10 +103,10 @@ double best_window(const std::vector<Log>& logs, size_t window) {
   return best;
 }
 
-// The best rate of step(thread, i), i = 0, 1, 2, ..., which returns the work it did, on `threads`
-// threads at once, over any `window` steps. None waits for another: where other programs want the
-// cores too, all of them run at once only by chance, and that moment is the one to find.
-// `prepare(thread, threads)` comes before.
+// Runs step(thread, i) for i = 0, 1, 2, ... on `threads` threads at once and returns the best rate
+// over any `window` steps; `step` returns the work it did. prepare(thread, threads) runs once on
+// each thread before. No thread waits for another between steps: where other programs want the
+// cores too, all threads run at once only by chance, and that moment is the one to find.
 template <class Prepare, class Step>
 double best_rate(int threads, double seconds, int64_t window, const Prepare& prepare,
                  const Step& step) {
@@ -111,7 +116,7 @@ double best_rate(int threads, double seconds, int64_t window, const Prepare& pre
     Log& log = logs[static_cast<size_t>(thread)];
     log.times.reserve(4096);
     prepare(thread, crew.size());
-    step(thread, 0);  // brings code and memory in
+    step(thread, 0);  // warms up: brings code and memory into the caches
     crew.meet();
     const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
     log.times.push_back(Clock::now());
@@ -123,17 +128,19 @@ double best_rate(int threads, double seconds, int64_t window, const Prepare& pre
   return best_window(logs, static_cast<size_t>(window));
 }
 
-// Memory to go through: streams that lie `apart` bytes one behind the other, `bytes` of each.
+// Memory to go through: one to three streams of `bytes` each, whose starts lie `apart` bytes apart.
 struct Piece {
   uint8_t* data;
   int64_t bytes, apart;
 };
 
+// How many arrays a kind of traffic goes through at once.
 int streams_of(Traffic traffic) {
   return traffic == Traffic::kAdd ? 3 : traffic == Traffic::kCopy ? 2 : 1;
 }
 
-// Goes through the piece once; returns the bytes read and written.
+// Goes through the piece once and returns the bytes it read and wrote. What was read goes into
+// `sink`, so that the compiler cannot leave the reading out.
 int64_t go_through(Traffic traffic, Way way, const Piece& piece, uint64_t* sink) {
   uint8_t *const first = piece.data, *const second = first + piece.apart;
   const int64_t bytes = piece.bytes;
@@ -157,11 +164,13 @@ int64_t go_through(Traffic traffic, Way way, const Piece& piece, uint64_t* sink)
   return 0;
 }
 
+// `bytes` rounded down to whole steps of a probe, but at least one step.
 int64_t whole_steps(int64_t bytes) { return std::max<int64_t>(1, bytes / kProbeStep) * kProbeStep; }
 
-// Each thread has a part of its own, which its own caches may hold.
+// Measures small working sets: each thread goes through a part of its own, which its caches may
+// hold.
 double rate_of_parts(Traffic traffic, Way way, int64_t bytes, int threads, double seconds) {
-  constexpr int64_t kStep = int64_t{4} << 20;  // so long that reading the clock does not count
+  constexpr int64_t kStep = int64_t{4} << 20;  // long enough that reading the clock costs nothing
   const int streams = streams_of(traffic);
   const int64_t each = whole_steps(bytes / threads / streams), part = streams * each;
   Arena memory;
@@ -180,8 +189,9 @@ double rate_of_parts(Traffic traffic, Way way, int64_t bytes, int threads, doubl
   });
 }
 
-// All threads go through the same memory, each taking the next piece: no cache of one thread could
-// hold its part. If one of them is held up, the others still come past all of it.
+// Measures large working sets: all threads go through the same memory, each taking the next piece,
+// so that the cache of one core never holds what its thread reads next. If one thread is held up,
+// the others still go through all of the memory.
 double rate_of_all(Traffic traffic, Way way, int64_t bytes, int threads, double seconds) {
   constexpr int64_t kPiece = int64_t{1} << 20;
   const int streams = streams_of(traffic);
@@ -209,7 +219,7 @@ double rate_of_all(Traffic traffic, Way way, int64_t bytes, int threads, double 
 }  // namespace
 
 double bytes_per_second(Traffic traffic, int64_t bytes, int threads, double seconds) {
-  constexpr int64_t kOwnCaches = int64_t{4} << 20;  // no core has more for itself
+  constexpr int64_t kOwnCaches = int64_t{4} << 20;  // no core has larger caches of its own
   threads = std::max(threads, 1);
   const auto rate = bytes / threads <= kOwnCaches ? rate_of_parts : rate_of_all;
   if (traffic == Traffic::kUpdate) return rate(traffic, Way::kPlain, bytes, threads, seconds);
@@ -236,8 +246,8 @@ double flops_per_second(Arithmetic arithmetic, int threads, double seconds) {
 
 }  // namespace fk::engine
 
-// For benchmarks, which Python calls: see the header. 0 for a name that is not known, or where it
-// cannot be measured.
+// The Python benchmarks call these two; ceilings.h says what they measure. They return 0 if the
+// name in the first argument is unknown or the rate cannot be measured.
 extern "C" {
 
 FK_API double fk_measure_bandwidth(const char* traffic, int64_t bytes, int32_t threads,

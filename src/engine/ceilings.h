@@ -1,16 +1,18 @@
-// What this machine lets a program reach at the most: bytes a second over working sets of any size,
-// and floating point operations a second. The ceilings of benchmarks and of decoding.
+// Measures this machine's ceilings: the most bytes a second over a working set of any size, and the
+// most floating point operations a second. Benchmarks and `fk bench decode` report their figures as
+// shares of these.
 //
-// Each figure is that of the best moment of a measurement, all threads taken together: what
-// disturbs it, such as another program or a lower clock, only ever lowers it, so the best is
-// nearest the truth. Who compares with a ceiling measures it several times, before and after what
-// is compared.
+// Each figure is the rate of the best moment of a measurement, all threads taken together:
+// disturbances, such as another program or a lower clock, only ever lower a rate, so the best one
+// is nearest the truth. To compare something with a ceiling, measure the ceiling several times,
+// before and after.
 #pragma once
 
 #include <cstdint>
 
 namespace fk::engine {
 
+// What a measurement of bandwidth does with memory.
 enum class Traffic {
   kRead,
   kWrite,
@@ -19,17 +21,18 @@ enum class Traffic {
   kUpdate,  // each byte read and then written in its place
 };
 
-// Bytes read and written in a second by `threads` threads, each over its own part of a working set
-// of `bytes`, again and again, so that caches that hold it may. Takes about `seconds`; 0: there is
-// no memory for it.
+// Returns how many bytes `threads` threads read and write per second while they go through a
+// working set of `bytes` again and again; where the caches can hold it, the figure is theirs. Takes
+// about `seconds`. Returns 0 if the memory for the working set cannot be had.
 double bytes_per_second(Traffic traffic, int64_t bytes, int threads, double seconds);
 
 enum class Arithmetic {
   kFloat32,
-  kBfloat16,  // by dot products of pairs, where the active instruction set has them; else 0
+  kBfloat16,  // dot products of pairs; the rate is 0 where the active instruction set has none
 };
 
-// Floating point operations in a second, two to a multiply-add.
+// Returns the floating point operations per second of `threads` threads, counting two for a
+// multiply-add. Takes about `seconds`.
 double flops_per_second(Arithmetic arithmetic, int threads, double seconds);
 
 }  // namespace fk::engine

@@ -1,10 +1,11 @@
 // A forward pass of one token.
 //
 // Floor: the packed weights' bytes (and the cache's) at memory bandwidth. The threads stay together
-// for the whole token and meet five times a layer. What needs a whole row (norms, int8 blocks of a
-// norm's output, the sum over chunks of keys) each of them does for itself: that costs less than
-// one more meeting and a row that travels. Rows of a matrix always fall to the same thread, which
-// therefore knows what it will read next and asks for it before it waits for the others.
+// for the whole token and meet five times a layer. Work on a whole row (norms, int8 blocks of a
+// norm's output, the sum over chunks of keys) is done by each thread for itself: that costs less
+// than one more meeting and sending the row from core to core. Rows of a matrix always fall to the
+// same thread, which therefore knows what it will read next and prefetches it before it waits for
+// the others.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,11 +15,13 @@
 namespace fk::engine {
 namespace {
 
-// Weights of the next stage that are asked for while the others are waited for.
+// How many bytes of the next stage's weights a thread prefetches while it waits for the others.
 constexpr int64_t kFetchBytes = int64_t{16} << 10;
 
+// Whether products with `m` read int8 activations.
 bool integer(const PackedMatrix& m) { return m && !is_float(m.packing); }
 
+// Prefetches the beginning of this thread's part of `w`, which it multiplies next.
 void fetch_part(const PackedMatrix& w, const Team::Member& me) {
   if (!w) return;
   const int64_t begin = me.begin(w.groups()), end = me.end(w.groups());
@@ -26,6 +29,7 @@ void fetch_part(const PackedMatrix& w, const Team::Member& me) {
   prefetch(w.group(begin), std::min(bytes, kFetchBytes));
 }
 
+// Computes this thread's part of the product of `w` with one token.
 void multiply_part(const PackedMatrix& w, const Team::Member& me, const Activations& x,
                    float* out) {
   multiply(w, me.begin(w.groups()), me.end(w.groups()), x, 1, out, 0);
@@ -35,7 +39,7 @@ void multiply_part(const PackedMatrix& w, const Team::Member& me, const Activati
 
 void CpuEngine::decode(int32_t token, float* logits) {
   float* const out = padded(config_.vocab) == config_.vocab ? logits : logits_;
-  reserve_rows(config_.heads * (position_ / kKeyChunk + 1));  // one for each chunk of keys
+  reserve_rows(config_.heads * (position_ / kKeyChunk + 1));  // a row per head and chunk of keys
   Team::run([&](Team::Member& me) {
     const MemberBuffers& mine = members_[static_cast<size_t>(me.index())];
     const auto norm = [&](const float* add, const float* weight, const float* bias,
@@ -75,7 +79,7 @@ void CpuEngine::project_qkv(const PackedLayer& layer, const Team::Member& me,
                             const Activations& x) {
   const int64_t count = layer.q.groups() + layer.k.groups() + layer.v.groups();
   const int64_t begin = me.begin(count), end = me.end(count);
-  int64_t first = 0;  // number of this part's first group
+  int64_t first = 0;  // how many groups the matrices before this one have
   for (const PackedMatrix* w : {&layer.q, &layer.k, &layer.v}) {
     const int64_t from = std::max(begin - first, int64_t{0});
     const int64_t to = std::min(end - first, w->groups());
@@ -84,7 +88,8 @@ void CpuEngine::project_qkv(const PackedLayer& layer, const Team::Member& me,
   }
 }
 
-// The keys are cut into chunks. Whoever has the newest chunk appends the new key to it.
+// The threads share out (chunk of keys, head) pairs. The thread that has a head's newest chunk also
+// appends the token's key and value to it. Each pair leaves its own maximum, sum and output.
 void CpuEngine::attend_chunks(int64_t l, const Team::Member& me, const MemberBuffers& mine) {
   const PackedLayer& layer = layers_[static_cast<size_t>(l)];
   const int64_t dim = config_.head_dim, heads = config_.heads, kv_heads = config_.kv_heads;
@@ -119,6 +124,8 @@ void CpuEngine::attend_chunks(int64_t l, const Team::Member& me, const MemberBuf
   }
 }
 
+// Merges what the chunks of each head left into the softmax over all keys. Every thread does all of
+// it, for its own copy.
 void CpuEngine::merge_chunks(const PackedLayer& layer, const MemberBuffers& mine) {
   const int64_t dim = config_.head_dim, heads = config_.heads, end = position_ + 1;
   const int64_t first = layer.window > 0 ? std::max<int64_t>(0, end - layer.window) : 0;
@@ -144,7 +151,7 @@ void CpuEngine::merge_chunks(const PackedLayer& layer, const MemberBuffers& mine
 
 void CpuEngine::gate_and_up(const PackedLayer& layer, const Team::Member& me,
                             const Activations& x) {
-  constexpr int64_t kGroups = 2;  // 32 rows, a block of the next product's input
+  constexpr int64_t kGroups = 2;  // 32 rows: their outputs are one int8 block of the next product
   const bool silu = config_.activation == model::Activation::kSilu;
   const bool gated = static_cast<bool>(layer.gate);
   const int64_t items = (layer.up.groups() + kGroups - 1) / kGroups;

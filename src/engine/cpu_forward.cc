@@ -1,5 +1,5 @@
-// A forward pass of many tokens, stage by stage; between two stages all threads meet once. What
-// needs a whole row (norms, int8 blocks of a norm's output) is done token by token on all threads.
+// A forward pass of many tokens, stage by stage; between two stages all threads meet once. Work on
+// a whole row (norms, int8 blocks of a norm's output) is shared out by token.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,6 +10,9 @@
 namespace fk::engine {
 namespace {
 
+// Rotates the first 2 * `pairs` values of a head by the angles whose cosines and sines are in
+// `turn`, and multiplies them by `scale`. `interleaved` pairs are neighbours (2 i, 2 i + 1);
+// otherwise value i is paired with value i + pairs.
 void rotate(float* head, const float* turn, int64_t pairs, bool interleaved, float scale) {
   const float* cosine = turn;
   const float* sine = turn + pairs;
@@ -58,7 +61,8 @@ Status CpuEngine::forward(const int32_t* tokens, int64_t count, Logits which, fl
   return {};
 }
 
-// Which weight is to blame is looked for only now: that reads all of them.
+// The search for a weight that is not finite reads all of them, so it runs only once logits have
+// turned out wrong.
 Status CpuEngine::check_logits(const float* logits, int64_t n) const {
   if (all_finite(logits, n * config_.vocab)) return {};
   std::vector<float> values;
@@ -74,7 +78,6 @@ Status CpuEngine::check_logits(const float* logits, int64_t n) const {
   return invalid("the model's logits are not finite, though its weights are: they are too large");
 }
 
-// `spare`: room for a row.
 void CpuEngine::read_token(int32_t token, int64_t position, float* x, float* turn,
                            float* spare) const {
   model::read_row(decoder_.token_embedding, token, x);
@@ -132,7 +135,7 @@ void CpuEngine::project_qkv(const PackedLayer& layer, int64_t n) {
   const PackedMatrix* parts[] = {&layer.q, &layer.k, &layer.v};
   const int64_t count = layer.q.groups() + layer.k.groups() + layer.v.groups();
   parallel(count, 1, [&](int64_t begin, int64_t end) {
-    int64_t first = 0;  // group number of this part's first
+    int64_t first = 0;  // how many groups the matrices before this one have
     for (const PackedMatrix* w : parts) {
       const int64_t from = std::max(begin - first, int64_t{0});
       const int64_t to = std::min(end - first, w->groups());
@@ -142,7 +145,6 @@ void CpuEngine::project_qkv(const PackedLayer& layer, int64_t n) {
   });
 }
 
-// A head's norm where it has one, its rotation, and for queries the scale of the scores.
 void CpuEngine::turn_head(const PackedLayer& layer, bool is_query, const float* turn,
                           float* head) const {
   const int64_t dim = config_.head_dim;
@@ -193,7 +195,7 @@ void CpuEngine::attention(int64_t l, int64_t n) {
       }
     }
   }
-  // The last blocks see the most keys: they go first.
+  // The last blocks of queries see the most keys, so the threads begin with them.
   parallel(blocks * config_.kv_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t block = blocks - 1 - i / config_.kv_heads, h = i % config_.kv_heads;
@@ -226,7 +228,7 @@ void CpuEngine::project(const PackedMatrix& w, const Activations& x, int64_t n) 
 }
 
 void CpuEngine::feed_forward(const PackedLayer& layer, int64_t n) {
-  constexpr int64_t kGroups = 2;  // 32 rows, a block of the next product's input
+  constexpr int64_t kGroups = 2;  // 32 rows: their outputs are one int8 block of the next product
   const int64_t stride = padded(config_.hidden);
   const bool silu = config_.activation == model::Activation::kSilu;
   const bool quantized = !is_float(layer.down.packing);
@@ -250,7 +252,7 @@ void CpuEngine::feed_forward(const PackedLayer& layer, int64_t n) {
 }
 
 void CpuEngine::head(int64_t first, int64_t n, float* logits) {
-  // The rows that are wanted come first, so that the norm's output is where `multiply` looks.
+  // Moves the wanted rows to the front, so that their norms land where `multiply` reads.
   const int64_t stride = padded(config_.dim), row = padded(config_.vocab);
   if (first > 0) {
     std::memmove(x_, x_ + first * stride, static_cast<size_t>(n * stride) * 4);

@@ -1,4 +1,5 @@
-// Packs a decoder's weights and sets up the buffers.
+// Makes a CPU engine: parses its options, checks that there is memory, packs the decoder's weights
+// and sets up the buffers.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -21,7 +22,7 @@ std::string megabytes(int64_t bytes) {
   return text;
 }
 
-// What the system could give, in bytes; 0: it does not say.
+// Returns how much memory the system could still give, in bytes, or 0 where it does not say.
 int64_t available_memory() {
   std::ifstream file("/proc/meminfo");
   std::string name, unit;
@@ -33,6 +34,7 @@ int64_t available_memory() {
   return 0;
 }
 
+// Takes memory from `arena` for the inputs of a product: `tokens` rows of `columns` values.
 Activations take_activations(Arena& arena, int64_t columns, int64_t tokens) {
   const int64_t blocks = (columns + 31) / 32;
   const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(arena.take(n * 4)); };
@@ -48,6 +50,7 @@ Activations take_activations(Arena& arena, int64_t columns, int64_t tokens) {
   return a;
 }
 
+// An upper bound of what take_activations takes.
 int64_t activation_bytes(int64_t columns, int64_t tokens) { return tokens * columns * 6 + 4096; }
 
 }  // namespace
@@ -230,7 +233,9 @@ void CpuEngine::reserve_rows(int64_t count) {
   row_sum_.resize(all);
   row_values_.resize(all * head_dim);
   for (size_t i = 0; i < all; ++i) row_out_[i] = row_values_.data() + i * head_dim;
-  row_q_.resize(all);  // last: its size says how many rows there are, also where memory runs out
+  // row_q_ comes last because its size says how many rows there are: if memory runs out before, the
+  // old number stays true.
+  row_q_.resize(all);
 }
 
 bool CpuEngine::reserve_members(int count) {

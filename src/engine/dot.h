@@ -1,12 +1,13 @@
-// Dot products of unsigned with signed bytes, four neighbours to a lane of int32.
+// Dot products of unsigned with signed bytes, four neighbours to a lane of int32, for the integer
+// products in multiply.cc.
 //
-// VNNI has an instruction for it: in AVX-512 form (Ice Lake, Zen 4) or in VEX form (Alder Lake). It
-// is written as inline assembly, because the instruction sets of cpu/foreach_target.h do not
-// include it and most of their machines lack it: has_vnni() says whether this one has it. Without
-// it, pairs of bytes are multiplied and added to int16, as many of them as cannot overflow are
-// added up there.
+// VNNI has an instruction for them: in AVX-512 form (Ice Lake, Zen 4) or in VEX form (Alder Lake).
+// It is written as inline assembly, because the instruction sets of cpu/foreach_target.h do not
+// include it and most of their machines lack it; has_vnni() tells whether this one has it. Without
+// VNNI, pairs of bytes are multiplied and summed in int16, for as many steps as cannot overflow,
+// before they are widened to int32.
 
-// Once per translation unit.
+// This part is compiled once per translation unit.
 #ifndef FK_ENGINE_DOT_H_
 #define FK_ENGINE_DOT_H_
 
@@ -20,7 +21,7 @@
 
 #endif  // FK_ENGINE_DOT_H_
 
-// Once per target.
+// This part is compiled once per instruction set (see cpu/foreach_target.h).
 #if defined(FK_ENGINE_DOT_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_ENGINE_DOT_PER_TARGET
 #undef FK_ENGINE_DOT_PER_TARGET
@@ -36,8 +37,10 @@ using Bytes = hn::ScalableTag<uint8_t>;
 using Words = hn::ScalableTag<int16_t>;
 using I32 = hn::ScalableTag<int32_t>;
 
+// Whether machines of this instruction set may have VNNI.
 constexpr bool kCanHaveVnni = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2;
 
+// Whether this machine has VNNI and it is not switched off (engine/kernels.h).
 HWY_INLINE bool has_vnni() {
 #if HWY_TARGET == HWY_AVX3
   static const bool has = __builtin_cpu_supports("avx512vnni") != 0;
@@ -50,13 +53,14 @@ HWY_INLINE bool has_vnni() {
 #endif
 }
 
+// Loads four neighbouring bytes as one integer, to be broadcast.
 HWY_INLINE int32_t load_quad(const int8_t* x) {
   int32_t quad;
   std::memcpy(&quad, x, 4);
   return quad;
 }
 
-// u[4i] s[4i] + u[4i+1] s[4i+1] + ... as pairs in int16, then as int32.
+// Returns u[2i] s[2i] + u[2i+1] s[2i+1] in each lane of int16; u is unsigned, s signed.
 HWY_INLINE hn::Vec<Words> multiply_pairs(hn::Vec<Bytes> u, hn::Vec<Bytes> s) {
 #if HWY_TARGET == HWY_AVX3
   return hn::Vec<Words>{_mm512_maddubs_epi16(u.raw, s.raw)};
@@ -75,6 +79,7 @@ HWY_INLINE hn::Vec<Words> multiply_pairs(hn::Vec<Bytes> u, hn::Vec<Bytes> s) {
 #endif
 }
 
+// Adds the two int16 values in each lane of int32.
 HWY_INLINE hn::Vec<I32> add_pairs(hn::Vec<Words> pairs) {
 #if HWY_TARGET == HWY_AVX3
   return hn::Vec<I32>{_mm512_madd_epi16(pairs.raw, _mm512_set1_epi16(1))};
@@ -89,7 +94,8 @@ HWY_INLINE hn::Vec<I32> add_pairs(hn::Vec<Words> pairs) {
 #endif
 }
 
-// s with the sign of w taken on; 0 where w is 0 or not, for a product with |w|.
+// Returns s where w is positive and -s where it is negative, so that |w| times the result is w s.
+// Where w is 0 the result may be anything: that product is 0.
 HWY_INLINE hn::Vec<Bytes> take_sign(hn::Vec<Bytes> s, hn::Vec<Bytes> w) {
 #if HWY_TARGET == HWY_AVX2
   return hn::Vec<Bytes>{_mm256_sign_epi8(s.raw, w.raw)};
@@ -104,7 +110,7 @@ HWY_INLINE hn::Vec<Bytes> take_sign(hn::Vec<Bytes> s, hn::Vec<Bytes> w) {
 }
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
-// sum + the dot products of w with the four values x.
+// Returns `sum` plus the dot product of each lane's four bytes of w with the four values at x.
 HWY_INLINE hn::Vec<I32> add_by_vnni(hn::Vec<I32> sum, hn::Vec<Bytes> w, const int8_t* x) {
 #if HWY_TARGET == HWY_AVX3
   const int32_t* quad = reinterpret_cast<const int32_t*>(x);
@@ -117,15 +123,16 @@ HWY_INLINE hn::Vec<I32> add_by_vnni(hn::Vec<I32> sum, hn::Vec<Bytes> w, const in
 }
 #endif
 
-// sum + the dot products of the codes w[0..kQuads), at most kLargest each, with 4 * kQuads values
-// x. Codes up to 255 are given as they are with VNNI, and as signed bytes (128 less) without.
+// Returns `sum` plus, in each lane, the dot product of its 4 * kQuads codes in w[0] to w[kQuads -
+// 1] with the 4 * kQuads values at x. No code is above kLargest. With VNNI, codes up to 255 are
+// given as they are; without, as signed bytes, 128 less.
 template <bool kVnni, int kLargest, int kQuads>
 HWY_INLINE hn::Vec<I32> dot(hn::Vec<I32> sum, const hn::Vec<Bytes>* w, const int8_t* x) {
   if constexpr (kVnni) {
     detail::repeat<kQuads>([&](auto j) FK_MATRIX_BODY { sum = add_by_vnni(sum, w[j], x + 4 * j); });
     return sum;
   } else {
-    // How many times two products fit into int16.
+    // How many times the sum of two products can be added up in int16 without overflow.
     constexpr int kRun = kLargest <= 15 ? 8 : kLargest <= 31 ? 4 : kLargest <= 63 ? 2 : 1;
     const Bytes d;
     detail::repeat<kQuads / (kRun < kQuads ? kRun : kQuads)>([&](auto r) FK_MATRIX_BODY {

@@ -1,3 +1,4 @@
+// The models that have a name, and where this machine caches them.
 #include "engine/known_models.h"
 
 #include <pwd.h>
@@ -10,19 +11,20 @@ namespace {
 
 struct KnownModel {
   const char* name;
-  const char* file;  // in the cache
+  const char* file;  // its name in cache_folder()
 };
-// The same list as in bindings/python/flashkernel/pull.py, which fetches them.
+// Keep this list the same as the one in bindings/python/flashkernel/pull.py, which fetches them.
 constexpr KnownModel kModels[] = {{"smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"}};
 
 bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
+// An environment variable's value, or "" where it is not set.
 std::string from_environment(const char* name) {
   const char* text = std::getenv(name);
   return text == nullptr ? "" : text;
 }
 
-// As Python's Path.home() finds it, so that `fk pull` writes where we look.
+// Finds the user's home the way Python's Path.home() does, so that `fk pull` writes where we look.
 std::string home_folder() {
   if (const char* home = std::getenv("HOME"); home != nullptr) return home;
   char text[4096];
@@ -42,7 +44,7 @@ std::string cache_folder() {
 
 Status find_model(const std::string& path_or_name, std::string* path) {
   path->clear();
-  if (path_or_name.empty()) return {};  // the built-in one
+  if (path_or_name.empty()) return {};  // an empty path stands for the built-in model
   std::string names;
   for (const KnownModel& known : kModels) {
     names += (names.empty() ? "" : ", ") + std::string(known.name);

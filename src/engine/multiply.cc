@@ -7,9 +7,9 @@
 // A lane is a row. A block's codes are unpacked to eight vectors of unsigned bytes, four columns a
 // lane; each token's four columns are broadcast against them. Sums of products are exact integers
 // within a block; float sums run over the blocks in order, the same for one token as for many.
-// Where vectors hold fewer than 16 rows, one token takes the parts of a block one after the other,
-// so that memory is read at one pace, and many tokens those of a group, whose bytes are then in the
-// first-level cache.
+// Where a vector holds fewer than 16 rows, 16 rows are several parts. With one token, all parts of
+// a block are multiplied before the next block, so that memory is read in order; with many tokens,
+// a whole group is multiplied part by part, since its bytes are in the first-level cache by then.
 #include <atomic>
 #include <cstdlib>
 #undef HWY_TARGET_INCLUDE
@@ -31,7 +31,8 @@ using engine::PackedMatrix;
 using engine::Packing;
 using engine::super_bytes;
 
-// Codes are unsigned; what they stand for is code - offset, times a scale [plus a minimum].
+// Codes are unsigned. A code stands for the weight (code - offset) * scale, plus a minimum if the
+// type has one. This is the offset's logarithm to base 2, or 0 for types without an offset.
 constexpr int log_offset(Packing p) {
   switch (p) {
     case Packing::kQ8_0:
@@ -57,15 +58,19 @@ constexpr bool has_minimum(Packing p) {
   return p == Packing::kQ4_1 || p == Packing::kQ5_1 || p == Packing::kQ4_K || p == Packing::kQ5_K;
 }
 
-// Far enough ahead to cover the latency of memory, near enough to be still there.
+// How many bytes ahead weights are prefetched: far enough to cover the latency of memory, and near
+// enough that they are still in the cache when they are read.
 constexpr int64_t kAhead = 3072;
 
+// How many tokens are multiplied at once, as the number of registers allows.
 constexpr int kManyTokens = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
+// Loads a vector of float16 parameters.
 HWY_INLINE hn::Vec<F32> load_halves(const uint8_t* p) {
   return LoadF32(F32(), reinterpret_cast<const float16_t*>(p));
 }
 
+// Loads a vector of parameters of one byte each; T is int8_t or uint8_t.
 template <class T>
 HWY_INLINE hn::Vec<F32> load_small(const uint8_t* p) {
   const F32 d;
@@ -74,7 +79,9 @@ HWY_INLINE hn::Vec<F32> load_small(const uint8_t* p) {
   return hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, reinterpret_cast<const T*>(p))));
 }
 
-// The eight vectors of codes of a block whose high bits (or 8-bit codes) begin at p.
+// Unpacks the 32 columns of a block's codes into the eight vectors q[0] to q[7], a quad of columns
+// each. `p` is where the block's high bits begin, or its nibbles or 8-bit codes where it has no
+// high bits. Without VNNI, 8-bit codes come out signed, 128 less.
 template <Packing kPacking, bool kVnni>
 HWY_INLINE void unpack(const uint8_t* p, hn::Vec<Bytes>* q) {
   const Bytes d;
@@ -116,7 +123,9 @@ HWY_INLINE void unpack(const uint8_t* p, hn::Vec<Bytes>* q) {
   }
 }
 
-// What an integer sum starts from, so that it comes out as if codes had their offset taken off.
+// Returns what an integer sum starts from, so that it comes out as if the offset had been
+// subtracted from each code: minus offset times the sum of the activations, which is *minus <<
+// log_offset.
 template <Packing kPacking, bool kVnni>
 HWY_INLINE hn::Vec<I32> start_of(const int32_t* minus) {
   const I32 d;
@@ -127,8 +136,9 @@ HWY_INLINE hn::Vec<I32> start_of(const int32_t* minus) {
   }
 }
 
-// kParts vectors of rows, from the group's vector `part` on, for kTokens tokens; those of a part
-// lie together in `sum`.
+// Adds to `sum` the products of one group's rows with the tokens [token, token + kTokens), for a
+// packing of integers. The rows are kParts vectors of the group, from its vector `part` on; the
+// sums of a part's tokens lie together in `sum`. `w` is where the group begins.
 template <Packing kPacking, bool kVnni, int kTokens, int kParts>
 HWY_INLINE void multiply_integers(const uint8_t* w, int64_t part, const Activations& x,
                                   int64_t token, hn::Vec<F32>* sum) {
@@ -201,6 +211,7 @@ HWY_INLINE void multiply_integers(const uint8_t* w, int64_t part, const Activati
   }
 }
 
+// Does the same for a packing of floats, whose elements are of type T.
 template <class T, int kTokens, int kParts>
 HWY_INLINE void multiply_floats(const uint8_t* w, int64_t part, const Activations& x, int64_t token,
                                 hn::Vec<F32>* sum) {
@@ -209,7 +220,7 @@ HWY_INLINE void multiply_floats(const uint8_t* w, int64_t part, const Activation
   const int64_t lanes = hn::Lanes(d);
   const T* column = reinterpret_cast<const T*>(w) + part * lanes;
   const float* values = x.x + token * x.columns;
-  V odd[kParts * kTokens];  // columns by turns to two sums, which halves the chain of additions
+  V odd[kParts * kTokens];  // odd columns have sums of their own: half as long a chain of additions
   detail::repeat<kParts * kTokens>([&](auto i) FK_MATRIX_BODY { odd[i] = hn::Zero(d); });
   int64_t k = 0;
   for (; k + 2 <= x.columns; k += 2, column += 2 * kGroupRows) {
@@ -240,6 +251,7 @@ HWY_INLINE void multiply_floats(const uint8_t* w, int64_t part, const Activation
                                        FK_MATRIX_BODY { sum[i] = hn::Add(sum[i], odd[i]); });
 }
 
+// Multiplies one group with kTokens tokens and stores the results.
 template <Packing kPacking, bool kVnni, int kTokens>
 HWY_NOINLINE void multiply_group(const PackedMatrix& w, int64_t group, const Activations& x,
                                  int64_t token, float* out, int64_t stride) {
@@ -331,6 +343,7 @@ static auto multiply_now() { return FK_CPU_DISPATCH(multiply_rows16); }
 namespace fk::engine {
 namespace {
 
+// Whether VNNI is wanted: what FK_CPU_VNNI said at the first call, until set_vnni changes it.
 std::atomic<bool>& vnni_flag() {
   static std::atomic<bool> wanted = [] {
     const char* text = std::getenv("FK_CPU_VNNI");

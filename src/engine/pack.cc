@@ -1,4 +1,5 @@
-// From a file's rows to engine/packed_matrix.h. Runs once per weight, at load.
+// Packs weights: takes rows as a file stores them, or quantizes them first, and writes them in the
+// layout of engine/packed_matrix.h. Runs once per weight, at load.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -12,12 +13,12 @@ namespace {
 using model::Weight;
 using model::WeightType;
 
-// Up to 256 columns of one row: codes and whatever goes with them.
+// One block of a file, which is 32 or 256 columns of one row: its codes and its parameters.
 struct Codes {
   uint8_t q[256];
-  uint16_t d = 0, m = 0;
-  uint8_t scale[16] = {};
-  uint8_t minimum[8] = {};
+  uint16_t d = 0, m = 0;    // float16: scale and minimum
+  uint8_t scale[16] = {};   // of K types: one per 32 columns, or of Q6_K (signed) one per 16
+  uint8_t minimum[8] = {};  // of K types: one per 32 columns
 };
 
 void split_nibbles(const uint8_t* packed, uint8_t* q) {
@@ -27,10 +28,12 @@ void split_nibbles(const uint8_t* packed, uint8_t* q) {
   }
 }
 
+// Gives 32 codes their fifth bits, which `high` holds as one bit per code.
 void add_high_bits(const uint8_t* high, uint8_t* q) {
   for (int i = 0; i < 32; ++i) q[i] |= (high[i / 8] >> (i % 8) & 1) << 4;
 }
 
+// Reads one block of a file whose type is the one packed as `packing`.
 void read_codes(Packing packing, const uint8_t* block, Codes* c) {
   switch (packing) {
     case Packing::kQ8_0: {
@@ -66,7 +69,7 @@ void read_codes(Packing packing, const uint8_t* block, Codes* c) {
     case Packing::kQ4_K:
     case Packing::kQ5_K: {
       const bool five = packing == Packing::kQ5_K;
-      model::BlockQ5_K b;  // Q4_K has the same fields but for the high bits
+      model::BlockQ5_K b;  // a Q4_K block has the same fields, except for the high bits
       std::memcpy(&b, block, 16);
       if (five) std::memcpy(b.high, block + 16, sizeof b.high);
       std::memcpy(b.q, block + (five ? 48 : 16), sizeof b.q);
@@ -86,7 +89,8 @@ void read_codes(Packing packing, const uint8_t* block, Codes* c) {
       const auto b = model::read_block<model::BlockQ6_K>(block);
       c->d = b.d;
       std::memcpy(c->scale, b.scales, 16);
-      // Each half of the block: 32 columns from low nibbles, 32 more, then both high nibbles.
+      // Each half of the block has 128 columns: the low nibbles of its 64 bytes are the first 64,
+      // the high nibbles the other 64.
       for (int k = 0; k < 256; ++k) {
         const int half = k / 128, part = k % 128 / 32, i = k % 32;
         const uint8_t low = b.low[half * 64 + part % 2 * 32 + i] >> (part / 2 * 4) & 15;
@@ -100,12 +104,14 @@ void read_codes(Packing packing, const uint8_t* block, Codes* c) {
   }
 }
 
+// Stores a row's value in a line that has one value of type T per row.
 template <class T>
 void put(uint8_t* line, int64_t row, T value) {
   std::memcpy(line + row * sizeof(T), &value, sizeof(T));
 }
 
-// 32 codes of one row into the block at `out`, whose parameters take `parameters` bytes.
+// Stores 32 codes of one row in the block at `out`, whose parameters take `parameters` bytes. The
+// block's high bits must be zero before.
 void put_codes(Packing packing, const uint8_t* q, int64_t row, int64_t parameters, uint8_t* out) {
   uint8_t* high = out + parameters;
   if (packing == Packing::kQ8_0 || packing == Packing::kQ8_Float) {
@@ -127,13 +133,15 @@ void put_codes(Packing packing, const uint8_t* q, int64_t row, int64_t parameter
   }
 }
 
+// The size in bytes of the parameters at the front of each block.
 int64_t parameter_bytes(Packing p) {
   return p == Packing::kQ8_0 || p == Packing::kQ4_0 || p == Packing::kQ5_0 ? 32
          : super_bytes(p) > 0                                              ? 32
                                                                            : 64;
 }
 
-// A row of blocks, `blocks` pointing at the first.
+// Packs a row of a file's blocks, the first of which is at `blocks` and each of which has
+// `block_size` bytes, as row `row` of the group at `out`.
 void put_row(Packing packing, const uint8_t* blocks, int64_t block_size, int64_t columns,
              int64_t row, uint8_t* out) {
   Codes codes;
@@ -163,6 +171,7 @@ void put_row(Packing packing, const uint8_t* blocks, int64_t block_size, int64_t
   }
 }
 
+// Packs row `source` of a weight of llama2.c's int8 as row `row` of the group at `out`.
 void put_int8_grouped(const Weight& w, int64_t source, int64_t row, uint8_t* out) {
   const auto* values = static_cast<const int8_t*>(w.data) + source * w.row_bytes;
   for (int64_t k = 0; k < w.columns; k += 32, out += block_bytes(Packing::kQ8_Float)) {
@@ -177,6 +186,7 @@ bool same_type(WeightType type, Packing packing) {
   return static_cast<int>(type) == static_cast<int>(packing);
 }
 
+// Packs a row of floats of type T (16-bit ones as their bits) as row `row` of the group at `out`.
 template <class T>
 void put_float_row(const T* values, int64_t columns, int64_t row, uint8_t* out) {
   for (int64_t k = 0; k < columns; ++k) put(out + k * 16 * sizeof(T), row, values[k]);

@@ -14,7 +14,8 @@
 // row; of nibble line i the low nibbles are quad i, the high nibbles quad i + 4. Bit j of a high
 // byte is bit 4 of quad j; of Q6_K's two high lines, line i has quads 4i to 4i + 3, two bits each.
 // K types have per-row halves (d, dmin; Q6_K: d) in front of every eight blocks.
-// Float types: the 16 values of column 0, of column 1, and so on.
+// Float types have no blocks: the 16 values of column 0 are followed by those of column 1, and so
+// on.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +26,10 @@
 namespace fk::engine {
 
 constexpr int64_t kGroupRows = 16;
-// Rows with those that fill up the last group.
+// The number of rows of a matrix once its last group is filled up with zero rows.
 constexpr int64_t padded(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows * kGroupRows; }
 
+// The packed types. Those that files have too have the same numbers as in model::WeightType.
 enum class Packing : uint8_t {
   kF32,
   kF16,
@@ -45,7 +47,7 @@ enum class Packing : uint8_t {
 
 constexpr bool is_float(Packing p) { return p <= Packing::kBF16; }
 
-// Bytes of a block of 32 columns (float types: of one column) of 16 rows.
+// The size in bytes of one block: 32 columns, or one column of a float type, of 16 rows.
 constexpr int64_t block_bytes(Packing p) {
   switch (p) {
     case Packing::kF32:
@@ -75,22 +77,24 @@ constexpr int64_t block_bytes(Packing p) {
   return 0;
 }
 
-// Bytes in front of every eight blocks.
+// The size in bytes of the parameters in front of every eight blocks; 0 except for K types.
 constexpr int64_t super_bytes(Packing p) {
   return p == Packing::kQ4_K || p == Packing::kQ5_K ? 64 : p == Packing::kQ6_K ? 32 : 0;
 }
 
+// The size in bytes of a group of 16 rows.
 constexpr int64_t group_bytes(Packing p, int64_t columns) {
   if (is_float(p)) return columns * block_bytes(p);
   return columns / 32 * block_bytes(p) + columns / 256 * super_bytes(p);
 }
 
+// A packed matrix. It points into the engine's memory and does not own it.
 struct PackedMatrix {
   Packing packing = Packing::kF32;
   int64_t rows = 0;
   int64_t columns = 0;
-  const uint8_t* data = nullptr;
-  const float* bias = nullptr;  // padded like the rows; null: none
+  const uint8_t* data = nullptr;  // null where the model has no such matrix
+  const float* bias = nullptr;    // padded(rows) values; null where there is none
 
   int64_t groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
   int64_t bytes() const { return groups() * group_bytes(packing, columns); }
@@ -98,11 +102,11 @@ struct PackedMatrix {
   explicit operator bool() const { return data != nullptr; }
 };
 
-// How a weight is packed: as it is stored, or as `quantize` says where that is not null and the
-// matrix allows it (it is stored as float and its rows are whole blocks of 32).
+// Returns how a weight is to be packed: as it is stored, or as `quantize` where that is not null
+// and the matrix allows it (it is stored as float, and its rows are whole blocks of that type).
 Packing packing_of(const model::Weight& weight, const model::WeightType* quantize);
 
-// Packs groups [begin, end) of a weight to out.group(begin)...
+// Packs groups [begin, end) of a weight into out.group(begin) and those after it.
 void pack_groups(const model::Weight& weight, const PackedMatrix& out, int64_t begin, int64_t end);
 
 }  // namespace fk::engine

@@ -1,4 +1,4 @@
-// Work of the engine's stages on the process's threads.
+// Shares out the work of one stage of a prompt among the process's threads.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,10 @@
 
 namespace fk::engine {
 
-// body(begin, end) over ranges of at least `grain` items that cover [0, count). Ranges are taken in
-// order, large ones first: long runs of memory at the start, an even finish at the end. A thread
-// that is late finds less to do and holds up nobody.
+// Calls body(begin, end) for ranges that cover [0, count), each of at least `grain` items except
+// the last, and returns when all are done. The threads claim ranges in order from one counter,
+// large ones first: each reads long runs of memory at the start, and all finish evenly at the end.
+// A thread that is late finds less to do and holds up nobody.
 template <class Body>
 void parallel(int64_t count, int64_t grain, const Body& body) {
   const int64_t threads = num_threads();

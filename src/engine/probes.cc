@@ -1,4 +1,4 @@
-// The inner loops that find a machine's ceilings, once per instruction set.
+// The inner loops that find a machine's ceilings, compiled once per instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/probes.cc"
 #include "engine/probes.h"
@@ -18,6 +18,7 @@ using V = hn::Vec<Lanes>;
 
 HWY_INLINE V load(const uint8_t* p) { return hn::Load(Lanes(), reinterpret_cast<const float*>(p)); }
 
+// Stores past the caches where kWay asks for it.
 template <Way kWay>
 HWY_INLINE void store(V v, uint8_t* p) {
   if constexpr (kWay == Way::kAhead) {
@@ -27,7 +28,8 @@ HWY_INLINE void store(V v, uint8_t* p) {
   }
 }
 
-// body(offset) for each vector of `bytes`, eight to a turn of the loop.
+// Calls body(offset) for the offset of each vector in `bytes`, several in each iteration: eight in
+// a row, or with Way::kFour one in each quarter of the memory.
 template <Way kWay, class Body>
 HWY_INLINE void for_each_vector(int64_t bytes, const Body& body) {
   constexpr int kPlaces = kWay == Way::kFour ? 4 : 1, kUnrolled = kWay == Way::kFour ? 1 : 8;
@@ -40,6 +42,8 @@ HWY_INLINE void for_each_vector(int64_t bytes, const Body& body) {
   }
 }
 
+// Reads all bytes into four independent registers; what it returns keeps the compiler from leaving
+// the reads out.
 template <Way kWay>
 uint64_t read(const uint8_t* p, int64_t bytes) {
   constexpr int64_t kAhead = 4096, kLine = 64;
@@ -80,7 +84,7 @@ void add(uint8_t* to, const uint8_t* a, const uint8_t* b, int64_t bytes) {
   });
 }
 
-// body(way), with the way as a constant.
+// Calls body(way), with the way as a compile-time constant.
 template <class Body>
 HWY_INLINE void with_way(Way way, const Body& body) {
   if (way == Way::kPlain) body(std::integral_constant<Way, Way::kPlain>());
@@ -88,10 +92,11 @@ HWY_INLINE void with_way(Way way, const Body& body) {
   if (way == Way::kFour) body(std::integral_constant<Way, Way::kFour>());
 }
 
-// As a tile of cpu/matrix.h has them.
+// How many sums are kept at once: as many as a tile of cpu/matrix.h has, which hide the latency.
 constexpr int kSums = detail::kManyRegisters ? 24 : 12;
 
 #if FK_CPU_BFLOAT16_TARGET
+// The body of probe_bfloat16.
 FK_BFLOAT16_ATTR int64_t dot_products(int64_t steps, float* sink) {
   const auto factor = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3a803a80));  // 2^-10
   __m512 sum[kSums];
@@ -99,7 +104,7 @@ FK_BFLOAT16_ATTR int64_t dot_products(int64_t steps, float* sink) {
   for (int64_t i = 0; i < steps; ++i) {
     detail::repeat_pairs<kSums>(
         [&](auto s) FK_PAIRS_BODY { sum[s] = _mm512_dpbf16_ps(sum[s], factor, factor); });
-    // Or they would all be found equal, and one kept.
+    // The empty statement hides that all sums are equal: the compiler would keep only one.
     detail::repeat_pairs<kSums>([&](auto s) FK_PAIRS_BODY { asm volatile("" : "+v"(sum[s])); });
   }
   detail::repeat_pairs<kSums>([&](auto s) FK_PAIRS_BODY { *sink += _mm512_cvtss_f32(sum[s]); });
@@ -146,7 +151,7 @@ int64_t probe_float32(int64_t steps, float* sink) {
     detail::repeat<probes::kSums>(
         [&](auto s) FK_MATRIX_BODY { sum[s] = hn::MulAdd(factor, factor, sum[s]); });
 #if defined(__x86_64__)
-    // Or they would all be found equal, and one kept.
+    // The empty statement hides that all sums are equal: the compiler would keep only one.
     detail::repeat<probes::kSums>([&](auto s) FK_MATRIX_BODY {
       asm volatile("" : "+v"(sum[s].raw));
     });

@@ -6,28 +6,31 @@
 
 namespace fk::cpu {
 
-// How a loop goes through memory: which way is the best depends on the machine and on where the
-// memory lies.
+// How a loop goes through memory. Which way is the fastest depends on the machine and on where the
+// memory lies, so the measurement tries all.
 enum class Way {
   kPlain,
-  kAhead,  // reads with prefetches well ahead, writes past the caches
-  kFour,   // four places at once, a quarter of the memory apart
+  kAhead,  // prefetches well ahead of its reads and writes past the caches
+  kFour,   // works in four places at once, a quarter of the memory apart
 };
 constexpr Way kWays[] = {Way::kPlain, Way::kAhead, Way::kFour};
 
-// All sizes are multiples of kProbeStep bytes, and so are the pointers.
+// Sizes in bytes must be multiples of kProbeStep, and pointers aligned to a cache line.
 constexpr int64_t kProbeStep = 1024;
 
+// Each goes once through `bytes` of each of its arrays, on the calling thread: probe_read returns a
+// value made from all that it read, probe_add writes a + b as floats.
 uint64_t probe_read(const uint8_t* p, int64_t bytes, Way way);
 void probe_write(uint8_t* p, int64_t bytes, Way way);
 void probe_copy(uint8_t* to, const uint8_t* from, int64_t bytes, Way way);
 void probe_add(uint8_t* to, const uint8_t* a, const uint8_t* b, int64_t bytes, Way way);
 void probe_update(uint8_t* p, int64_t bytes);  // reads and writes each byte in its place
 
-// Multiply-adds on registers alone, `steps` times over as many sums as hide their latency. Return
-// the floating point operations done (two to a multiply-add); 0: there is no such instruction.
-// `sink` takes a result, so that no compiler leaves the work out.
+// These two do nothing but multiply-adds on registers, `steps` for each of as many sums as hide
+// their latency. They return the floating point operations done, two for a multiply-add, or 0 where
+// the active target has no such instruction. They add a result to *sink, so that the compiler
+// cannot leave the work out. probe_bfloat16 multiplies pairs of bfloat16 and sums in float32.
 int64_t probe_float32(int64_t steps, float* sink);
-int64_t probe_bfloat16(int64_t steps, float* sink);  // products of pairs, added up in float32
+int64_t probe_bfloat16(int64_t steps, float* sink);
 
 }  // namespace fk::cpu

@@ -1,3 +1,4 @@
+// Rounds floats to the block types of GGUF files, as llama.cpp's reference code does.
 #include "engine/quantize.h"
 
 #include <algorithm>
@@ -9,18 +10,18 @@ namespace {
 
 using model::WeightType;
 
-// NaN, which has no code, becomes `low`.
+// Truncates `value` to an integer from `low` to `high`; NaN, which has no code, becomes `low`.
 int clamped(float value, int low, int high) {
   if (!(value > static_cast<float>(low))) return low;
   return value < static_cast<float>(high) ? static_cast<int>(value) : high;
 }
 
 struct Range {
-  float low, high, largest;  // `largest`: of the largest magnitude, with its sign
+  float low, high, largest;  // `largest` is the value of the largest magnitude, with its sign
 };
 
-// Where a value is not finite, `high` and `largest` are NaN: the block's factor then is, and so are
-// products with it.
+// Returns the range of a block of 32 values. If one of them is not finite, `high` and `largest` are
+// NaN, so that the block's factor and every product with it are NaN too.
 Range range_of(const float* x) {
   Range r{x[0], x[0], x[0]};
   float zero = x[0] * 0;
@@ -35,19 +36,22 @@ Range range_of(const float* x) {
   return r;
 }
 
-// 0 where there is none in float32: then all codes are 0.
+// Returns 1 / d, or 0 where that is not a finite float: all codes then are those of 0.
 float inverse(float d) { return std::fabs(d) > 1e-38f ? 1 / d : 0; }
 
+// Packs the low four bits of 32 codes into 16 bytes; code i + 16 is in the high nibble of byte i.
 void put_nibbles(const uint8_t* q, uint8_t* out) {
   for (int i = 0; i < 16; ++i) out[i] = static_cast<uint8_t>((q[i] & 15) | (q[i + 16] & 15) << 4);
 }
 
+// Packs the fifth bits of 32 codes into 4 bytes.
 void put_high(const uint8_t* q, uint8_t* high) {
   std::memset(high, 0, 4);
   for (int i = 0; i < 32; ++i) high[i / 8] |= (q[i] >> 4) << (i % 8);
 }
 
-// x = d * (q - 2^(bits-1)): the largest magnitude takes the one code that has no counterpart.
+// Chooses codes q so that x is close to d * (q - 2^(bits-1)), and returns d as float16. The value
+// of the largest magnitude takes code 0, the one code that has no counterpart of the other sign.
 uint16_t symmetric(const float* x, int bits, uint8_t* q) {
   const int middle = 1 << (bits - 1);
   const float d = range_of(x).largest / static_cast<float>(-middle);
@@ -59,7 +63,7 @@ uint16_t symmetric(const float* x, int bits, uint8_t* q) {
   return float_to_half(d);
 }
 
-// x = d * q + m.
+// Chooses codes q so that x is close to d * q + m, and stores d and m as float16.
 void with_minimum(const float* x, int bits, uint8_t* q, uint16_t* d16, uint16_t* m16) {
   const int largest = (1 << bits) - 1;
   const Range r = range_of(x);
@@ -72,11 +76,13 @@ void with_minimum(const float* x, int bits, uint8_t* q, uint16_t* d16, uint16_t*
   *m16 = float_to_half(r.low);
 }
 
+// Copies a block to `out`, which need not be aligned.
 template <class Block>
 void store(const Block& block, uint8_t* out) {
   std::memcpy(out, &block, sizeof block);
 }
 
+// Rounds 32 floats to one block of a type with blocks.
 void quantize_block(WeightType type, const float* x, uint8_t* out) {
   uint8_t q[32];
   if (type == WeightType::kQ8_0) {
@@ -124,7 +130,7 @@ uint16_t float_to_half(float value) {
   const uint32_t magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
   if (magnitude >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
-  if (magnitude < 0x38800000) {  // subnormal: an ulp of 0.5 is the smallest half
+  if (magnitude < 0x38800000) {  // a subnormal: the last place of 0.5 is the smallest half
     const float shifted = std::fabs(value) + 0.5f;
     uint32_t result;
     std::memcpy(&result, &shifted, 4);

@@ -1,5 +1,6 @@
-// Norms, activations and int8 activations of the CPU engine. Their floor is the latency of a few
-// passes over one row, which lies in the first-level cache.
+// The CPU engine's work on one row at a time: norms, activation functions, and the rounding of a
+// product's inputs to int8. The floor is the latency of a few passes over a row, which lies in the
+// first-level cache.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/rows.cc"
 #include <cmath>
@@ -15,6 +16,8 @@ namespace HWY_NAMESPACE {
 
 using engine::Activations;
 
+// Calls body(i) for the index of each whole vector among n values and returns where the rest
+// begins.
 template <class Body>
 HWY_INLINE int64_t whole_vectors(int64_t n, const Body& body) {
   const int64_t lanes = hn::Lanes(F32());
@@ -23,9 +26,9 @@ HWY_INLINE int64_t whole_vectors(int64_t n, const Body& body) {
   return i;
 }
 
-// Values that are not finite (of a model whose weights make no sense) have no int8: their block's
-// scale becomes NaN, which every product with it hands on. Below kSmallest the factor would not be
-// finite; such a block is 0.
+// Rounds blocks of 32 values to int8. A value that is not finite (which a model with broken weights
+// makes) has no int8: its block's scale becomes NaN, and so do all products with it. For blocks
+// whose largest value is below kSmallest the factor would not be finite: their codes are 0.
 void quantize_blocks(const Activations& a, int64_t token, int64_t begin, int64_t end) {
   const F32 d;
   const hn::Rebind<int32_t, F32> di;
@@ -44,7 +47,7 @@ void quantize_blocks(const Activations& a, int64_t token, int64_t begin, int64_t
     const float top = ReduceMax(d, largest);
     float scale = top / 127.0f;
     const auto factor = hn::Set(d, top > kSmallest ? 127.0f / top : 0.0f);
-    auto outside = hn::Lt(largest, hn::Zero(d));  // nothing is
+    auto outside = hn::Lt(largest, hn::Zero(d));  // no lane, so far
     int32_t sums[2];
     for (int half = 0; half < 2; ++half) {
       auto sum = hn::Zero(di);
@@ -66,6 +69,7 @@ void quantize_blocks(const Activations& a, int64_t token, int64_t begin, int64_t
   }
 }
 
+// See `add_and_norm` in engine/kernels.h.
 void add_norm_row(float* x, const float* add, const float* weight, const float* bias, float eps,
                   bool rms, int64_t n, float* out) {
   const F32 d;
@@ -88,7 +92,7 @@ void add_norm_row(float* x, const float* add, const float* weight, const float* 
   float mean = 0;
   if (!rms) {
     mean = (sum + ReduceSum(d, sum_v)) / static_cast<float>(n);
-    // Around the mean: the difference of two large squares would lose digits.
+    // The squares are taken around the mean: a difference of two large sums would lose digits.
     squares_v = hn::Zero(d);
     squares = 0;
     i = whole_vectors(n, [&](int64_t j) HWY_ATTR {
@@ -110,10 +114,12 @@ void add_norm_row(float* x, const float* add, const float* weight, const float* 
   }
 }
 
+// See `activate` in engine/kernels.h.
 void activate_row(const float* gate, const float* up, bool silu, int64_t n, float* out) {
   const F32 d;
   const auto one = hn::Set(d, 1.0f);
-  // Both are x * sigmoid(z): silu has z = x, tanh's gelu z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+  // Both functions are x * sigmoid(z): silu has z = x, gelu's tanh formula has z = 2 sqrt(2 / pi)
+  // (x + 0.044715 x^3).
   const auto f = [&](auto x) HWY_ATTR {
     auto z = x;
     if (!silu) {
@@ -135,7 +141,7 @@ void activate_row(const float* gate, const float* up, bool silu, int64_t n, floa
   }
 }
 
-// A product with 0 is 0 where a number is finite, and NaN where it is not.
+// Adds up the products of all values with 0: each is 0 where a value is finite, and NaN where not.
 bool all_finite_row(const float* x, int64_t n) {
   const F32 d;
   const auto zero = hn::Zero(d);

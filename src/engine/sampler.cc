@@ -1,3 +1,5 @@
+// Chooses tokens: the penalty and the temperature change logits, the other rules drop candidates,
+// and one of those that are left is drawn.
 #include "engine/sampler.h"
 
 #include <algorithm>
@@ -7,13 +9,13 @@
 namespace fk::engine {
 namespace {
 
-// Weights below exp(-40) of the largest vanish in a double's sum.
+// Tokens whose weight is below exp(-40) of the largest are left out: they vanish in a double's sum.
 constexpr float kNegligible = 40.0f;
 
 }  // namespace
 
 int32_t likeliest(const float* logits, int64_t count) {
-  constexpr int64_t kLanes = 32;  // so many chains that the compiler makes vectors of them
+  constexpr int64_t kLanes = 32;  // enough independent maxima for the compiler to use vectors
   float lanes[kLanes];
   std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
   int64_t i = 0;
@@ -40,7 +42,7 @@ void Sampler::see(int32_t token) {
   seen_.push_back(token);
 }
 
-// SplitMix64: the same numbers everywhere.
+// SplitMix64, which gives the same numbers on every machine.
 double Sampler::next_random() {
   uint64_t z = state_ += 0x9e3779b97f4a7c15;
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
@@ -63,7 +65,7 @@ int32_t Sampler::sample(float* logits) {
 
 int32_t Sampler::choose(float* logits) {
   const int32_t best = likeliest(logits, vocab_);
-  // Infinity and NaN leave nothing to draw from.
+  // If the largest logit is infinite or NaN there are no probabilities to draw from.
   if (!(options_.temperature > 0) || !std::isfinite(logits[best])) return best;
 
   const float largest = logits[best];

@@ -1,3 +1,5 @@
+// Generates text: runs the prompt, then chooses and runs one token at a time and turns them into
+// text.
 #include "engine/session.h"
 
 #include <algorithm>
@@ -60,7 +62,8 @@ Status Session::begin(const std::vector<int32_t>& prompt, const GenerateOptions&
   result_ = {};
   going_ = false;
   if (prompt.empty()) return invalid("prompt: expected at least one token, got none");
-  // At least one token is run, for its logits.
+  // Tokens already in the engine's cache need not run again, except the prompt's last one: its
+  // logits are needed.
   size_t shared = 0;
   while (shared + 1 < prompt.size() && shared < history_.size() &&
          prompt[shared] == history_[shared]) {
@@ -72,7 +75,8 @@ Status Session::begin(const std::vector<int32_t>& prompt, const GenerateOptions&
   options_ = options;
   sampler_ = std::make_unique<Sampler>(options.sampling, engine_.vocab());
   for (const int32_t token : prompt) sampler_->see(token);
-  // A prompt that is nothing but the token that begins a text leaves the text's start to us.
+  // If the prompt is only the token that begins a text, the first token chosen is the text's start,
+  // and the stream treats its leading space as such.
   const bool continues = prompt.size() > 1 || prompt[0] != tokenizer_.bos;
   stream_ = std::make_unique<model::TokenStream>(tokenizer_, continues);
   filter_ = StopFilter(options.stop);
@@ -88,7 +92,8 @@ Status Session::begin(const std::vector<int32_t>& prompt, const GenerateOptions&
   return {};
 }
 
-// The first token needs no run of the model, each later one does before it can be chosen.
+// Chooses one token. The first is chosen from the prompt's logits; for each later one, the model
+// first runs the token before.
 Status Session::step(std::string* text, bool* more) {
   *more = false;
   const auto chosen = static_cast<int64_t>(result_.tokens.size());
@@ -124,7 +129,7 @@ Status Session::next(std::string* text, bool* more) {
   text->clear();
   *more = false;
   if (!going_) return {};
-  going_ = false;  // also where a step fails or throws
+  going_ = false;  // so that it is false if the step fails or throws
   FK_RETURN_IF_ERROR(step(text, more));
   going_ = *more;
   if (!*more) {
@@ -143,7 +148,7 @@ Status Session::generate(const std::vector<int32_t>& prompt, const GenerateOptio
   bool more = true;
   while (more) {
     FK_RETURN_IF_ERROR(next(&text, &more));
-    // Even without text: the user may want it to end.
+    // `piece` is called even where there is no text yet, since the user may want to stop.
     if (piece != nullptr && !piece(text) && more) {
       result_.end = Generated::End::kCancelled;
       break;

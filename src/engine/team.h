@@ -1,5 +1,6 @@
-// Threads that stay together through the stages of one token, so that a stage costs one meeting and
-// not the opening and closing of a job.
+// A team of threads that stays together through all stages of one token, so that going from stage
+// to stage costs one meeting (a barrier) and not the closing and opening of a job of the thread
+// pool.
 #pragma once
 
 #include <pthread.h>
@@ -15,17 +16,19 @@ namespace fk::engine {
 
 class Team {
  public:
-  // What one thread knows of the team.
+  // One thread's view of the team; each thread has its own and shares it with nobody.
   class Member {
    public:
     int index() const { return index_; }
     int size() const { return size_; }
 
-    // This member's part of `count` items.
+    // Of `count` items, those in [begin(count), end(count)) are this member's. The split depends on
+    // `count` alone, so a member gets the same items every time.
     int64_t begin(int64_t count) const { return count * index_ / size_; }
     int64_t end(int64_t count) const { return count * (index_ + 1) / size_; }
 
-    // Returns when every member is here, and has done `meanwhile` before it waits.
+    // A barrier: returns when every member of the team has called it. Calls meanwhile() after it
+    // has let the others know and before it waits for them.
     template <class Meanwhile>
     void meet(const Meanwhile& meanwhile) {
       if (size_ == 1) return;
@@ -48,8 +51,9 @@ class Team {
     uint32_t wanted_ = 0;
   };
 
-  // body(Member&) on as many threads as the process uses and as come in time: one that the system
-  // does not run now is not waited for.
+  // Calls body(Member&) once on each thread of a new team and returns when all are done. The team
+  // is those of the process's threads that come within kPatience: it does not wait for a thread
+  // that the system is not running.
   template <class Body>
   static void run(const Body& body) {
     Team team;
@@ -69,18 +73,21 @@ class Team {
   }
 
  private:
-  static constexpr int kLooks = 2000;
+  static constexpr int kLooks = 2000;  // at a counter, before a waiting thread yields its core
   static constexpr auto kPatience = std::chrono::microseconds(250);
-  static constexpr uint32_t kClosed = 1u << 31;
+  static constexpr uint32_t kClosed = 1u << 31;  // set in joined_ once nobody may join any more
 
+  // Tells the core that this is a waiting loop.
   static void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
   }
 
-  // This thread's number, or -1 where the team is complete without it. The thread that opened the
-  // team waits for the others and then closes it; alone where it was given all `ranges`.
+  // Makes the calling thread a member: returns its number and sets *size to the size of the team,
+  // or returns -1 where the team is already closed. The thread that opened the team waits for the
+  // others and then closes it; if it was given all `ranges` of the job itself, there are no others
+  // to wait for.
   int join(int64_t ranges, int* size) {
     if (pthread_equal(pthread_self(), opener_)) {
       if ((joined_.load(std::memory_order_relaxed) & kClosed) != 0) return -1;
@@ -105,8 +112,8 @@ class Team {
   }
 
   const pthread_t opener_ = pthread_self();
-  alignas(64) std::atomic<uint32_t> joined_{1};  // the opener is there from the start
-  alignas(64) std::atomic<uint32_t> arrived_{0};
+  alignas(64) std::atomic<uint32_t> joined_{1};  // members so far; the opener is one from the start
+  alignas(64) std::atomic<uint32_t> arrived_{0};  // how many times members have come to a meeting
 };
 
 }  // namespace fk::engine

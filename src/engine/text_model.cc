@@ -1,3 +1,4 @@
+// Opens a model by path or name and puts its parts together.
 #include "engine/text_model.h"
 
 #include "engine/known_models.h"
@@ -32,7 +33,7 @@ Status TextModel::encode_prompt(std::string_view text, std::vector<int32_t>* ids
   if (!ids->empty()) return {};
   if (tokenizer()->bos >= 0) {
     ids->push_back(tokenizer()->bos);
-  } else if (!tokenizer()->eos.empty()) {  // what ends one text stands before the next
+  } else if (!tokenizer()->eos.empty()) {  // in training, the end of one text stood before the next
     ids->push_back(tokenizer()->eos.front());
   } else {
     return invalid("the prompt has no tokens, and the model has no token that begins a text");
