@@ -17,6 +17,7 @@ import pytest
 import flashkernel as fk
 import tiny_models
 from flashkernel import _arguments
+from flashkernel._handle import Handle
 from flashkernel._model import ModelFile
 
 
@@ -41,6 +42,16 @@ def test_owners_refuse_copies(tiny, tmp_path, duplicate):
         with pytest.raises(fk.Error, match="cannot be copied or pickled, .*; (open|load) it again"):
             duplicate(owner)
     assert tiny.generate("", max_tokens=3, seed=0) == tiny.generate("", max_tokens=3, seed=0)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_handles_refuse_copies(tiny, duplicate):
+    """A debugger or a cache that goes through an object's attributes meets them alone."""
+    held = [v for o in (tiny, tiny.tokenizer) for v in vars(o).values() if isinstance(v, Handle)]
+    assert len(held) == 3
+    for handle in held:
+        with pytest.raises(fk.Error, match="Handle: cannot be copied or pickled"):
+            duplicate(handle)
 
 
 def test_sizes_do_not_come_from_the_configuration(tiny):

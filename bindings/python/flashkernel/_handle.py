@@ -8,7 +8,21 @@ import weakref
 from ._error import Error
 
 
-class Handle:
+class Owner:
+    """Stands for memory of this process. A copy would name memory that the original frees, and
+    another process has none of it."""
+
+    __slots__ = ()
+    _instead = "load or open it again where it is needed"
+
+    def __reduce_ex__(self, protocol):
+        raise Error(
+            f"{type(self).__name__}: cannot be copied or pickled, as it stands for memory of this "
+            f"process; {self._instead}"
+        )
+
+
+class Handle(Owner):
     """A pointer that is closed once, when nothing holds this object any more. C functions take the
     object in the pointer's place, and so keep it open while they run.
 
@@ -30,19 +44,6 @@ class Handle:
         pointer, self._pointer = self._pointer, None
         if self._close is not None:
             self._close(pointer)
-
-
-class Owner:
-    """Stands for memory of this process. A copy would name memory that the original frees, and
-    another process has none of it."""
-
-    _instead = ""  # what to do instead of a copy
-
-    def __reduce_ex__(self, protocol):
-        raise Error(
-            f"{type(self).__name__}: cannot be copied or pickled, as it stands for memory of this "
-            f"process; {self._instead}"
-        )
 
 
 class Turns:
