@@ -142,6 +142,13 @@ struct Counters {
   uint64_t barrier_waits = 0;  // mbarrier waits that had to wait
   uint64_t async_copies = 0;   // bulk and tensor copies
   uint64_t blocks = 0, warps = 0;
+  uint64_t blocks_run = 0;  // fewer than `blocks` where LaunchOptions::sample chose some of them
+  // Of each range of memory that was touched: the bytes of its sectors that were, and its size. The
+  // memory that all blocks touch can be told from that of a sample.
+  struct Touched {
+    uint64_t bytes = 0, of = 0;
+  };
+  std::vector<Touched> touched;
   void add(const Counters& other);
   std::string to_json() const;  // one object, keys as above
 };
@@ -156,6 +163,10 @@ struct LaunchOptions {
   bool count_memory = true;    // sectors, wavefronts, unique bytes; slower
   uint64_t max_reports = 20;   // the launch stops at the first report past these
   bool stop_at_first = false;  // the launch ends with the first report
+  // Runs about so many clusters (blocks, where there are no clusters), spread over the grid, for
+  // counters of launches too large to run whole; 0 runs none of them. Counters are those of the
+  // blocks that ran. Only for kernels whose blocks neither wait for each other nor share out work.
+  uint64_t sample = ~uint64_t{0};
   uint64_t max_warp_instructions = uint64_t{1} << 34;
 };
 

@@ -41,6 +41,15 @@ class TouchedSectors {
   void add(const uint64_t* addresses, uint32_t lanes);
   void add_range(uint64_t begin, uint64_t bytes);
   uint64_t bytes() const { return 32 * count_; }
+  // The address of each.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (const Page& page : pages_) {
+      for (uint64_t sector = 0; sector < 64 && page.number != 0; ++sector) {
+        if (page.bits >> sector & 1) visit(((page.number - 1) * 64 + sector) * 32);
+      }
+    }
+  }
 
  private:
   void add_sector(uint64_t sector);

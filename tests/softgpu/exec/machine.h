@@ -218,6 +218,7 @@ struct Run {
   std::vector<bool> reported;      // by instruction
   MemoryCounts counts;
   uint64_t instructions = 0;
+  uint64_t blocks_run = 0;
   uint64_t random = 0;
   bool count_memory = true;
   std::unique_ptr<GlobalRaces> global_races;

@@ -17,6 +17,11 @@ uint64_t BlockPool::clusters() const {
   return count;
 }
 
+uint64_t BlockPool::blocks_per_cluster() const {
+  const uint32_t(&cluster)[3] = run_->launch->cluster;
+  return uint64_t{cluster[0]} * cluster[1] * cluster[2];
+}
+
 std::unique_ptr<Block> BlockPool::take() {
   const Launch& launch = *run_->launch;
   const Program& program = *run_->program;

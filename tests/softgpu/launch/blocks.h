@@ -16,6 +16,7 @@ class BlockPool {
   // Its blocks have ended.
   void recycle(const std::shared_ptr<Cluster>& cluster);
   uint64_t clusters() const;
+  uint64_t blocks_per_cluster() const;
 
  private:
   std::unique_ptr<Block> take();

@@ -41,6 +41,7 @@ void visit_numbers(C& c, Visit visit) {
   visit("async_copies", c.async_copies);
   visit("blocks", c.blocks);
   visit("warps", c.warps);
+  visit("blocks_run", c.blocks_run);
 }
 
 }  // namespace
@@ -50,6 +51,7 @@ void Counters::add(const Counters& other) {
   visit_numbers(other, [&](const char*, uint64_t value) { numbers.push_back(value); });
   size_t next = 0;
   visit_numbers(*this, [&](const char*, uint64_t& value) { value += numbers[next++]; });
+  touched.insert(touched.end(), other.touched.begin(), other.touched.end());
   for (const auto& [name, value] : other.by_class) by_class[name] += value;
   for (const auto& [name, value] : other.by_opcode) by_opcode[name] += value;
 }
@@ -59,6 +61,8 @@ std::string Counters::to_json() const {
   visit_numbers(*this, [&](const char* name, uint64_t value) { json[name] = value; });
   json["by_class"] = by_class;
   json["by_opcode"] = by_opcode;
+  json["touched"] = nlohmann::ordered_json::array();
+  for (const Touched& range : touched) json["touched"].push_back({range.bytes, range.of});
   return json.dump();
 }
 

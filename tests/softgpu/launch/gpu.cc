@@ -53,6 +53,27 @@ class Lent {
   std::vector<std::pair<const void*, size_t>> ranges_;
 };
 
+// What each range of memory was touched of.
+std::vector<Counters::Touched> touched_ranges(const Run& run) {
+  std::map<uint64_t, Counters::Touched> by_begin;
+  const KnownRange* last = nullptr;
+  run.touched->for_each([&](uint64_t address) {
+    if (last == nullptr || address < last->begin || address >= last->end) {
+      // A range may begin or end within the sector.
+      for (uint64_t at = address; at < address + 32; ++at) {
+        if ((last = run.memory->find(at, 1)) != nullptr) break;
+      }
+      if (last == nullptr) return;
+    }
+    Counters::Touched& range = by_begin[last->begin];
+    range.of = last->end - last->begin;
+    range.bytes = std::min(range.bytes + 32, range.of);
+  });
+  std::vector<Counters::Touched> list;
+  for (const auto& [begin, range] : by_begin) list.push_back(range);
+  return list;
+}
+
 void fill_counters(const Run& run, uint64_t blocks, uint64_t warps_per_block, Counters* to) {
   for (size_t i = 0; i < run.executed.size(); ++i) {
     const Executed& executed = run.executed[i];
@@ -84,6 +105,8 @@ void fill_counters(const Run& run, uint64_t blocks, uint64_t warps_per_block, Co
   to->async_copies = c.async_copies;
   to->blocks = blocks;
   to->warps = blocks * warps_per_block;
+  to->blocks_run = run.blocks_run;
+  to->touched = touched_ranges(run);
 }
 
 uint64_t product(const uint32_t (&v)[3]) { return uint64_t{v[0]} * v[1] * v[2]; }

@@ -29,8 +29,15 @@ class Scheduler {
       : run_(*run), pool_(run), resident_(std::max<uint64_t>(resident, 1)) {}
 
   void run() {
-    const uint64_t count = pool_.clusters();
-    if (run_.options.seed != 0) shuffle_clusters(count);
+    const uint64_t all = pool_.clusters();
+    uint64_t count = std::min(all, run_.options.sample);
+    if (count < all) {
+      choose_clusters(count);
+      count = order_.size();
+    } else if (run_.options.seed != 0) {
+      shuffle_clusters(count);
+    }
+    run_.blocks_run = count * pool_.blocks_per_cluster();
     uint64_t started = 0;
     const size_t at_once = run_.options.seed == 0 ? 1 : kMixed;
     int idle_rounds = 0;
@@ -60,6 +67,24 @@ class Scheduler {
   }
 
  private:
+  // Clusters from the whole grid. Along each dimension one lies in the middle of each part, and the
+  // parts of one dimension meet different ones of the others, so that neither the first nor the
+  // last tiles of a causal mask, say, are seen more often than others.
+  void choose_clusters(uint64_t count) {
+    uint64_t sizes[3];
+    for (int d = 0; d < 3; ++d) sizes[d] = run_.launch->grid[d] / run_.launch->cluster[d];
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t part[3] = {i, (3 * i + 1) % count, (2 * i + 2) % count};
+      uint64_t number = 0;
+      for (int d = 2; d >= 0; --d) {
+        number = number * sizes[d] + (2 * part[d] + 1) * sizes[d] / (2 * count);
+      }
+      order_.push_back(number);
+    }
+    std::sort(order_.begin(), order_.end());
+    order_.erase(std::unique(order_.begin(), order_.end()), order_.end());
+  }
+
   void shuffle_clusters(uint64_t count) {
     order_.resize(count);
     std::iota(order_.begin(), order_.end(), uint64_t{0});

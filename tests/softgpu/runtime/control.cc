@@ -80,4 +80,14 @@ FK_API void fk_softgpu_schedule(uint64_t seed, bool check_races) {
   device.settings().launch.check_races = check_races;
 }
 
+// Later launches run about so many clusters each, spread over the grid: LaunchOptions::sample.
+FK_API void fk_softgpu_sample(uint64_t clusters) {
+  Device& device = Device::get();
+  const std::lock_guard<std::mutex> lock(device.mutex);
+  device.settings().launch.sample = clusters;
+}
+
+// The chip that the software GPU stands for.
+FK_API const char* fk_softgpu_chip() { return keep(Device::get().chip().name); }
+
 }  // extern "C"

@@ -1,5 +1,7 @@
 #include "softgpu/runtime/device.h"
 
+#include <cxxabi.h>
+
 #include <cstdio>
 #include <cstdlib>
 
@@ -15,6 +17,14 @@ void print_leaks() {
   for (const std::string& leak : device.memory().leaks()) {
     std::fprintf(stderr, "softgpu: never freed: %s\n", leak.c_str());
   }
+}
+
+std::string demangled(const std::string& name) {
+  int status = 0;
+  char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
+  const std::string result = text != nullptr ? text : name;
+  std::free(text);
+  return result;
 }
 
 // Reads the images and parses the one that this chip would run.
@@ -154,11 +164,15 @@ void Device::record(const Launch& launch, const Counters& counters, double secon
         static_cast<unsigned long long>(counters.warp_instructions), 1e3 * seconds);
   }
   if (!recording_ && settings_.counters_file.empty()) return;
-  std::string json =
-      "{\"kernel\": \"" + launch.kernel + "\", \"grid\": " + shape_json(launch.grid) +
-      ", \"block\": " + shape_json(launch.block) + ", \"cluster\": " + shape_json(launch.cluster) +
-      ", \"dynamic_shared_bytes\": " + std::to_string(launch.dynamic_shared_bytes) +
-      ", \"counters\": " + counters.to_json() + "}";
+  std::string json = "{\"kernel\": \"" + launch.kernel + "\", \"name\": \"" +
+                     demangled(launch.kernel) + "\", \"grid\": " + shape_json(launch.grid) +
+                     ", \"block\": " + shape_json(launch.block) +
+                     ", \"cluster\": " + shape_json(launch.cluster) +
+                     ", \"dynamic_shared_bytes\": " + std::to_string(launch.dynamic_shared_bytes) +
+                     ", \"shared_bytes\": " +
+                     std::to_string(launch.module->find(launch.kernel)->static_shared_bytes +
+                                    launch.dynamic_shared_bytes) +
+                     ", \"counters\": " + counters.to_json() + "}";
   if (!settings_.counters_file.empty()) {
     if (std::FILE* file = std::fopen(settings_.counters_file.c_str(), "a")) {
       std::fprintf(file, "%s\n", json.c_str());

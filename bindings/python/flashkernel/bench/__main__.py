@@ -47,7 +47,8 @@ def parse(arguments):
     add = parser.add_argument
     add("suite", nargs="?", default="demo", choices=SUITES, metavar="SUITE", help="what to measure")
     add("--framework", choices=frameworks, help="whose tensors; default: torch, else numpy")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    add("--device", choices=("cpu", "cuda", "softgpu"), default="cpu",
+        help="default: cpu; softgpu counts in place of timing: fk bench --device softgpu --help")  # fmt: skip
     add("--peer", action="append", help="only these peers; repeat for several")
     add("--op", action="append", help="only these ops; repeat for several")
     add("--direction", choices=("fwd", "bwd"), help="only forward or backward; default: both")
@@ -231,7 +232,22 @@ def ratio_to_best_peer(row: dict) -> float:
     return round(min(times) / row["ms"]["p50"], 3) if times else 0.0
 
 
+def counts_instead(arguments: list[str]) -> list[str] | None:
+    """The other arguments where `--device softgpu` is among them; else None."""
+    for i, argument in enumerate(arguments):
+        if argument == "--device=softgpu":
+            return arguments[:i] + arguments[i + 1 :]
+        if arguments[i : i + 2] == ["--device", "softgpu"]:
+            return arguments[:i] + arguments[i + 2 :]
+    return None
+
+
 def main(arguments=None) -> int:
+    others = counts_instead(sys.argv[1:] if arguments is None else arguments)
+    if others is not None:
+        from .softgpu import command
+
+        return command.main(others)
     options = parse(arguments)
     bench = Bench(options)
     cases = options.cases

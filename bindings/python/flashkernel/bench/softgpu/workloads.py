@@ -1,0 +1,52 @@
+"""The workloads of the bench, and the one that it times elsewhere: linear layers."""
+
+from ..counts import Count
+from ..mamba import WORKLOADS as MAMBA
+from ..workloads import WORKLOADS as GENERAL
+from ..workloads import Workload, normal
+
+
+def _linear_inputs(params, rng):
+    m, k, n = (params[name] for name in "MKN")
+    tensors = {"x": normal(rng, m, k), "weight": normal(rng, n, k)}
+    if params.get("bias"):
+        tensors["bias"] = normal(rng, n)
+    if params.get("residual"):
+        tensors["residual"] = normal(rng, m, n)
+    return tensors
+
+
+def _linear(params):
+    def call(fk, t):
+        return fk.linear(
+            t["x"], t["weight"], t.get("bias"), activation=params.get("activation"),
+            residual=t.get("residual"),
+        )  # fmt: skip
+
+    return call
+
+
+def _linear_count(direction, p, size):
+    m, k, n = (p[name] for name in "MKN")
+    x, weight, y = m * k * size, n * k * size, m * n * size
+    bias = n * size if p.get("bias") else 0
+    residual = y if p.get("residual") else 0
+    if direction == "fwd":
+        return Count(x + weight + bias + residual, y, 2 * m * n * k)
+    # With an activation, what it was given is read too; the bias's gradient is written.
+    before = y if p.get("activation") else 0
+    return Count(x + weight + y + before, x + weight + bias, 4 * m * n * k)
+
+
+_LINEAR = Workload(
+    "linear",
+    _linear_inputs,
+    _linear,
+    {},
+    _linear_count,
+    ("x", "weight", "bias", "residual"),
+    products=True,
+    options=True,
+)
+
+WORKLOADS = GENERAL | {w.op: w for w in (*MAMBA, _LINEAR)}
