@@ -1,9 +1,12 @@
 #include "model/pattern.h"
 
 #include <algorithm>
+#include <cctype>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+
+#include "model/unicode.h"
 
 namespace fk::model {
 namespace {
@@ -11,6 +14,8 @@ namespace {
 constexpr uint32_t kHeapLimit = 64 << 10;  // KiB, where PCRE2 interprets
 constexpr uint64_t kStepsPerCall = 4;
 constexpr size_t kLiteralBytesPerStep = 8;
+constexpr uint64_t kMaxInRanges = 1 << 21;  // 2 ns for each
+constexpr uint32_t kMaxNamedGroups = 4;     // each makes every step a little longer
 
 // Oniguruma's white space is Unicode's property; PCRE2's has U+180E beside it. Its words have marks
 // and connectors, which PCRE2's have not before 10.43.
@@ -18,13 +23,14 @@ constexpr std::string_view kSpaces = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWords = "\\p{L}\\p{M}\\p{Nd}\\p{Pc}";
 
 // The expression in PCRE2's words. False where it has one of PCRE2's verbs, "(*...)", which would
-// set its options and is nothing in Oniguruma.
+// set its options and is nothing in Oniguruma, or quotes with \Q, which is the letter there.
 bool translate(std::string_view expression, std::string* out) {
   bool in_class = false;
   for (size_t i = 0; i < expression.size(); ++i) {
     const char c = expression[i];
     if (c == '\\' && i + 1 < expression.size()) {
       const char next = expression[++i];
+      if (next == 'Q' || next == 'E') return false;
       const bool space = next == 's' || next == 'S', word = next == 'w' || next == 'W';
       const bool negated = next == 'S' || next == 'W';
       if ((space || word) && !in_class) {
@@ -42,6 +48,66 @@ bool translate(std::string_view expression, std::string* out) {
     *out += c;
   }
   return true;
+}
+
+// The character that an escape at the front of `text` stands for, and its length there.
+// kAnyCharacter: it can be any. kNoCharacter: it is no single one, and no end of a range.
+constexpr uint32_t kAnyCharacter = UINT32_MAX, kNoCharacter = UINT32_MAX - 1;
+uint32_t escaped_character(std::string_view text, size_t* length) {
+  const char kind = text[1];
+  *length = 1 + std::max<size_t>(1, utf8_length(text.substr(1)));
+  if (std::string_view("dDwWsSpPbBRXhHvVKAzZGkg").find(kind) != std::string_view::npos) {
+    return kNoCharacter;
+  }
+  if (std::string_view("aefnrtc").find(kind) != std::string_view::npos) return 0x1F;
+  if (kind == 'x' && text.size() > 2) {
+    const bool braces = text[2] == '{';
+    const size_t begin = braces ? 3 : 2, end = begin + (braces ? 8 : 2);
+    size_t at = begin;
+    uint32_t number = 0;
+    while (at < std::min(end, text.size()) && std::isxdigit(static_cast<unsigned char>(text[at]))) {
+      const char digit = static_cast<char>(text[at++] | 0x20);
+      number = number * 16 + static_cast<uint32_t>(digit <= '9' ? digit - '0' : digit - 'a' + 10);
+    }
+    if (braces && text.substr(at, 1) != "}") return kAnyCharacter;
+    *length = at + (braces ? 1 : 0);
+    return number;
+  }
+  const bool spells = std::isalnum(static_cast<unsigned char>(kind)) != 0;
+  return spells ? kAnyCharacter : utf8_decode(text.substr(1, *length - 1));
+}
+
+// How many characters the ranges of an expression have together, "a-z" and others, whether they
+// stand in a class or not. PCRE2 goes over all of them while it compiles, where case is nothing.
+uint64_t characters_in_ranges(std::string_view expression) {
+  uint64_t sum = 0;
+  uint32_t before = kNoCharacter;
+  bool range = false;
+  for (size_t i = 0, length = 1; i < expression.size(); i += length) {
+    const char c = expression[i];
+    length = 1;
+    if (c == ' ' || c == '\t') continue;  // nothing, where (?xx) is set
+    if (c == '-') {
+      range = before != kNoCharacter;
+      continue;
+    }
+    const std::string_view rest = expression.substr(i);
+    uint32_t character;
+    if (c == '\\' && rest.size() > 1) {
+      character = escaped_character(rest, &length);
+    } else {
+      length = std::max<size_t>(1, utf8_length(rest));
+      character = utf8_decode(rest.substr(0, length));
+    }
+    if (range && character != kNoCharacter) {
+      const uint32_t first = before == kAnyCharacter ? 0 : before;
+      const uint32_t last = std::min<uint32_t>(character, 0x10FFFF);
+      sum += last > first ? last - first : 0;
+    }
+    range = false;
+    before = character;
+  }
+  return sum;
 }
 
 std::string message_of(int code) {
@@ -123,19 +189,27 @@ Status Pattern::compile(std::string_view expression, bool literal,
 }
 
 Status Pattern::compile_expression(std::string_view expression) {
+  if (const uint64_t many = characters_in_ranges(expression); many > kMaxInRanges) {
+    return invalid("expected at most " + std::to_string(kMaxInRanges) +
+                   " characters in all ranges together, got " + std::to_string(many));
+  }
   code_ = std::make_unique<Code>();
   std::string& text = code_->expression;
   if (!translate(expression, &text)) {
-    return invalid("is not a regular expression: (* begins nothing");
+    return invalid("is not a regular expression: (*, \\Q and \\E are not known");
   }
   // A callout at each item counts it, which takes 4 to 8 ns. PCRE2's searches for where a match may
-  // start would not be counted. Without \C nothing matches half a character.
+  // start would not be counted. Without \C nothing matches half a character. What groups match is
+  // not asked for, and to keep it would take time with each item.
   const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT |
-                           PCRE2_NO_START_OPTIMIZE;
+                           PCRE2_NO_START_OPTIMIZE | PCRE2_NO_AUTO_CAPTURE;
   int error;
   size_t offset;
   code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), options,
                               &error, &offset, nullptr);
+  if (error == PCRE2_ERROR_BAD_SUBPATTERN_REFERENCE) {
+    return unsupported("back references and calls of groups by number are not supported");
+  }
   if (code_->code == nullptr) {
     return invalid("is not a regular expression: " + message_of(error) + " at byte " +
                    std::to_string(offset));
@@ -144,6 +218,12 @@ Status Pattern::compile_expression(std::string_view expression) {
   uint32_t back_references = 0;
   pcre2_pattern_info(code_->code, PCRE2_INFO_BACKREFMAX, &back_references);
   if (back_references > 0) return unsupported("back references are not supported");
+  uint32_t groups = 0;
+  pcre2_pattern_info(code_->code, PCRE2_INFO_CAPTURECOUNT, &groups);
+  if (groups > kMaxNamedGroups) {
+    return unsupported("more than " + std::to_string(kMaxNamedGroups) +
+                       " named groups are not supported, got " + std::to_string(groups));
+  }
   code_->costs.resize(text.size() + 1);
   pcre2_callout_enumerate(code_->code, &Code::add_cost, code_.get());
   pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);  // where it cannot, it interprets

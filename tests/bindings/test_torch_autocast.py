@@ -1,30 +1,28 @@
-"""The torch binding under torch.autocast: every op beside the same call with casts made by hand and
-beside torch's own op, and the modules beside the same network in torch's ops."""
-
-import contextlib
+"""The torch binding under torch.autocast: every op beside the same call with casts made by hand,
+in every place where a region may stand."""
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import flashkernel as fk
-from flashkernel.compat import causal_conv1d, flash_attn, mamba_ssm
 from flashkernel.torch import _operators
 from torch_samples import (
     DIFFERENTIABLE,
     DIFFERENTIABLE_CASE,
     EVERY_CASE,
     EVERY_OP,
+    FLOATS,
+    cuda_autocast,
     loss_of,
+    on_a_gpu,
     outputs_of,
     same_values,
     sampling,
     with_gradient,
 )
 
-LOWER = (torch.bfloat16, torch.float16)
-FLOATS = (torch.float32, *LOWER)
+LOWER = FLOATS[1:]
 EVERY_DEVICE = pytest.mark.parametrize(
     "device", ["cpu"] + ["cuda"] * (torch.cuda.is_available() and bool(fk.build_info()["gpus"]))
 )
@@ -73,19 +71,6 @@ def call_once(op, arguments: dict, public=None):
 
 def copies(arguments: dict) -> dict:
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
-
-
-@contextlib.contextmanager
-def cuda_autocast(dtype):
-    """That of a GPU which need not be there: torch.autocast itself would be off without one."""
-    torch.set_autocast_enabled("cuda", True)
-    before = torch.get_autocast_dtype("cuda")
-    torch.set_autocast_dtype("cuda", dtype)
-    try:
-        yield
-    finally:
-        torch.set_autocast_dtype("cuda", before)
-        torch.set_autocast_enabled("cuda", False)
 
 
 # --- every op, by the rule it declares ------------------------------------------------------------
@@ -303,11 +288,6 @@ def test_in_place():
 # --- on a GPU, without one ------------------------------------------------------------------------
 
 
-def on_a_gpu(t):
-    """A fake tensor like it."""
-    return torch.empty(t.shape, dtype=t.dtype, device="cuda")
-
-
 @EVERY_OP
 def test_rules_of_a_gpu(op):
     for optionals in (False, True):
@@ -332,196 +312,3 @@ def test_every_operator_has_the_keys():
             for overload in filter(None, (v.forward, v.in_place, v.differentiable)):
                 for key in ("AutocastCPU", "AutocastCUDA"):
                     assert has_kernel(overload._name, key), (overload, key)
-
-
-# --- beside torch's own ops -----------------------------------------------------------------------
-
-
-def conv(x, w):
-    length = x.shape[1]
-    y = F.conv1d(x.transpose(1, 2), w[:, None], padding=w.shape[1] - 1, groups=w.shape[0])
-    return y[..., :length].transpose(1, 2)
-
-
-def sdpa(*qkv, **options):
-    q, k, v = (t.transpose(1, 2) for t in qkv)
-    return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
-
-
-LAST = (16,)
-# Ours, torch's, and the shapes of what both take.
-TORCHS_OWN = {
-    "rms_norm": (fk.rms_norm, lambda x, w: F.rms_norm(x, LAST, w, 1e-6), [(3, 16), LAST]),
-    "layer_norm": (fk.layer_norm, lambda x, *p: F.layer_norm(x, LAST, *p), [(3, 16), LAST, LAST]),
-    "softmax": (fk.softmax, lambda x: F.softmax(x, -1), [(3, 16)]),
-    "log_softmax": (fk.log_softmax, lambda x: F.log_softmax(x, -1), [(3, 16)]),
-    "logsumexp": (fk.logsumexp, lambda x: x.logsumexp(-1), [(3, 16)]),
-    "sum": (lambda x: fk.sum(x, -1), lambda x: x.sum(-1), [(3, 16)]),
-    "max": (lambda x: fk.max(x, -1), lambda x: x.amax(-1), [(3, 16)]),
-    "cross_entropy": (
-        lambda x: fk.cross_entropy(x, torch.arange(3, device=x.device)),
-        lambda x: F.cross_entropy(x, torch.arange(3, device=x.device)),
-        [(3, 16)],
-    ),
-    "attention": (
-        lambda q, k, v: fk.attention(q, k, v, causal=True),
-        lambda q, k, v: sdpa(q, k, v, is_causal=True),
-        [(2, 5, 3, 16)] * 3,
-    ),
-    "causal_conv1d": (fk.causal_conv1d, conv, [(2, 7, 6), (6, 4)]),
-}
-EACH = pytest.mark.parametrize("name", TORCHS_OWN)
-
-
-def inputs_of(shapes, dtype):
-    """Activations of a dtype, of which there is one or all are, and float32 parameters."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(s, generator=generator) for s in shapes]
-    return [t.to(dtype) if t.ndim > 1 and t.shape != (6, 4) else t for t in drawn]
-
-
-@EACH
-@pytest.mark.parametrize("dtype", FLOATS[:2])
-def test_beside_torchs_own_op(name, dtype):
-    ours, theirs, shapes = TORCHS_OWN[name]
-    results = []
-    for function in (ours, theirs):
-        leaves = [t.requires_grad_() for t in inputs_of(shapes, dtype)]
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = function(*leaves)
-        results.append((out, torch.autograd.grad(loss_of(out), leaves)))
-    (out, grads), (expected, expected_grads) = results
-    # These are float32 here whatever comes: torch's own would round them.
-    assert out.dtype == (torch.float32 if name == "logsumexp" else expected.dtype)
-    rounding = {"rtol": 2e-2, "atol": 2e-2} if torch.bfloat16 in (dtype, expected.dtype) else {}
-    torch.testing.assert_close(out.float(), expected.float(), **rounding)
-    assert [g.dtype for g in grads] == [g.dtype for g in expected_grads]
-    for g, e in zip(grads, expected_grads, strict=True):
-        torch.testing.assert_close(g.float(), e.float(), **({} if not rounding else tolerance(e)))
-
-
-def tolerance(expected):
-    return {"rtol": 5e-2, "atol": 2e-2 * (1 + expected.abs().max().item())}
-
-
-# Torch's convolution asks fake tensors for their device.
-@pytest.mark.parametrize("name", [n for n in TORCHS_OWN if n != "causal_conv1d"])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_dtypes_are_torchs_on_a_gpu(name, dtype):
-    if name == "rms_norm" and torch.__version__ < "2.13":
-        pytest.skip("this torch leaves its own rms_norm in the lower dtype, other norms not")
-    ours, theirs, shapes = TORCHS_OWN[name]
-    drawn = inputs_of(shapes, dtype)
-    with torch._subclasses.FakeTensorMode(), cuda_autocast(torch.float16):
-        leaves = [on_a_gpu(t) for t in drawn]
-        assert ours(*leaves).dtype == theirs(*leaves).dtype
-
-
-# --- networks -------------------------------------------------------------------------------------
-
-
-def mamba_in_torch(block, x):
-    """fk.torch.Mamba's forward in torch's own ops."""
-    x, z = block.in_proj(x).chunk(2, -1)
-    length = x.shape[1]
-    x = F.silu(block.conv1d(F.pad(x.transpose(1, 2), (block.d_conv - 1, 0))))[..., :length]
-    dt, B, C = block.x_proj(x.transpose(1, 2)).split([block.dt_rank, *[block.d_state] * 2], -1)
-    dt = F.linear(dt, block.dt_proj.weight).transpose(1, 2)
-    y = mamba_ssm.selective_scan_ref(
-        x, dt, -torch.exp(block.A_log), B.transpose(1, 2), C.transpose(1, 2), block.D,
-        z.transpose(1, 2), block.dt_proj.bias, True,
-    )  # fmt: skip
-    return block.out_proj(y.transpose(1, 2))
-
-
-def stack_in_torch(stack, x):
-    residual = None
-    for layer in stack.layers:
-        residual = x if residual is None else residual + x
-        x = mamba_in_torch(layer.mixer, layer.norm(residual))
-    return stack.norm_f(residual + x)
-
-
-NETWORKS = {
-    "Mamba": (lambda: fk.torch.Mamba(16), mamba_in_torch),
-    "MambaStack": (lambda: fk.torch.MambaStack(16, 2), stack_in_torch),
-    "compat.Mamba": (lambda: mamba_ssm.Mamba(16), mamba_in_torch),
-}
-
-
-def test_every_module_is_tried():
-    modules = {
-        n
-        for n in fk.torch.__all__
-        if isinstance(m := getattr(fk.torch, n), type) and issubclass(m, torch.nn.Module)
-    }
-    assert modules <= set(NETWORKS)
-
-
-@pytest.mark.parametrize("dtype", FLOATS[:2])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks_beside_torchs_ops(name, dtype):
-    make, in_torch = NETWORKS[name]
-    torch.manual_seed(0)
-    network = make()
-    x = torch.randn(2, 7, 16, dtype=dtype)
-    exact = in_torch(network, x.float())
-    exact_grads = torch.autograd.grad(loss_of(exact), list(network.parameters()))
-    errors, dtypes = [], []
-    for forward in (lambda network, x: network(x), in_torch):
-        leaf = x.clone().requires_grad_()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = forward(network, leaf)
-        grads = torch.autograd.grad(loss_of(out), [leaf, *network.parameters()])
-        dtypes.append([out.dtype, *(g.dtype for g in grads)])
-        both = zip([out, *grads[1:]], [exact, *exact_grads], strict=True)
-        errors.append([((a.float() - e).abs().max() / e.abs().max()).item() for a, e in both])
-    assert dtypes[0] == dtypes[1]
-    for ours, theirs in zip(*errors, strict=True):
-        assert ours <= 3 * theirs + 2e-2
-
-
-def test_compat_flash_attn():
-    q, k, v = torch.randn(3, 2, 6, 2, 8).unbind(0)
-    expected = sdpa(q, k, v, is_causal=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out, lse, _ = flash_attn.flash_attn_func(
-            q, k.bfloat16(), v, causal=True, return_attn_probs=True
-        )
-        packed = flash_attn.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2), causal=True)
-        cached = flash_attn.flash_attn_with_kvcache(q, k, v, causal=True)
-    assert lse.dtype == torch.float32
-    for result in (out, packed, cached):
-        assert result.dtype == torch.bfloat16
-        torch.testing.assert_close(result.float(), expected, rtol=2e-2, atol=2e-2)
-
-
-def test_compat_mamba():
-    u, dt, z = torch.randn(3, 2, 6, 5).unbind(0)
-    A, D, B, C = -torch.rand(6, 4), torch.randn(6), torch.randn(2, 4, 5), torch.randn(2, 4, 5)
-    state, conv_state = torch.zeros(2, 6, 4), torch.zeros(2, 6, 3)
-    weight = torch.randn(6, 4)
-    expected = mamba_ssm.selective_scan_fn(u, dt, A, B, C, D, z, delta_softplus=True)
-    convolved = causal_conv1d.causal_conv1d_fn(u, weight, activation="silu")
-    close = {"rtol": 3e-2, "atol": 3e-2}
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = mamba_ssm.selective_scan_fn(
-            u, dt.bfloat16(), A, B.bfloat16(), C, D, z, delta_softplus=True
-        )
-        steps = [
-            mamba_ssm.selective_state_update(
-                state, u[..., t], dt[..., t].bfloat16(), A, B[..., t], C[..., t].bfloat16(), D,
-                z[..., t], dt_softplus=True,
-            )
-            for t in range(5)
-        ]  # fmt: skip
-        conv = causal_conv1d.causal_conv1d_fn(u, weight, activation="silu")
-        updates = [
-            causal_conv1d.causal_conv1d_update(u[..., t], conv_state, weight, activation="silu")
-            for t in range(5)
-        ]
-    torch.testing.assert_close(out.float(), expected, **close)
-    torch.testing.assert_close(torch.stack(steps, -1).float(), expected, **close)
-    assert conv.dtype == updates[0].dtype == torch.bfloat16
-    torch.testing.assert_close(conv.float(), convolved, **close)
-    torch.testing.assert_close(torch.stack(updates, -1).float(), convolved, **close)

@@ -1,6 +1,8 @@
 """What the tests of the torch binding share: every op by its declaration, with inputs for it, and
 what they do with its outputs."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,7 @@ DIFFERENTIABLE_CASE = pytest.mark.parametrize(
 )
 
 call = sampling.call
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -96,3 +99,21 @@ def strided(t):
     return (
         wide[..., 0].transpose(0, -1).contiguous().transpose(0, -1) if t.ndim > 2 else wide[..., 0]
     )
+
+
+@contextlib.contextmanager
+def cuda_autocast(dtype):
+    """That of a GPU which need not be there: torch.autocast itself would be off without one."""
+    torch.set_autocast_enabled("cuda", True)
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_dtype("cuda", before)
+        torch.set_autocast_enabled("cuda", False)
+
+
+def on_a_gpu(t):
+    """A fake tensor like it."""
+    return torch.empty(t.shape, dtype=t.dtype, device="cuda")

@@ -66,7 +66,7 @@ class Mutator {
                      "\\b",    "$",     "^",    "\\1",         "(?R)",     "\\K", "[^\\s\\p{L}]",
                      "\\z",    "(?C1)", "\\G",  "[[:alpha:]]", "\\h",      "\\d", ""});
     }
-    switch (below(12)) {
+    switch (below(14)) {
       case 0:
         return inner() + inner();
       case 1:
@@ -92,11 +92,24 @@ class Mutator {
       case 9: {
         std::string all = one_in(2) ? "[" : "[^";
         for (size_t i = count(600); i > 0; --i)
-          all += one_of({"a", "b-z", "\xC3\xA4", "\\p{Lu}", "\xE4\xB8\x80"});
+          all += one_of({"a", "b-z", "\xC3\xA4", "\\p{Lu}", "\xE4\xB8\x80",
+                         "\xC4\x80-\xF4\x8F\xBF\xBF", "\\x{100}-\\x{10ffff}"});
         return all + "]" + one_of({"", "+", "*"});
       }
       case 10:
         return ".*" + inner();
+      case 11: {  // groups in groups
+        std::string all = inner();
+        const std::string open = one_of({"(", "(?:", "(?<n>", "(?i:", "(?="});
+        for (size_t i = count(240); i > 0; --i) all = open + all + ")";
+        return all;
+      }
+      case 12: {  // groups in a row
+        const std::string unit = "(" + inner() + ")" + one_of({"?", "*", "", "{0,9}"});
+        std::string all;
+        for (size_t i = count(600); i > 0 && all.size() < 9000; --i) all += unit;
+        return all;
+      }
       default:
         return inner() + inner() + inner();
     }
