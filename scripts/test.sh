@@ -89,30 +89,53 @@ tsan() {
 # The same code as in `build`, so ccache has all of it.
 wheel() { scripts/wheel.sh "$bin/python" AUTO FK_WERROR=ON; }
 
-# The kernels on a GPU in software (docs/softgpu.md), on each of the three chips that it stands for.
-# What is given goes to pytest.
+# Whether there can be a GPU in software (docs/softgpu.md).
+can_build_softgpu() {
+  [ -d build/softgpu_cuda ] && return
+  echo "   no nvcc: the kernels are not run"
+  return 1
+}
+
+# on_softgpu CHIP [ARGUMENTS of pytest...]: every op's tests on the CUDA side, and the software GPU's
+# own.
 on_softgpu() {
-  local chip
-  for chip in 75 80 90; do
-    export FK_SOFTGPU_ARCH=$chip
-    quietly 1 build/softgpu_tests --gtest_brief=1
-    quietly 1 build/fk_softgpu check --device cuda
-    OMP_NUM_THREADS=1 FK_LIBRARY=$PWD/build/libflashkernel_softgpu.so PYTHONPATH=bindings/python \
-      quietly 1 python -m pytest -q -n 2 tests/ops tests/softgpu "$@"
-  done
+  export FK_SOFTGPU_ARCH=$1
+  quietly 1 build/softgpu_tests --gtest_brief=1
+  quietly 1 build/fk_softgpu check --device cuda
+  OMP_NUM_THREADS=1 FK_LIBRARY=$PWD/build/libflashkernel_softgpu.so PYTHONPATH=bindings/python \
+    quietly 1 python -m pytest -q -n 2 tests/ops tests/softgpu \
+      -k "torch_cuda or gpu_agrees or bad_values or softgpu" "${@:2}"
   unset FK_SOFTGPU_ARCH
 }
 
+# Each kernel on each of the chips, and once more with every pair of accesses watched.
 softgpu() {
-  if [ ! -d build/softgpu_cuda ]; then
-    echo "   no nvcc: the kernels are not run"
-    return
-  fi
+  can_build_softgpu || return 0
   compile build softgpu
-  # Two gradients dA of the scan are up to 1.9 times over their bar here, though not on a chip; why
-  # is not known.
-  on_softgpu -k "(torch_cuda or gpu_agrees or bad_values or present) and not \
-    (test_algorithms and hillis) and not (checkpoints_change_no_gradient and 100)"
+  local chip
+  for chip in 90 80 75; do
+    on_softgpu $chip
+    FK_SOFTGPU_ARCH=$chip FK_SOFTGPU_RACES=1 quietly 1 build/fk_softgpu check --device cuda
+  done
+}
+
+# The same in other orders and on other inputs, all of it with every pair of accesses watched; and
+# whether the checks notice a kernel that lacks a barrier, a wait or a fence. An hour.
+softgpu_more() {
+  can_build_softgpu || return 0
+  compile build softgpu
+  local chip seed
+  export FK_SOFTGPU_RACES=1
+  for seed in 1 2; do
+    for chip in 90 80 75; do
+      FK_SOFTGPU_SEED=$seed FK_TEST_SEED=$seed on_softgpu $chip
+    done
+  done
+  unset FK_SOFTGPU_RACES
+  for chip in 90 80; do
+    FK_SOFTGPU_ARCH=$chip FK_LIBRARY=$PWD/build/libflashkernel_softgpu.so OMP_NUM_THREADS=1 \
+      PYTHONPATH=bindings/python quietly 1 python tests/softgpu/mutants.py
+  done
 }
 
 # Last, so that the run ends with its summary. A worker for each of two cores: more threads in each
@@ -120,7 +143,7 @@ softgpu() {
 python_tests() { OMP_NUM_THREADS=1 python -m pytest -q -n 2; }
 
 steps=("$@")
-[ $# -gt 0 ] || steps=(style build cpp house asan tsan wheel python_tests)
+[ $# -gt 0 ] || steps=(style build cpp house softgpu asan tsan wheel python_tests)
 for step in "${steps[@]}"; do
   echo "== $step"
   begin=$SECONDS

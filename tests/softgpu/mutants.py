@@ -72,6 +72,12 @@ def calls() -> dict:
     made["causal_conv1d"] = functools.partial(
         gradients, fk.causal_conv1d, normal(2, 70, 64), normal(64, 4), normal(64)
     )
+    for name, dtype in (("", torch.float16), (" float32", torch.float32)):
+        linear = functools.partial(fk.linear, activation="gelu")
+        x, weight = normal(150, 96, dtype=dtype), normal(136, 96, dtype=dtype)
+        made[f"linear{name}"] = functools.partial(
+            gradients, linear, x, weight, normal(136, dtype=dtype)
+        )
     return made
 
 

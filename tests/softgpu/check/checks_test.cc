@@ -103,6 +103,65 @@ TEST_F(Checks, LastBlockReadsWhatTheOthersReleased) {
   expect_problem(run(text(2, part + unordered + last), {data, counter}, 1, 8), Problem::kRace);
 }
 
+TEST_F(Checks, GlobalRaceWithinABlock) {
+  options_.check_races = true;
+  auto* data = put<uint32_t>(std::vector<uint32_t>(64));
+  const std::string store = kOwnWord + std::string("st.global.u32 [%rd9], %r0;\n");
+  // What the thread 32 further stored.
+  const std::string load =
+      "add.s32 %r5, %r0, 32;\nand.b32 %r5, %r5, 63;\nmul.wide.u32 %rd10, %r5, 4;\n"
+      "add.s64 %rd11, %rd0, %rd10;\nld.global.u32 %r6, [%rd11];\n";
+  const std::string barrier = "bar.sync 0;\n";
+  expect_problem(run(text(1, store + load), {data}, 64), Problem::kRace, "warp 0");
+  const LaunchResult right = run(text(1, store + barrier + load), {data}, 64);
+  EXPECT_TRUE(right.ok()) << all(right);
+  expect_problem(run(text(1, store + barrier + load + "st.global.u32 [%rd9], %r6;"), {data}, 64),
+                 Problem::kRace);
+  // Lanes of a warp.
+  const std::string other =
+      "xor.b32 %r5, %r0, 1;\nmul.wide.u32 %rd10, %r5, 4;\n"
+      "add.s64 %rd11, %rd0, %rd10;\nld.global.u32 %r6, [%rd11];\n";
+  expect_problem(run(text(1, store + other), {data}), Problem::kRace, "lane");
+  EXPECT_TRUE(run(text(1, store + "bar.warp.sync -1;\n" + other), {data}).ok());
+}
+
+// A block's threads store; one of them counts the block for all; the last one reads everything.
+TEST_F(Checks, WhoCountsABlockHasSeenItsThreads) {
+  options_.check_races = true;
+  auto* data = put<uint32_t>(std::vector<uint32_t>(256));
+  auto* counter = put<uint32_t>({0});
+  const std::string store =
+      "shl.b32 %r5, %r1, 6;\nadd.s32 %r5, %r5, %r0;\nmul.wide.u32 %rd8, %r5, 4;\n"
+      "add.s64 %rd9, %rd0, %rd8;\nst.global.u32 [%rd9], %r5;\nmembar.gl;\n";
+  const std::string count =
+      "setp.ne.u32 %p1, %r0, 0;\n@%p1 ret;\natom.global.add.u32 %r6, [%rd1], 1;\n"
+      "setp.ne.u32 %p1, %r6, 3;\n@%p1 ret;\nld.global.u32 %r7, [%rd0+252];\n"
+      "ld.global.u32 %r7, [%rd0+508];";
+  const LaunchResult right = run(text(2, store + "bar.sync 0;\n" + count), {data, counter}, 64, 4);
+  EXPECT_TRUE(right.ok()) << all(right);
+  *counter = 0;
+  expect_problem(run(text(2, store + count), {data, counter}, 64, 4), Problem::kRace);
+}
+
+// Each block of a pair stores into the other's shared memory.
+TEST_F(Checks, ClustersWaitForEachOther) {
+  options_.check_races = true;
+  shared_bytes_ = 256;
+  cluster_ = 2;
+  const std::string meet = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n";
+  const std::string store =
+      kOwnShared + std::string(
+                       "mov.u32 %r30, %cluster_ctarank;\nxor.b32 %r30, %r30, 1;\n"
+                       "mapa.shared::cluster.u32 %r31, %r20, %r30;\n"
+                       "st.shared::cluster.u32 [%r31], %r0;\n");
+  const std::string load = "ld.shared.u32 %r5, [%r21];\n";
+  const LaunchResult right = run(text(0, meet + store + meet + load), {}, 64, 2);
+  EXPECT_TRUE(right.ok()) << all(right);
+  EXPECT_FALSE(run(text(0, meet + store + load), {}, 64, 2).ok());
+  // The first block may be gone when the other one stores there.
+  EXPECT_FALSE(run(text(0, store), {}, 64, 2).ok());
+}
+
 TEST_F(Checks, CopiesThatNobodyWaitedFor) {
   shared_bytes_ = 256;
   auto* data = put<uint32_t>(std::vector<uint32_t>(32, 7));
@@ -280,6 +339,18 @@ TEST_F(Checks, ProxyFences) {
   expect_problem(run(text(1, bulk_store(fence, "")), {out}, 64), Problem::kUnfinished);
   expect_problem(run(text(1, bulk_store(fence, "st.shared.u32 [%r19], 99;\n" + wait)), {out}, 64),
                  Problem::kPending, "changed while a copy");
+}
+
+// One warpgroup gives registers back, which the two others take.
+TEST_F(Checks, RegistersAreGivenBackBeforeTheyAreTaken) {
+  const auto take = [](int registers) {
+    return "setp.lt.u32 %p1, %r0, 128;\n@%p1 bra $gives;\nsetmaxnreg.inc.sync.aligned.u32 " +
+           std::to_string(registers) + ";\nret;\n$gives:\nsetmaxnreg.dec.sync.aligned.u32 24;";
+  };
+  const LaunchResult right = run(text(0, take(240)), {}, 384);
+  EXPECT_TRUE(right.ok()) << all(right);
+  expect_problem(run(text(0, take(248)), {}, 384), Problem::kDeadlock, "2048 registers more");
+  expect_problem(run(text(0, take(100)), {}, 384), Problem::kOther, "multiple of 8");
 }
 
 TEST_F(Checks, LaunchLimits) {

@@ -12,16 +12,6 @@ namespace {
 
 ClusterRaces* races_of(const Block& block) { return block.cluster->races.get(); }
 
-size_t agent_of(const Warp& warp) {
-  return warp.block->rank * warp.block->warps.size() + static_cast<size_t>(warp.index);
-}
-
-// What the warp does from now on is later than what it has passed on.
-void advance(ClusterRaces& races, size_t agent) {
-  Clocks& own = races.warps[agent].all;
-  own.set(agent, own.at(agent) + 1);
-}
-
 std::string place_of(const Warp& warp, const Trace& trace) {
   const InstructionText& at = warp.run->program->texts[trace.pc];
   std::string text = trace.copied ? "a copy" : "warp " + std::to_string(trace.agent);
@@ -119,6 +109,7 @@ void start_races(Block& block) {
   if (!cluster.races) {
     cluster.races = std::make_unique<ClusterRaces>();
     ClusterRaces& all = *cluster.races;
+    all.number = block.number;
     all.agents = cluster.blocks.size() * block.warps.size();
     all.warps.resize(all.agents);
     all.epochs.assign(all.agents, 1);

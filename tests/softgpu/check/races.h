@@ -1,20 +1,24 @@
-// Accesses to shared memory that nothing orders. Each warp has a clock for every other agent: how
-// far it has seen what that one did. Barriers pass these on; an access to a word that another agent
-// wrote, at a time that this warp has not seen, is a race. The agents are the warps of a cluster
-// and its mbarriers, for the copies that complete on them.
+// Accesses that nothing orders. Each warp has a clock for every other agent: how far it has seen
+// what that one did. Barriers pass these on; an access to a word that another agent wrote, at a
+// time that this warp has not seen, is a race. The agents are the warps of a cluster and its
+// mbarriers, for the copies that complete on them; what is known of other clusters is kept beside.
+// This is about shared memory; global_races.h goes by the same clocks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
+#include <unordered_map>
 #include <vector>
 
 #include "exec/machine.h"
 
 namespace fk::softgpu {
 
-// What an access does. A synchronising one is an atomic or a volatile access that others may wait
-// for: it passes on what its block has seen.
-enum class Kind : uint8_t { kRead, kWrite, kAtomic, kSynchronise };
+// What an access does. The last three are those by which warps of different clusters may wait for
+// each other: a volatile or acquiring load takes over what those have seen who released at its
+// address, a volatile or releasing store passes on what its warp has seen, an atomic does both.
+enum class Kind : uint8_t { kRead, kWrite, kAtomic, kAcquire, kRelease, kSynchronise };
 
 // By agent, up to which of its times all is seen.
 class Clocks {
@@ -24,6 +28,7 @@ class Clocks {
     if (times_.size() <= agent) times_.resize(agent + 1, 0);
     times_[agent] = time;
   }
+  size_t size() const { return times_.size(); }
   void join(const Clocks& other) {
     if (times_.size() < other.times_.size()) times_.resize(other.times_.size(), 0);
     for (size_t i = 0; i < other.times_.size(); ++i) {
@@ -35,13 +40,37 @@ class Clocks {
   std::vector<uint32_t> times_;
 };
 
+// The same of agents of several clusters: mostly empty.
+class ClustersClocks {
+ public:
+  using Key = uint64_t;
+  static Key key(uint32_t cluster, size_t agent) { return uint64_t{cluster} << 32 | agent; }
+  uint32_t at(Key key) const {
+    const auto found = times_.find(key);
+    return found == times_.end() ? 0 : found->second;
+  }
+  void advance_to(Key key, uint32_t time) {
+    uint32_t& own = times_[key];
+    own = std::max(own, time);
+  }
+  void join(const ClustersClocks& other) {
+    for (const auto& [key, time] : other.times_) advance_to(key, time);
+  }
+  const std::unordered_map<Key, uint32_t>& times() const { return times_; }
+
+ private:
+  std::unordered_map<Key, uint32_t> times_;
+};
+
 // What an agent has seen, and how much of it lies behind a proxy fence, so that copies and
 // multiplications see it, too.
 struct Seen {
   Clocks all, fenced;
+  ClustersClocks others;  // of other clusters
   void join(const Seen& other) {
     all.join(other.all);
     fenced.join(other.fenced);
+    others.join(other.others);
   }
 };
 
@@ -77,11 +106,23 @@ class ClusterRaces {
   struct Phases {
     Seen arriving, complete;
   };
+  uint32_t number = 0;      // no other cluster of the launch has it
   std::vector<Seen> warps;  // by agent
   std::vector<uint32_t> epochs;
   size_t agents = 0;
   std::map<int, Phases> memory_barriers;  // by agent
   Seen cluster, cluster_complete;
 };
+
+// Which agent of its cluster a warp is.
+inline size_t agent_of(const Warp& warp) {
+  return warp.block->rank * warp.block->warps.size() + static_cast<size_t>(warp.index);
+}
+
+// What the warp does from now on is later than what it has passed on.
+inline void advance(ClusterRaces& races, size_t agent) {
+  Clocks& own = races.warps[agent].all;
+  own.set(agent, own.at(agent) + 1);
+}
 
 }  // namespace fk::softgpu

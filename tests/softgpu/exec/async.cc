@@ -1,4 +1,6 @@
 // Fences, and what else orders asynchronous work; the tables of the rest of it.
+#include <algorithm>
+
 #include "check/race_hooks.h"
 #define SOFTGPU_TARGET base
 #include "exec/lanes.h"
@@ -28,12 +30,36 @@ void map_address(Warp& warp, const Instruction& i, uint32_t lanes) {
   base::put(base::lanes_to<uint32_t>(warp, i.at[0]), result, lanes);
 }
 
+// Registers that a thread has before setmaxnreg: as many as the block's place on the multiprocessor
+// holds, which is what a kernel that uses setmaxnreg is compiled to.
+int registers_at_start(const Block& block) {
+  constexpr int kMost = 256, kStep = 8;
+  const int blocks = std::max(block.run->program->info.min_blocks, 1);
+  const int threads = static_cast<int>(block.warps.size()) * kLanes;
+  const int fit = block.run->chip->registers_per_multiprocessor / (blocks * threads);
+  return std::min(fit / kStep * kStep, kMost);
+}
+
 void set_registers(Warp& warp, const Instruction& i, uint32_t) {
-  if (i.number % 8 != 0 || i.number < 24 || i.number > 256) {
+  const auto wanted = static_cast<int>(i.number);
+  if (wanted % 8 != 0 || wanted < 24 || wanted > 256) {
     report(warp, Problem::kOther, -1, 0,
-           "setmaxnreg to " + std::to_string(i.number) +
+           "setmaxnreg to " + std::to_string(wanted) +
                " registers: a multiple of 8 from 24 to 256 is expected");
   }
+  const Block& block = *warp.block;
+  const int start = registers_at_start(block);
+  warp.registers = wanted;
+  int sum = 0;
+  for (const auto& other : block.warps) {
+    if (other->registers == 0) return;  // it may give some back
+    sum += other->registers - start;
+  }
+  if (sum <= 0) return;
+  report(warp, Problem::kDeadlock, -1, 0,
+         "setmaxnreg waits for ever: the warps of the block ask for " +
+             std::to_string(sum * kLanes) + " registers more than the " + std::to_string(start) +
+             " a thread that they had");
 }
 
 }  // namespace

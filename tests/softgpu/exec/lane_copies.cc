@@ -72,7 +72,8 @@ void start_copies(Warp& warp, const Instruction& i, uint32_t lanes) {
     uint64_t sources[kLanes];
     std::memcpy(sources, from, sizeof sources);
     fill_others(sources, wanted);
-    const uint32_t good = prepare_global<base::Access::kLoad>(warp, wanted, sources, bytes);
+    const uint32_t good =
+        prepare_global<base::Access::kLoad, Kind::kRead>(warp, wanted, sources, bytes);
     lanes &= ~(wanted & ~good);
     wanted = good;
   }

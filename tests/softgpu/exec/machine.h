@@ -103,6 +103,7 @@ struct Warp {
   bool multiply_fenced = false;
   std::vector<Multiplication> multiplications;
   uint32_t cluster_phase = 0;
+  int registers = 0;  // of a thread, as setmaxnreg set them; 0 before
 };
 
 struct NamedBarrier {

@@ -66,7 +66,7 @@ inline void count_global(Warp& warp, const uint64_t* addresses, uint32_t lanes, 
 }
 
 // The lanes that may go on. Afterwards the addresses of all lanes can be loaded from.
-template <Access kAccess, bool kStrong = false>
+template <Access kAccess, Kind kKind>
 inline uint32_t prepare_global(Warp& warp, uint32_t lanes, uint64_t* addresses, uint32_t bytes) {
   uint64_t low = ~uint64_t{0}, high = 0, all = 0;
   for (int l = 0; l < kLanes; ++l) {
@@ -84,13 +84,7 @@ inline uint32_t prepare_global(Warp& warp, uint32_t lanes, uint64_t* addresses, 
   }
   if (warp.run->launch->early && !warp.waited_for_grid) report_early(warp, lanes, addresses);
   if (warp.run->count_memory) count_global(warp, addresses, lanes, bytes, kAccess);
-  if (warp.run->global_races) {
-    note_global(warp, lanes, addresses, bytes,
-                kStrong                     ? Kind::kSynchronise
-                : kAccess == Access::kLoad  ? Kind::kRead
-                : kAccess == Access::kStore ? Kind::kWrite
-                                            : Kind::kAtomic);
-  }
+  if (warp.run->global_races) note_global(warp, lanes, addresses, bytes, kKind);
   return lanes;
 }
 
@@ -194,14 +188,16 @@ template <class T, class R, int kCount, bool kStrong = false>
 void load_global(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) uint64_t addresses[kLanes];
   addresses_of(warp, i, 1, i.immediate, lanes, addresses);
-  lanes = prepare_global<Access::kLoad, kStrong>(warp, lanes, addresses, sizeof(T) * kCount);
+  lanes = prepare_global < Access::kLoad,
+  kStrong ? Kind::kAcquire : Kind::kRead > (warp, lanes, addresses, sizeof(T) * kCount);
   if (lanes != 0) load_lanes<T, R, kCount>(warp, i, lanes, addresses);
 }
 template <class T, int kCount, bool kStrong = false, class K = Kept<T>>
 void store_global(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) uint64_t addresses[kLanes];
   addresses_of(warp, i, 0, i.immediate, lanes, addresses);
-  lanes = prepare_global<Access::kStore, kStrong>(warp, lanes, addresses, sizeof(T) * kCount);
+  lanes = prepare_global < Access::kStore,
+  kStrong ? Kind::kRelease : Kind::kWrite > (warp, lanes, addresses, sizeof(T) * kCount);
   if (lanes != 0) store_lanes<T, kCount, K>(warp, i, lanes, addresses);
 }
 template <class T, class R, int kCount, bool kCluster>
@@ -356,9 +352,11 @@ template <class T, class Operation, bool kResult, int kCount>
 void update_global(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) uint64_t addresses[kLanes];
   addresses_of(warp, i, kResult ? 1 : 0, i.immediate, lanes, addresses);
-  // Sums of floats are for nobody to wait for.
-  constexpr bool kStrong = kResult || std::is_integral_v<T>;
-  lanes = prepare_global<Access::kAtomic, kStrong>(warp, lanes, addresses, sizeof(T) * kCount);
+  // Without a result nothing is learnt; and sums of floats are for nobody to wait for.
+  constexpr Kind kKind = kResult                 ? Kind::kSynchronise
+                         : std::is_integral_v<T> ? Kind::kRelease
+                                                 : Kind::kAtomic;
+  lanes = prepare_global<Access::kAtomic, kKind>(warp, lanes, addresses, sizeof(T) * kCount);
   if (lanes != 0) update_lanes<T, Operation, kResult, kCount>(warp, i, lanes, addresses);
 }
 template <class T, class Operation, bool kResult, int kCount>
@@ -374,7 +372,7 @@ template <class T>
 void compare_and_swap(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) uint64_t addresses[kLanes];
   addresses_of(warp, i, 1, i.immediate, lanes, addresses);
-  lanes = prepare_global<Access::kAtomic, true>(warp, lanes, addresses, sizeof(T));
+  lanes = prepare_global<Access::kAtomic, Kind::kSynchronise>(warp, lanes, addresses, sizeof(T));
   if (lanes == 0) return;
   const auto* expected = lanes_at<T>(warp, i.at[2]);
   const auto* value = lanes_at<T>(warp, i.at[3]);

@@ -122,6 +122,7 @@ void BlockPool::begin(Warp& warp) {
   warp.multiplications.clear();
   warp.multiply_group = 0;
   warp.cluster_phase = 0;
+  warp.registers = 0;
   fill_specials(warp);
 }
 
