@@ -12,6 +12,7 @@
 
 namespace fk::cuda {
 
+// Converts an element to float, which is exact.
 template <class T>
 __device__ __forceinline__ float to_float(T x) {
   return static_cast<float>(x);
@@ -25,7 +26,7 @@ __device__ __forceinline__ float to_float<__nv_bfloat16>(__nv_bfloat16 x) {
   return __bfloat162float(x);
 }
 
-// Rounds to nearest, ties to even.
+// Converts a float to an element, rounding to nearest, ties to even.
 template <class T>
 __device__ __forceinline__ T from_float(float x) {
   return static_cast<T>(x);
@@ -39,17 +40,19 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// N elements in registers, N a power of two and at most 16 bytes.
+// N elements in registers, aligned so that they load and store as one. N is a power of two, and the
+// vector has at most 16 bytes.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Vec {
   static_assert(sizeof(T) * N <= 16 && (N & (N - 1)) == 0);
   T data[N];
 };
 
-// The widest vector of T: one 16-byte access per thread.
+// How many elements the widest vector of T has: those of one 16-byte access.
 template <class T>
 constexpr int kVecWidth = 16 / static_cast<int>(sizeof(T));
 
+// Converts a vector's elements to float.
 template <class T, int N>
 __device__ __forceinline__ void unpack(const Vec<T, N>& v, float (&out)[N]) {
   if constexpr (sizeof(T) == 2 && N >= 2) {
@@ -75,11 +78,12 @@ __device__ __forceinline__ void unpack(const Vec<T, N>& v, float (&out)[N]) {
   }
 }
 
+// Rounds floats to a vector of T.
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> pack(const float (&in)[N]) {
   Vec<T, N> v;
   if constexpr (sizeof(T) == 2 && N >= 2) {
-    // One conversion instruction makes two elements.
+    // One conversion instruction rounds two elements.
     uint32_t words[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
@@ -99,7 +103,7 @@ __device__ __forceinline__ Vec<T, N> pack(const float (&in)[N]) {
   return v;
 }
 
-// Plain access, cached in L1 and L2. `p` is aligned to the vector.
+// Loads and stores a vector without hints, through L1 and L2. `p` is aligned to the vector.
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
@@ -109,7 +113,8 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// For data that nobody writes while the kernel runs and that many threads read (weights).
+// Loads a vector that nobody writes while the kernel runs and that many threads read (weights),
+// through the read-only cache. The compiler may move the load, also across barriers.
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load_read_only(const T* p) {
   constexpr int kBytes = sizeof(T) * N;
@@ -129,8 +134,9 @@ __device__ __forceinline__ Vec<T, N> load_read_only(const T* p) {
   return v;
 }
 
-// For 16 bytes that nobody writes while the kernel runs. Volatile: a load stays where it was
-// written, ahead of barriers and behind wait_for_earlier_kernels.
+// Loads 16 bytes that nobody writes while the kernel runs, through the read-only cache. The
+// statement is volatile, so that the load stays where it stands in the code: ahead of the barriers
+// after it, and behind wait_for_earlier_kernels.
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load_ordered(const T* p) {
   static_assert(sizeof(T) * N == 16);
@@ -143,7 +149,8 @@ __device__ __forceinline__ Vec<T, N> load_ordered(const T* p) {
   return v;
 }
 
-// For data that this kernel does not read again: first to leave the caches (st.global.cs).
+// Stores a vector that this kernel does not read again, with the hint that it may leave the caches
+// first (st.global.cs).
 template <class T, int N>
 __device__ __forceinline__ void store_streaming(T* p, const Vec<T, N>& v) {
   constexpr int kBytes = sizeof(T) * N;
