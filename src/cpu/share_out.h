@@ -1,4 +1,4 @@
-// Items of work for threads that each have scratch memory of their own.
+// Shares out items of work among workers, each of which has scratch memory of its own.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,18 @@
 
 namespace fk::cpu {
 
-// Threads that can have scratch memory. Fixed for the life of the process, because a call must find
-// the workspace it was told to bring.
+// Returns the most workers that a call may plan for. The number never changes while the process
+// runs, because the workspace that a query asks for must still be enough at the call.
 inline int64_t worker_limit() {
   static const int64_t limit =
       std::clamp<int64_t>(static_cast<int64_t>(std::thread::hardware_concurrency()), 1, 256);
   return limit;
 }
 
-// body(worker, item) for all items, each worker taking the next one when it is done with the last.
-// Which worker gets an item is up to chance; what is computed must not depend on it.
+// Calls body(worker, item) once for each of `items` items, on the threads of `exec`. Each of at
+// most `workers` workers takes the next item when it is done with its last, so which worker gets an
+// item is up to chance: results must not depend on it. No two calls with the same worker run at
+// once, so `worker` can select scratch memory.
 template <class Body>
 void share_out(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
   std::atomic<int64_t> taken{0};

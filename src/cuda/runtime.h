@@ -46,8 +46,9 @@ class DeviceGuard {
   int error_ = 0;      // a cudaError_t
 };
 
-// These act on GPU number `device` and leave the caller's current device as it was. copy_to_host returns once the bytes are there. `stream` is a cudaStream_t; null is the default stream. Memory from
-// device_malloc belongs to the caller, who returns it with device_free.
+// These act on GPU number `device` and leave the caller's current device as it was. copy_to_host
+// returns once the bytes are there. `stream` is a cudaStream_t; null is the default stream. Memory
+// from device_malloc belongs to the caller, who returns it with device_free.
 Status device_malloc(int device, size_t bytes, void** pointer);
 Status device_free(int device, void* pointer);
 Status copy_to_device(int device, void* to, const void* from, size_t bytes);
