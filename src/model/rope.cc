@@ -1,3 +1,4 @@
+// Computes rotary frequencies as Transformers does, for each kind of scaling.
 #include "model/rope.h"
 
 #include <algorithm>
@@ -6,9 +7,10 @@
 namespace fk::model {
 namespace {
 
-constexpr double kTurn = 6.283185307179586;
+constexpr double kTurn = 6.283185307179586;  // 2 pi, a full rotation
 
-// Llama 3: long waves are stretched, short ones kept, those between blended.
+// Scales a frequency as Llama 3 does: long waves are stretched by the factor, short ones stay, and
+// those between are blended.
 double llama3(double frequency, double context, const RopeScaling& s) {
   const double wave = kTurn / frequency;
   if (wave > context / s.low_freq_factor) return frequency / s.factor;
@@ -18,7 +20,7 @@ double llama3(double frequency, double context, const RopeScaling& s) {
   return (1 - blend) * frequency / s.factor + blend * frequency;
 }
 
-// YaRN: the index at which a pair turns `turns` times within the context.
+// Returns, for YaRN, the index of the pair that makes `turns` full rotations within the context.
 double yarn_index(double turns, double dim, double theta, double context) {
   return dim * std::log(context / (turns * kTurn)) / (2 * std::log(theta));
 }
