@@ -84,7 +84,7 @@ struct Pointer<const Any> : Pointer<Any> {};
 
 // What kernels call to load and store vectors; a vector of Any has one element.
 template <int N>
-__device__ __forceinline__ Vec<Any, N> load_in_order(const AnyPointer& p) {
+__device__ __forceinline__ Vec<Any, N> load_overwritable_in_place(const AnyPointer& p) {
   static_assert(N == 1);
   return {{(*p).load()}};
 }

@@ -138,7 +138,7 @@ __device__ __forceinline__ Vec<T, N> load_read_only(const T* p) {
 // statement is volatile, so that the load stays where it stands in the code: ahead of the barriers
 // after it, and behind wait_for_earlier_kernels.
 template <int N, class T>
-__device__ __forceinline__ Vec<T, N> load_ordered(const T* p) {
+__device__ __forceinline__ Vec<T, N> load_read_only_in_place(const T* p) {
   static_assert(sizeof(T) * N == 16);
   Vec<T, N> v;
   uint4 w;
@@ -146,6 +146,39 @@ __device__ __forceinline__ Vec<T, N> load_ordered(const T* p) {
                : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
                : "l"(p));
   memcpy(v.data, &w, sizeof(w));
+  return v;
+}
+
+// Loads a vector that this kernel may overwrite later (an output that takes an input's place), so
+// not through the read-only cache. The statement is volatile, so that the load stays where it
+// stands in the code, ahead of the work on other data. kOnce says that the data are read only once
+// and need no place in L1.
+template <int N, bool kOnce = true, class T>
+__device__ __forceinline__ Vec<T, N> load_overwritable_in_place(const T* p) {
+  constexpr int kBytes = sizeof(T) * N;
+  Vec<T, N> v;
+  if constexpr (kBytes == 16) {
+    uint4 w;
+    if constexpr (kOnce) {
+      asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                   : "l"(p));
+    } else {
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                   : "l"(p));
+    }
+    memcpy(v.data, &w, kBytes);
+  } else if constexpr (kBytes == 4) {
+    uint32_t w;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(w) : "l"(p));
+    memcpy(v.data, &w, kBytes);
+  } else {
+    static_assert(kBytes == 2);
+    uint16_t w;
+    asm volatile("ld.global.b16 %0, [%1];" : "=h"(w) : "l"(p));
+    memcpy(v.data, &w, kBytes);
+  }
   return v;
 }
 

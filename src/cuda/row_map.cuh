@@ -63,7 +63,7 @@ __device__ __forceinline__ void map_part(const Op& op, const typename Op::Row& s
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
         if (i + j * group < part.vectors) {
-          v[k][j] = load_in_order<kWidth, kHints>(in[k] + column + j * group * kWidth);
+          v[k][j] = load_overwritable_in_place<kWidth, kHints>(in[k] + column + j * group * kWidth);
         }
       }
     }
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
     for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
-        if (i + j * at.lines < at.end) v[k][j] = load_in_order<kWidth>(in[k]);
+        if (i + j * at.lines < at.end) v[k][j] = load_overwritable_in_place<kWidth>(in[k]);
         in[k] += at.lines * op.in[k].step;
       }
     }

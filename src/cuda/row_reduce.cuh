@@ -73,7 +73,8 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
 #pragma unroll
   for (int k = 0; k < kInputs; ++k) {
     ragged[k] = in[k];
-    if (lane < part.ragged) first[k] = load_in_order<1>(in[k] + part.ragged_at(lane)).data[0];
+    if (lane < part.ragged)
+      first[k] = load_overwritable_in_place<1>(in[k] + part.ragged_at(lane)).data[0];
   }
 
 #pragma unroll
@@ -87,7 +88,7 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
       for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
         for (int k = 0; k < kInputs; ++k)
-          v[k][j] = load_in_order<kWidth>(in[k] + j * group * kWidth);
+          v[k][j] = load_overwritable_in_place<kWidth>(in[k] + j * group * kWidth);
       }
     } else {
       const T fill = from_float<T>(op.fill(state));
@@ -100,7 +101,7 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
         for (int k = 0; k < kInputs; ++k) {
 #pragma unroll
           for (int e = 0; e < kWidth; ++e) v[k][j].data[e] = fill;
-          if (inside) v[k][j] = load_in_order<kWidth>(in[k] + j * group * kWidth);
+          if (inside) v[k][j] = load_overwritable_in_place<kWidth>(in[k] + j * group * kWidth);
         }
       }
     }
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
         for (int k = 0; k < kInputs; ++k) {
 #pragma unroll
           for (int e = 0; e < kWidth; ++e) v[k][j].data[e] = from_float<T>(op.fill(state[e]));
-          if (inside) v[k][j] = load_in_order<kWidth>(in[k]);
+          if (inside) v[k][j] = load_overwritable_in_place<kWidth>(in[k]);
           in[k] += at.lines * op.in[k].step;
         }
       }

@@ -120,7 +120,7 @@ struct Tile {
     for (int j = 0; j < kVectors; ++j) {
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) v[j].data[e] = fill;
-      if (whole(j)) v[j] = load_ordered<kWidth>(row + begin(j));
+      if (whole(j)) v[j] = load_read_only_in_place<kWidth>(row + begin(j));
     }
     if constexpr (kRagged) {
 #pragma unroll

@@ -14,39 +14,6 @@ namespace fk::cuda {
 template <class Op>
 constexpr int kBatch = Op::kInputs == 2 ? 2 : 4;
 
-// Loads a vector that this kernel may overwrite later (an output that takes an input's place), so
-// not through the read-only cache. The statement is volatile, so that the load stays where it
-// stands in the code, ahead of the work on other data. kOnce says that the data are read only once
-// and need no place in L1.
-template <int N, bool kOnce = true, class T>
-__device__ __forceinline__ Vec<T, N> load_in_order(const T* p) {
-  constexpr int kBytes = sizeof(T) * N;
-  Vec<T, N> v;
-  if constexpr (kBytes == 16) {
-    uint4 w;
-    if constexpr (kOnce) {
-      asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                   : "l"(p));
-    } else {
-      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                   : "l"(p));
-    }
-    memcpy(v.data, &w, kBytes);
-  } else if constexpr (kBytes == 4) {
-    uint32_t w;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(w) : "l"(p));
-    memcpy(v.data, &w, kBytes);
-  } else {
-    static_assert(kBytes == 2);
-    uint16_t w;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(w) : "l"(p));
-    memcpy(v.data, &w, kBytes);
-  }
-  return v;
-}
-
 // One part of a row that is cut into 16-byte vectors: `vectors` whole vectors from element `begin`
 // on. The row's elements before the first 16-byte border and after the last one are single
 // ("ragged") elements; the former belong to part 0, the latter to the last part.

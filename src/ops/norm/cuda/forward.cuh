@@ -129,7 +129,7 @@ __device__ __forceinline__ void load_row(const T* data, int vectors, RowPart<T, 
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int v = Team::rank() + i * Team::kSize;
-    if (v < vectors) part[i] = load_ordered<kVecWidth<T>>(data + v * kVecWidth<T>);
+    if (v < vectors) part[i] = load_read_only_in_place<kVecWidth<T>>(data + v * kVecWidth<T>);
   }
 }
 

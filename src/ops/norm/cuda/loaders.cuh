@@ -21,7 +21,8 @@ class DirectLoader {
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
         const int v = Team::rank() + i * Team::kSize;
-        if (v < vectors_) parts[k][i] = load_ordered<kVecWidth<T>>(data + v * kVecWidth<T>);
+        if (v < vectors_)
+          parts[k][i] = load_read_only_in_place<kVecWidth<T>>(data + v * kVecWidth<T>);
       }
     }
   }

@@ -156,7 +156,7 @@ class HeldParameter {
         for (int j = 0; j < kWidth; ++j) otherwise[j] = p.otherwise;
         held_[i] = pack<T>(otherwise);
       } else if (kGiven || std::is_same_v<T, float> || !p.is_float) {
-        held_[i] = load_ordered<kWidth>(static_cast<const T*>(p.data) + v * kWidth);
+        held_[i] = load_read_only_in_place<kWidth>(static_cast<const T*>(p.data) + v * kWidth);
       }
     }
   }
