@@ -26,7 +26,7 @@ struct Any {
 
 // A reference to an element in global memory: reading it gives an Any, and assigning an Any
 // converts it to the element's type and stores it with a streaming hint.
-struct AnyPlace {
+struct AnyReference {
   char* data;
   DType type;
 
@@ -45,7 +45,7 @@ struct AnyPlace {
     return x;
   }
   __device__ __forceinline__ operator float() const { return load(); }
-  __device__ __forceinline__ void operator=(const AnyPlace& x) const { *this = x.load(); }
+  __device__ __forceinline__ void operator=(const AnyReference& x) const { *this = x.load(); }
   __device__ __forceinline__ void operator=(Any x) const {
     if (type == DType::kFloat32) {
       __stcs(reinterpret_cast<float*>(data), static_cast<float>(x));
@@ -69,8 +69,8 @@ struct AnyPointer {
     return {data + elements * (type == DType::kFloat32 ? 4 : 2), type};
   }
   __device__ __forceinline__ void operator+=(int64_t elements) { *this = *this + elements; }
-  __device__ __forceinline__ AnyPlace operator*() const { return {data, type}; }
-  __device__ __forceinline__ AnyPlace operator[](int64_t i) const { return *(*this + i); }
+  __device__ __forceinline__ AnyReference operator*() const { return {data, type}; }
+  __device__ __forceinline__ AnyReference operator[](int64_t i) const { return *(*this + i); }
 };
 
 // Kernels with Any as their element type point to elements by AnyPointer (cuda/row_layout.h).
