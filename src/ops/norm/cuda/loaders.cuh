@@ -13,7 +13,7 @@ class DirectLoader {
  public:
   __device__ DirectLoader(const View* sources, uint32_t, uint32_t, int vectors, uint32_t, int)
       : sources_(sources), vectors_(vectors) {}
-  __device__ __forceinline__ void take(uint32_t row, RowPart<T, kVecs> (&parts)[kInputs]) {
+  __device__ __forceinline__ void take(uint32_t row, RowVectors<T, kVecs> (&parts)[kInputs]) {
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
       if (!kPlain && !sources_[k]) continue;
@@ -57,7 +57,7 @@ class BulkLoader {
       for (int s = 0; s < stages && row < rows; ++s, row += step) issue(s, row);
     }
   }
-  __device__ __forceinline__ void take(uint32_t, RowPart<T, kVecs> (&parts)[kInputs]) {
+  __device__ __forceinline__ void take(uint32_t, RowVectors<T, kVecs> (&parts)[kInputs]) {
     barrier_wait(&full_[stage_], phase_);
     const uint4* slot = ring_ + stage_ * kInputs * vectors_;
 #pragma unroll

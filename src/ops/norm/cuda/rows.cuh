@@ -137,7 +137,7 @@ constexpr int kSpecialCode = 90;  // DeviceProperties::code from which on there 
 
 // A thread's share of a row: kVecs vectors, vector i at position rank + i * team size.
 template <class T, int kVecs>
-using RowPart = Vec<T, kVecWidth<T>>[kVecs];
+using RowVectors = Vec<T, kVecWidth<T>>[kVecs];
 
 // A thread's share of a parameter, held in registers as it is stored. One in float32 beside 16-bit
 // activations would take twice the room and is read again whenever it is asked for. kGiven: it is
@@ -185,7 +185,7 @@ class HeldParameter {
  private:
   static constexpr int kWidth = kVecWidth<T>;
   const Parameter& p_;
-  RowPart<T, kVecs> held_;
+  RowVectors<T, kVecs> held_;
 };
 
 }  // namespace fk::cuda::norm
