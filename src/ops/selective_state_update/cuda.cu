@@ -6,7 +6,7 @@
 // Neighbouring threads take kVec neighbouring states each, a power of two of them a channel; where
 // there is enough to do, of kChannels channels, which share B and C. All loads are issued as raw
 // words before the first is used, and no load waits for another.
-#include "cuda/held.cuh"
+#include "cuda/raw_vec.cuh"
 #include "cuda/row_walk.cuh"
 #include "ops/selective_scan/cuda/step.cuh"
 #include "ops/selective_state_update/heads.h"
@@ -31,8 +31,8 @@ struct UpdateArgs {
 // N elements as they lie in memory, float or T, N of them side by side.
 template <class T, int N>
 struct Raw {
-  Held<float, N> wide = {};
-  Held<T, N> narrow = {};
+  RawVec<float, N> wide = {};
+  RawVec<T, N> narrow = {};
 
   __device__ __forceinline__ static bool is_wide(const View& view) {
     return sizeof(T) == 4 || view.dtype == DType::kFloat32;
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(kUpdateThreads)
   do {
     const int64_t n = first + lane * kVec;
     const bool has = exists && n < p.states;
-    Held<T, kVec> B_in = {}, C_in = {};
-    Held<float, kVec> A_in[kChannels] = {};
+    RawVec<T, kVec> B_in = {}, C_in = {};
+    RawVec<float, kVec> A_in[kChannels] = {};
     Raw<T, kVec> state_in[kChannels];
     if (has) {
 #pragma unroll
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
     if (!ready) {
       ready = true;
       if (owns) {
-        Held<T, 1> x_in, dt_in, z_in;
+        RawVec<T, 1> x_in, dt_in, z_in;
         x_in.load(static_cast<const T*>(p.x.data) + p.x.offset(b, h, own));
         dt_in.load(static_cast<const T*>(p.dt.data) + p.dt.offset(b, h, own));
         if (p.z.data != nullptr) {

@@ -9,7 +9,7 @@ namespace fk::cuda {
 // of two bytes, the compiler would split each word right after the load, and the thread would wait
 // for the load there rather than where it uses the elements.
 template <class T, int kVec>
-struct Held {
+struct RawVec {
   static constexpr int kBytes = kVec * static_cast<int>(sizeof(T));
   uint32_t words[(kBytes + 3) / 4];
 
@@ -56,7 +56,7 @@ struct Held {
 
 // The only element of a vector of one, as float.
 template <class T>
-__device__ __forceinline__ float value_of(const Held<T, 1>& held) {
+__device__ __forceinline__ float value_of(const RawVec<T, 1>& held) {
   float value[1];
   held.unpack_to(value);
   return value[0];
