@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "core/workspace.h"
-#include "cpu/share_out.h"
 #include "cpu/tile_rows.h"
+#include "cpu/workers.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/selective_scan/problem.h"
 

@@ -384,8 +384,8 @@ Status run(const SelectiveScanBwd& a, const Exec& exec) {
   // Too little work to wake a thread for.
   constexpr int64_t kInline = 1 << 16;
   const int64_t work = in.p.batch * in.p.length * in.p.channels * in.p.states;
-  share_out(exec, work < kInline ? 1 : memory.workers, job.items(),
-            [&](int64_t worker, int64_t item) { kernel(job, worker, item); });
+  run_on_workers(exec, work < kInline ? 1 : memory.workers, job.items(),
+                 [&](int64_t worker, int64_t item) { kernel(job, worker, item); });
   finish_sums(job, exec);
   return {};
 }

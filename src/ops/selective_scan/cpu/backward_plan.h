@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/workspace.h"
-#include "cpu/share_out.h"
+#include "cpu/workers.h"
 #include "ops/selective_scan/cpu/plan.h"
 
 namespace fk::scan {

@@ -23,7 +23,7 @@ inline int64_t worker_limit() {
 // item is up to chance: results must not depend on it. No two calls with the same worker run at
 // once, so `worker` can select scratch memory.
 template <class Body>
-void share_out(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
+void run_on_workers(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
   std::atomic<int64_t> taken{0};
   exec.parallel_for(std::min(workers, items), 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker) {
