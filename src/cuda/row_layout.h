@@ -1,6 +1,6 @@
 // Describes how the rows of a [..., N] tensor lie in memory. The host decides it once per call, so
-// that the kernels in row_reduce.cuh, row_map.cuh and row_tile.cuh know which elements one access
-// can cover. There are two layouts:
+// that the kernels in row_reduce.cuh, row_map.cuh and row_in_registers.cuh know which elements one
+// access can cover. There are two layouts:
 //   rows      the row itself is the fastest dimension (or no dimension is): threads walk along the
 //             row, 16 bytes at a time where its elements are neighbours;
 //   columns   another dimension is the fastest (an axis in the middle was moved last): neighbouring

@@ -22,7 +22,7 @@
 #pragma once
 
 #include "cuda/any_element.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 
 namespace fk::cuda {
 

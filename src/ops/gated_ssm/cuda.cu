@@ -4,7 +4,7 @@
 // ddt. A block takes a token: one sum over its row, then one pass that scales; the second read of a
 // row comes from L1.
 #include "cuda/gates.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/gated_ssm/gated_ssm.h"
 #include "ops/gated_ssm/weights.h"
 #include "ops/selective_scan/problem.h"

@@ -12,7 +12,7 @@
 #include <cmath>
 
 #include "cuda/any_element.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/merge_attention_states/merge_attention_states.h"
 #include "ops/merge_attention_states/places.h"
 

@@ -7,7 +7,7 @@
 // before the first is used. Anything else goes one pair per thread. In place is safe: both members
 // of a pair are read and written by one thread.
 #include "cuda/any_element.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/rope/rope.h"
 
 namespace fk::cuda {

@@ -7,7 +7,7 @@
 // there is enough to do, of kChannels channels, which share B and C. All loads are issued as raw
 // words before the first is used, and no load waits for another.
 #include "cuda/raw_vec.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/selective_scan/cuda/step.cuh"
 #include "ops/selective_state_update/heads.h"
 

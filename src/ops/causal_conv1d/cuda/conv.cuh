@@ -11,7 +11,7 @@
 #include "cuda/launch.h"
 #include "cuda/parameter.cuh"
 #include "cuda/raw_vec.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/selective_scan/cuda/segments.h"
 

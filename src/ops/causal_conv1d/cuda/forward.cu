@@ -9,7 +9,7 @@
 //
 // Time contiguous: a warp takes a channel, a lane 16 bytes of time, through a ring in shared
 // memory, from which the W - 1 inputs before them come too.
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/causal_conv1d/cuda/forward_time.cuh"
 #include "ops/causal_conv1d/cuda/rows.cuh"
 

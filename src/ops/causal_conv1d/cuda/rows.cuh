@@ -5,7 +5,7 @@
 #include <climits>
 
 #include "cuda/mma.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/causal_conv1d/cuda/conv.cuh"
 
 namespace fk::cuda {

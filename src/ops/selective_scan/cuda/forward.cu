@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/workspace.h"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/selective_scan/cuda/forward.cuh"
 #include "ops/selective_scan/cuda/forward_chunks.cuh"
 #include "ops/selective_scan/cuda/forward_few.cuh"

@@ -1,5 +1,5 @@
 // How the forward's kernels are launched, for each dtype.
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "cuda/tma.h"
 #include "ops/selective_scan/cuda/forward.cuh"
 #include "ops/selective_scan/cuda/forward_chunks.cuh"

@@ -6,7 +6,7 @@
 // kSteps for the others. In log space h_t = P_t (h_in + sum of b_i / P_i) with P_t = exp(A sum of
 // dt): right as long as P_t stays within exp(+-kRange); a tile in which it does not takes Hillis
 // and Steele's scan instead.
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/selective_scan/cuda/stage.cuh"
 #include "ops/selective_scan/cuda/step.cuh"
 

@@ -32,7 +32,7 @@
 // is left to `apply`.
 #pragma once
 
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 
 namespace fk::cuda {
 

@@ -1,5 +1,6 @@
 // Tells a thread which rows of a [..., N] tensor, and which of their elements, are its own, and
-// loads them: what the kernels of row_reduce.cuh, row_map.cuh and row_tile.cuh have in common.
+// loads them: what the kernels of row_reduce.cuh, row_map.cuh and row_in_registers.cuh have in
+// common.
 #pragma once
 
 #include "cuda/convert.cuh"
