@@ -71,8 +71,8 @@ struct RowSteps {
 
 // What the threads do that bring something: put tiles kLead ahead of the one that is scanned, two
 // more on their way.
-template <class Tile, class RawVec, class Ask, class Put>
-__device__ __forceinline__ void bring_tiles(const RowSteps& steps, RawVec (&held)[2],
+template <class Tile, class TileInFlight, class Ask, class Put>
+__device__ __forceinline__ void bring_tiles(const RowSteps& steps, TileInFlight (&held)[2],
                                             const Ask& ask, const Put& put) {
   ask(0, held[0]);
   ask(1, held[1]);
@@ -101,7 +101,7 @@ struct UnitStager {
   static constexpr int kT = Tile::kT, kUnits = Tile::kUnits;
   static constexpr bool kTime = kLayout == ScanLayout::kSteps;
   static constexpr bool kAny = kLayout == ScanLayout::kAny;
-  using RawVec = HeldUnits<T, kUnits>;
+  using TileInFlight = HeldUnits<T, kUnits>;
 
   const ScanArgs& a;
   const Place& place;
@@ -112,7 +112,7 @@ struct UnitStager {
   const T *u, *other;             // of the tile that is asked for next
   T* y;                           // of the next one that is put
   float own[kTime ? kUnits : 4];  // delta_bias or D of the units' channels
-  RawVec held[2];
+  TileInFlight held[2];
 
   __device__ __forceinline__ UnitStager(const ScanArgs& args, const Place& block,
                                         const RowSteps& count, float* floats, int thread,
@@ -169,18 +169,18 @@ struct UnitStager {
   }
 
   // Tiles are asked for in order.
-  __device__ __forceinline__ void ask_inputs(int tile, RawVec& to) {
+  __device__ __forceinline__ void ask_inputs(int tile, TileInFlight& to) {
     if (tile >= steps.tiles) return;
     load(to.other, other, a.delta, steps.in<Tile>(tile));
     load(to.u, u, a.u, steps.in<Tile>(tile));
   }
-  __device__ __forceinline__ void ask_outputs(int tile, RawVec& to) {
+  __device__ __forceinline__ void ask_outputs(int tile, TileInFlight& to) {
     if (tile >= steps.tiles) return;
     load(to.u, u, a.u, steps.in<Tile>(tile));
     if (a.z.data != nullptr) load(to.other, other, a.z, steps.in<Tile>(tile));
   }
 
-  __device__ __forceinline__ void put_inputs(int tile, const RawVec& from) const {
+  __device__ __forceinline__ void put_inputs(int tile, const TileInFlight& from) const {
     const int count = steps.in<Tile>(tile);
     float* out = inputs_of<Tile>(shared, tile) + Tile::kTimes;
     float time[kUnits][4], input[kUnits][4];
@@ -258,7 +258,7 @@ struct UnitStager {
       store(to, pack<T, 4>(out));
     }
   }
-  __device__ __forceinline__ void put_outputs(int tile, const RawVec& from) {
+  __device__ __forceinline__ void put_outputs(int tile, const TileInFlight& from) {
     const int count = steps.in<Tile>(tile);
     const float* sums = shared + Tile::kSums + (tile & 1) * Tile::kSumFloats;
     float out[kUnits][4];
@@ -319,8 +319,8 @@ struct UnitStager {
   __device__ __forceinline__ void run_inputs() {
     if (channel >= 4 * quads) return run_nothing();  // whole warps: the others meet at barriers
     bring_tiles<Tile>(
-        steps, held, [&](int tile, RawVec& to) { ask_inputs(tile, to); },
-        [&](int tile, const RawVec& from) { put_inputs(tile, from); });
+        steps, held, [&](int tile, TileInFlight& to) { ask_inputs(tile, to); },
+        [&](int tile, const TileInFlight& from) { put_inputs(tile, from); });
   }
   __device__ __forceinline__ void run_outputs() {
     if (channel >= 4 * quads || (a.y.data == nullptr && a.sums_after == nullptr)) {
@@ -351,7 +351,7 @@ template <class T, class Tile>
 struct StateStager {
   using Quad = ScanQuad<T>;
   static constexpr int kApart = Tile::kStateThreads / 8, kUnits = Tile::kT / kApart;
-  struct RawVec {
+  struct TileInFlight {
     Quad states[kUnits];
   };
 
@@ -362,7 +362,7 @@ struct StateStager {
   const int first_state, step;
   const int64_t stride;
   const T* from;  // of the tile that is asked for next
-  RawVec held[2];
+  TileInFlight held[2];
 
   __device__ __forceinline__ StateStager(const ScanArgs& args, const Place& place,
                                          const RowSteps& count, float* floats, int thread)
@@ -378,7 +378,7 @@ struct StateStager {
            place.group * view.group + (place.segment.first + step) * view.step +
            (a.first_state + first_state) * view.state;
   }
-  __device__ __forceinline__ void ask(int tile, RawVec& to) {
+  __device__ __forceinline__ void ask(int tile, TileInFlight& to) {
     if (tile >= steps.tiles) return;
     const int count = steps.in<Tile>(tile), states = a.states - a.first_state - first_state;
     if (count == Tile::kT && a.state_quads && states > 0) {
@@ -396,7 +396,7 @@ struct StateStager {
     }
     from += Tile::kT * stride;
   }
-  __device__ __forceinline__ void put(int tile, const RawVec& from_memory) const {
+  __device__ __forceinline__ void put(int tile, const TileInFlight& from_memory) const {
     float* to = inputs_of<Tile>(shared, tile) + Tile::state_at(is_C * Tile::kStates + first_state) +
                 Tile::step_at(step);
 #pragma unroll
@@ -409,8 +409,8 @@ struct StateStager {
   }
   __device__ __forceinline__ void run() {
     bring_tiles<Tile>(
-        steps, held, [&](int tile, RawVec& to) { ask(tile, to); },
-        [&](int tile, const RawVec& from_memory) { put(tile, from_memory); });
+        steps, held, [&](int tile, TileInFlight& to) { ask(tile, to); },
+        [&](int tile, const TileInFlight& from_memory) { put(tile, from_memory); });
   }
 };
 

@@ -167,7 +167,7 @@ struct InputStager {
   static constexpr int kT = Tile::kT, kUnits = Units::kCount;
   static constexpr int kGroups = Tile::kStates / 4;  // of B or C at one step
   static constexpr int kStateUnits = (2 * kT * kGroups + Tile::kInputs - 1) / Tile::kInputs;
-  struct RawVec {  // of a tile on its way
+  struct TileInFlight {  // of a tile on its way
     Quad delta[kUnits], u[kUnits], states[kStateUnits];
   };
 
@@ -211,7 +211,7 @@ struct InputStager {
   }
 
   // Asks for the next tile, if there is one.
-  __device__ __forceinline__ void request(RawVec& held) {
+  __device__ __forceinline__ void request(TileInFlight& held) {
     if (requested >= units.tiles) return;
     const int steps = units.steps_of(requested++);
 #pragma unroll
@@ -236,7 +236,7 @@ struct InputStager {
     }
   }
 
-  __device__ __forceinline__ void put(int tile, const RawVec& held) const {
+  __device__ __forceinline__ void put(int tile, const TileInFlight& held) const {
     const int steps = units.steps_of(tile);
     float* out = inputs + (tile & 1) * kT * Tile::kPitch;
     float2 x[kUnits][4];
@@ -285,7 +285,7 @@ struct InputStager {
 
   // Tile i + 1 comes while tile i is scanned.
   __device__ __forceinline__ void run() {
-    RawVec held;
+    TileInFlight held;
     request(held);
     units.load_own(a.bias, bias);
 #pragma unroll 1
@@ -303,7 +303,7 @@ struct OutputStager {
   using Units = ForwardUnits<T, Tile, kLayout, Tile::kOutputs>;
   using Quad = ScanQuad<T>;
   static constexpr int kT = Tile::kT, kUnits = Units::kCount, kParts = Tile::kParts;
-  struct RawVec {
+  struct TileInFlight {
     Quad u[kUnits], z[kUnits];
   };
 
@@ -327,7 +327,7 @@ struct OutputStager {
     }
   }
 
-  __device__ __forceinline__ void request(RawVec& held) {
+  __device__ __forceinline__ void request(TileInFlight& held) {
     if (requested >= units.tiles) return;
     const int steps = units.steps_of(requested++);
 #pragma unroll
@@ -384,7 +384,7 @@ struct OutputStager {
     }
   }
 
-  __device__ __forceinline__ void put(int tile, const RawVec& held) {
+  __device__ __forceinline__ void put(int tile, const TileInFlight& held) {
     const int steps = units.steps_of(tile);
     float out[kUnits][4];
 #pragma unroll
@@ -430,7 +430,7 @@ struct OutputStager {
       for (int i = 0; i <= units.tiles; ++i) __syncthreads();
       return;
     }
-    RawVec held;
+    TileInFlight held;
     request(held);
     units.load_own(a.D, D);
     __syncthreads();  // the first inputs have come
