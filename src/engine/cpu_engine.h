@@ -11,7 +11,7 @@
 #include "engine/kernels.h"
 #include "engine/kv_cache.h"
 #include "engine/packed_matrix.h"
-#include "engine/team.h"
+#include "engine/thread_team.h"
 
 namespace fk::engine {
 
@@ -74,10 +74,10 @@ class CpuEngine final : public Engine {
   // In cpu_decode.cc: all threads together run one token. `me` is the calling thread, which does
   // its share of the groups or chunks; `mine` are its buffers.
   void decode(int32_t token, float* logits);
-  void project_qkv(const PackedLayer& layer, const Team::Member& me, const Activations& x);
-  void attend_chunks(int64_t l, const Team::Member& me, const MemberBuffers& mine);
+  void project_qkv(const PackedLayer& layer, const ThreadTeam::Member& me, const Activations& x);
+  void attend_chunks(int64_t l, const ThreadTeam::Member& me, const MemberBuffers& mine);
   void merge_chunks(const PackedLayer& layer, const MemberBuffers& mine);
-  void gate_and_up(const PackedLayer& layer, const Team::Member& me, const Activations& x);
+  void gate_and_up(const PackedLayer& layer, const ThreadTeam::Member& me, const Activations& x);
 
   // In cpu_forward.cc: one batch of n <= kBatch tokens. `l` is the number of a layer.
   // Reads a token's embedding into x and its position's cosines and sines into `turn`. `spare` is
