@@ -48,7 +48,7 @@ void CpuEngine::decode(int32_t token, float* logits) {
                    config_.dim, mine.normed.x);
       if (quantized) quantize(mine.normed, 0, 0, config_.dim / 32);
     };
-    read_token(token, position_, mine.x, mine.turn, mine.normed.x);
+    read_token(token, position_, mine.x, mine.rotation, mine.normed.x);
     for (int64_t l = 0; l < config_.layers; ++l) {
       const PackedLayer& layer = layers_[static_cast<size_t>(l)];
       const bool last = l + 1 == config_.layers;
@@ -108,13 +108,13 @@ void CpuEngine::attend_chunks(int64_t l, const ThreadTeam::Member& me, const Mem
       const auto r = static_cast<size_t>(row + j);
       float* q = mine.q + j * dim;
       std::copy_n(qkv_ + (h * group + j) * dim, dim, q);
-      turn_head(layer, true, mine.turn, q);
+      prepare_head(layer, true, mine.rotation, q);
       row_q_[r] = q;
       row_first_[r] = first;
       row_last_[r] = end - 1;
     }
     if (chunk + 1 == chunks) {
-      turn_head(layer, false, mine.turn, keys + h * dim);
+      prepare_head(layer, false, mine.rotation, keys + h * dim);
       append(cache_, l, h, position_, keys + h * dim, values + h * dim);
     }
     const AttentionRows rows = {group,          &row_q_[row],   &row_first_[row], &row_last_[row],
