@@ -104,7 +104,7 @@ struct UnitStager {
   using TileInFlight = HeldUnits<T, kUnits>;
 
   const ScanArgs& a;
-  const Place& place;
+  const BlockChannels& place;
   const RowSteps steps;
   float* const shared;
   const int quads, across;
@@ -114,7 +114,7 @@ struct UnitStager {
   float own[kTime ? kUnits : 4];  // delta_bias or D of the units' channels
   TileInFlight held[2];
 
-  __device__ __forceinline__ UnitStager(const ScanArgs& args, const Place& block,
+  __device__ __forceinline__ UnitStager(const ScanArgs& args, const BlockChannels& block,
                                         const RowSteps& count, float* floats, int thread,
                                         bool for_outputs)
       : a(args),
@@ -364,7 +364,7 @@ struct StateStager {
   const T* from;  // of the tile that is asked for next
   TileInFlight held[2];
 
-  __device__ __forceinline__ StateStager(const ScanArgs& args, const Place& place,
+  __device__ __forceinline__ StateStager(const ScanArgs& args, const BlockChannels& place,
                                          const RowSteps& count, float* floats, int thread)
       : a(args),
         steps(count),

@@ -38,7 +38,7 @@ enum class ScanLayout { kChannels, kSteps, kAny };
 
 // stage(layout), the layout as a compile-time constant.
 template <class Stage>
-__device__ __forceinline__ void with_layout(const ScanArgs& a, const Place& place,
+__device__ __forceinline__ void with_layout(const ScanArgs& a, const BlockChannels& place,
                                             const Stage& stage) {
   const Segment& segment = place.segment;
   const bool whole =
@@ -106,12 +106,12 @@ struct ForwardUnits {
   using Quad = ScanQuad<T>;
 
   const ScanArgs& a;
-  const Place& place;
+  const BlockChannels& place;
   const int tiles, last_steps;        // of the last tile
   int step[kCount], channel[kCount];  // within the tile; step kT: there is none
 
-  __device__ __forceinline__ ForwardUnits(const ScanArgs& args, const Place& block, int tile_count,
-                                          int thread)
+  __device__ __forceinline__ ForwardUnits(const ScanArgs& args, const BlockChannels& block,
+                                          int tile_count, int thread)
       : a(args),
         place(block),
         tiles(tile_count),
@@ -181,8 +181,8 @@ struct InputStager {
   const T* next_states[kStateUnits];
   float bias[Units::kOwnUnits][Units::kOwn];
 
-  __device__ __forceinline__ InputStager(const ScanArgs& args, const Place& place, int tiles,
-                                         float* shared)
+  __device__ __forceinline__ InputStager(const ScanArgs& args, const BlockChannels& place,
+                                         int tiles, float* shared)
       : a(args), thread(threadIdx.x), units(args, place, tiles, threadIdx.x) {
     states = shared;
     inputs = states + 2 * kT * Tile::kStatePitch;
@@ -315,8 +315,8 @@ struct OutputStager {
   T* y[kUnits];                    // of the next one that is put
   float D[Units::kOwnUnits][Units::kOwn];
 
-  __device__ __forceinline__ OutputStager(const ScanArgs& args, const Place& place, int tiles,
-                                          const float* shared)
+  __device__ __forceinline__ OutputStager(const ScanArgs& args, const BlockChannels& place,
+                                          int tiles, const float* shared)
       : a(args), units(args, place, tiles, static_cast<int>(threadIdx.x) - Tile::kInputs) {
     sums = shared + 2 * kT * (Tile::kStatePitch + Tile::kPitch);
 #pragma unroll
@@ -372,7 +372,7 @@ struct OutputStager {
   }
   // Adds the sums over the states of earlier launches, and leaves them for later ones.
   __device__ __forceinline__ void pass_sums(int tile, int i, int steps, float (&out)[4]) const {
-    const Place& place = units.place;
+    const BlockChannels& place = units.place;
     const int64_t at =
         a.sum_at(place.segment.batch, place.segment.first + int64_t{tile} * kT + units.step[i],
                  place.channel + units.channel[i]);
