@@ -12,9 +12,9 @@
 namespace fk::cuda::norm {
 
 struct Backward {
-  View inputs[3];  // dy, x, dsum
-  View dx;
-  View mean, rstd;  // mean: layer_norm's
+  UntypedRows inputs[3];  // dy, x, dsum
+  UntypedRows dx;
+  UntypedRows mean, rstd;  // mean: layer_norm's
   Parameter weight;
   float* dweight = nullptr;  // partial sums, [blocks, columns]; NULL: not wanted
   float* dbias = nullptr;

@@ -13,9 +13,9 @@
 namespace fk::cuda::norm {
 
 struct Forward {
-  View inputs[2];  // x, residual
-  View y, sum;
-  View mean, rstd;
+  UntypedRows inputs[2];  // x, residual
+  UntypedRows y, sum;
+  UntypedRows mean, rstd;
   Parameter weight, bias;
   int64_t rows = 0, columns = 0;
   float eps = 0;

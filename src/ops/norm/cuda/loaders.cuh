@@ -11,7 +11,8 @@ namespace fk::cuda::norm {
 template <class T, int kInputs, class Team, int kVecs, bool kPlain>
 class DirectLoader {
  public:
-  __device__ DirectLoader(const View* sources, uint32_t, uint32_t, int vectors, uint32_t, int)
+  __device__ DirectLoader(const UntypedRows* sources, uint32_t, uint32_t, int vectors, uint32_t,
+                          int)
       : sources_(sources), vectors_(vectors) {}
   __device__ __forceinline__ void take(uint32_t row, RowVectors<T, kVecs> (&parts)[kInputs]) {
 #pragma unroll
@@ -29,7 +30,7 @@ class DirectLoader {
   __device__ __forceinline__ void refill(uint32_t) {}
 
  private:
-  const View* sources_;
+  const UntypedRows* sources_;
   int vectors_;
 };
 
@@ -40,7 +41,7 @@ constexpr int kMaxStages = 4;
 template <class T, int kInputs, class Team, int kVecs, bool kPlain>
 class BulkLoader {
  public:
-  __device__ BulkLoader(const View* sources, uint32_t first, uint32_t step, int vectors,
+  __device__ BulkLoader(const UntypedRows* sources, uint32_t first, uint32_t step, int vectors,
                         uint32_t rows, int stages)
       : sources_(sources), step_(step), rows_(rows), vectors_(vectors), stages_(stages) {
     extern __shared__ uint4 shared_rows[];
@@ -96,7 +97,7 @@ class BulkLoader {
     }
   }
 
-  const View* sources_;
+  const UntypedRows* sources_;
   uint32_t step_, rows_;
   int vectors_, stages_;
   int stage_ = 0;

@@ -10,7 +10,7 @@
 namespace fk::cuda::norm {
 
 // A tensor of type [..., N], or of one entry per row. Without data: not given.
-struct View {
+struct UntypedRows {
   void* data = nullptr;
   Rows rows;
   int64_t column_stride = 1;
