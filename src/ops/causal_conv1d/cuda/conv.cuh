@@ -26,8 +26,8 @@ struct ConvState {
 };
 
 struct ConvArgs {
-  scan::View x, y;  // y: dy in the backward
-  scan::View dx;
+  scan::StepView x, y;  // y: dy in the backward
+  scan::StepView dx;
   const void *weight, *bias;  // bias: NULL without one
   bool weight_is_float, bias_is_float;
   int64_t weight_channel, weight_tap, bias_channel;
@@ -199,7 +199,7 @@ inline ConvState conv_state(const Tensor& t) {
 }
 
 // x or y of the update, of one step or several.
-inline scan::View update_view(const Tensor& t) {
+inline scan::StepView update_view(const Tensor& t) {
   if (!t) return {};
   return {t.data, t.dtype, t.stride(0), t.ndim == 3 ? t.stride(1) : 0, t.stride(-1)};
 }

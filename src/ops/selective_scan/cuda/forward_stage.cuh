@@ -131,12 +131,12 @@ struct ForwardUnits {
   }
   // In the first tile.
   template <class Element>
-  __device__ __forceinline__ Element* at(const scan::View& view, int i) const {
+  __device__ __forceinline__ Element* at(const scan::StepView& view, int i) const {
     return place.template at<Element>(view, place.segment.first) + step[i] * view.step +
            channel[i] * view.channel;
   }
   // Unit i at `from`, zeros where there is nothing.
-  __device__ __forceinline__ Quad load(const T* from, const scan::View& view, int i,
+  __device__ __forceinline__ Quad load(const T* from, const scan::StepView& view, int i,
                                        int steps) const {
     if (step[i] >= steps) return Quad::zero();
     if constexpr (kAny) {

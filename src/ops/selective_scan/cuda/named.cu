@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kSteps)
   }
   const float bias = load_parameter(a.bias, c * a.bias.stride);
   const float D = load_parameter(a.D, c * a.D.stride);
-  const auto at = [&](const scan::View& v, int64_t l) {
+  const auto at = [&](const scan::StepView& v, int64_t l) {
     return q.batch * v.batch + l * v.step + c * v.channel;
   };
   const auto state_at = [&](const scan::GroupView& v, int64_t l, int n) {
