@@ -265,9 +265,9 @@ std::string CpuEngine::description() const {
   std::map<std::string, int64_t> bytes;
   const auto add = [&](const PackedMatrix& m) {
     if (!m) return;
-    const bool plain = m.packing != Packing::kQ8_Float;
+    const bool is_file_type = m.packing != Packing::kQ8_Float;
     const char* name =
-        plain ? model::type_info(static_cast<model::WeightType>(m.packing)).name : "int8";
+        is_file_type ? model::type_info(static_cast<model::WeightType>(m.packing)).name : "int8";
     bytes[name] += m.bytes();
   };
   for (const PackedLayer& l : layers_) {

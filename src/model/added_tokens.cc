@@ -86,7 +86,7 @@ Status AddedTokens::touches_word(std::string_view text, size_t begin, size_t end
   return is_word(text.substr(end, right), *word_, matcher, touches);
 }
 
-Status AddedTokens::cut(std::string_view text, const Ranges& plain, Matcher* matcher,
+Status AddedTokens::cut(std::string_view text, const Ranges& literal, Matcher* matcher,
                         const Piece& piece) const {
   if (search_.empty()) return text.empty() ? Status() : piece(text, -1);
   FK_RETURN_IF_ERROR(matcher->work().steps(kSearchSteps * text.size()));
@@ -102,7 +102,7 @@ Status AddedTokens::cut(std::string_view text, const Ranges& plain, Matcher* mat
     const AddedToken& token = tokens_[index];
     size_t end = begin + contents_[index].size();
     at = end;
-    if (token.special && overlaps(plain, begin, end)) continue;
+    if (token.special && overlaps(literal, begin, end)) continue;
     if (token.single_word) {
       bool touches;
       FK_RETURN_IF_ERROR(touches_word(text, begin, end, matcher, &touches));

@@ -43,9 +43,9 @@ class AddedTokens {
   // Receives one piece of a text: a token's id with an empty `text`, or the text between two tokens
   // with the id -1.
   using Piece = std::function<Status(std::string_view text, int32_t id)>;
-  // Passes `text` to `piece`, piece by piece. Inside the ranges `plain`, special tokens are not
+  // Passes `text` to `piece`, piece by piece. Inside the ranges `literal`, special tokens are not
   // looked for: their characters count as text. The work is paid from the matcher's.
-  Status cut(std::string_view text, const Ranges& plain, Matcher* matcher,
+  Status cut(std::string_view text, const Ranges& literal, Matcher* matcher,
              const Piece& piece) const;
 
  private:

@@ -84,9 +84,9 @@ Status map_indexed(const std::string& folder, const std::string& index_path, Mod
   for (const auto& [tensor, file] : map->items()) {
     if (!file.is_string()) return file_error(index_path, "weight_map: expected file names");
     const std::string& name = file.get_ref<const std::string&>();
-    const bool plain = ends_with(name, ".safetensors") && name.find('/') == std::string::npos &&
-                       name.find('\0') == std::string::npos;
-    if (!plain) {
+    const bool in_folder = ends_with(name, ".safetensors") && name.find('/') == std::string::npos &&
+                           name.find('\0') == std::string::npos;
+    if (!in_folder) {
       return file_error(index_path,
                         "weight_map: expected names of .safetensors files in the same "
                         "folder, got " +

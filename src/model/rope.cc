@@ -29,14 +29,14 @@ double yarn_index(double turns, double dim, double theta, double context) {
 
 Status set_rope(const RopeScaling& scaling, Config* config) {
   const std::string& type = scaling.type;
-  const bool plain = type.empty() || type == "default" || type == "none";
-  if (!plain && type != "linear" && type != "llama3" && type != "yarn") {
+  const bool unscaled = type.empty() || type == "default" || type == "none";
+  if (!unscaled && type != "linear" && type != "llama3" && type != "yarn") {
     return unsupported("rope scaling: expected linear, llama3 or yarn, got " + type);
   }
   const double theta = config->rope_theta;
   if (!(theta > 1))
     return invalid("rope theta: expected more than 1, got " + std::to_string(theta));
-  if (!plain && !(scaling.factor >= 1)) {
+  if (!unscaled && !(scaling.factor >= 1)) {
     return invalid("rope scaling factor: expected at least 1, got " +
                    std::to_string(scaling.factor));
   }
@@ -76,7 +76,7 @@ Status set_rope(const RopeScaling& scaling, Config* config) {
         static_cast<float>(scaling.attention_factor > 0 ? scaling.attention_factor
                                                         : 0.1 * std::log(scaling.factor) + 1);
   }
-  config->rope_scaling = plain ? "" : type;
+  config->rope_scaling = unscaled ? "" : type;
   return {};
 }
 

@@ -35,22 +35,22 @@ class Joiner {
 
   Status add(size_t begin, size_t end, bool match) {
     match = match != step_.invert;
-    const bool joins = held_ && joined(match);
+    const bool joins = has_word_ && joined(match);
     last_ = match;
     if (joins) {
       end_ = end;
       return {};
     }
     FK_RETURN_IF_ERROR(finish());
-    held_ = match ? step_.behavior != SplitStep::kRemoved : true;
+    has_word_ = match ? step_.behavior != SplitStep::kRemoved : true;
     begin_ = begin;
     end_ = end;
     return {};
   }
 
   Status finish() {
-    if (!held_) return {};
-    held_ = false;
+    if (!has_word_) return {};
+    has_word_ = false;
     return word_(begin_, end_);
   }
 
@@ -71,8 +71,8 @@ class Joiner {
 
   const SplitStep& step_;
   const Word& word_;
-  bool held_ = false;  // there is a word that may still grow: [begin_, end_)
-  bool last_ = false;  // the last stretch was a match
+  bool has_word_ = false;  // there is a word that may still grow: [begin_, end_)
+  bool last_ = false;      // the last stretch was a match
   size_t begin_ = 0, end_ = 0;
 };
 

@@ -176,37 +176,37 @@ struct TextTokenizer::Encoding {
 Status TextTokenizer::encode_parts(const std::vector<TextPart>& parts, bool add_special,
                                    std::vector<int32_t>* ids) const {
   std::string text;
-  Ranges plain;
+  Ranges ignore_special;
   for (const TextPart& part : parts) {
     const size_t begin = text.size();
     if (part.text.size() <= kMaxText) text += to_utf8(part.text);
     if (part.text.size() > kMaxText || text.size() > kMaxText) {
       return invalid("text: expected at most " + std::to_string(kMaxText) + " bytes, got more");
     }
-    if (!part.parse_special && text.size() > begin) plain.emplace_back(begin, text.size());
+    if (!part.parse_special && text.size() > begin) ignore_special.emplace_back(begin, text.size());
   }
   Encoding encoding(text.size(), ids);
   if (add_special) ids->insert(ids->end(), prefix.begin(), prefix.end());
-  FK_RETURN_IF_ERROR(
-      before_.cut(text, plain, &encoding.matcher, [&](std::string_view segment, int32_t id) {
+  FK_RETURN_IF_ERROR(before_.cut(
+      text, ignore_special, &encoding.matcher, [&](std::string_view segment, int32_t id) {
         if (id >= 0) {
           ids->push_back(id);
           return Status();
         }
         const size_t begin = static_cast<size_t>(segment.data() - text.data());
-        const bool hides = overlaps(plain, begin, begin + segment.size());
+        const bool hides = overlaps(ignore_special, begin, begin + segment.size());
         return encode_segment(segment, begin == 0, hides, &encoding);
       }));
   if (add_special) ids->insert(ids->end(), suffix.begin(), suffix.end());
   return {};
 }
 
-Status TextTokenizer::encode_segment(std::string_view text, bool first, bool plain,
+Status TextTokenizer::encode_segment(std::string_view text, bool first, bool ignore_special,
                                      Encoding* encoding) const {
   std::string normal(text);
   FK_RETURN_IF_ERROR(normalize(normalizers, &encoding->matcher, &normal));
   Ranges all;
-  if (plain && !normal.empty()) all.emplace_back(0, normal.size());
+  if (ignore_special && !normal.empty()) all.emplace_back(0, normal.size());
   return after_.cut(normal, all, &encoding->matcher, [&](std::string_view segment, int32_t id) {
     if (id >= 0) {
       encoding->ids->push_back(id);

@@ -53,8 +53,9 @@ class TextTokenizer : public Tokenizer {
   struct Encoding;
 
   // Encodes text between two added tokens that are looked for before normalisation. `first` says
-  // that the text begins here; `plain` that special tokens in it count as characters.
-  Status encode_segment(std::string_view text, bool first, bool plain, Encoding* encoding) const;
+  // that the text begins here; `ignore_special` that special tokens in it count as characters.
+  Status encode_segment(std::string_view text, bool first, bool ignore_special,
+                        Encoding* encoding) const;
   // Splits a segment by the splits from number `step` on and encodes the words.
   Status encode_words(std::string_view text, bool first, size_t step, Encoding* encoding) const;
 

@@ -90,9 +90,9 @@ bool is_white_space(uint32_t c) {
 std::string nfc(std::string_view text) {
   // No character below U+0300 combines with another one or changes, and 0xCC is the first byte of
   // U+0300.
-  const bool plain = std::all_of(text.begin(), text.end(),
-                                 [](char c) { return static_cast<unsigned char>(c) < 0xCC; });
-  if (plain) return std::string(text);
+  const bool unchanged = std::all_of(text.begin(), text.end(),
+                                     [](char c) { return static_cast<unsigned char>(c) < 0xCC; });
+  if (unchanged) return std::string(text);
   std::vector<uint32_t> all;
   while (!text.empty()) {
     const size_t length = utf8_length(text);
