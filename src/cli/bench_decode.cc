@@ -150,7 +150,7 @@ Status run_peer(const BenchOptions& bench, const std::string& model, Measured* o
   }
   const int status = pipe == nullptr ? -1 : pclose(pipe);
   const nlohmann::json rows = nlohmann::json::parse(text, nullptr, false);
-  double prompt = 0, decode = 0;  // tokens a second
+  double prompt = 0, decode = 0;  // in tokens per second
   if (status == 0 && rows.is_array()) {
     for (const nlohmann::json& row : rows) {
       (row.value("n_prompt", 0) > 0 ? prompt : decode) = row.value("avg_ts", 0.0);

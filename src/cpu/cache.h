@@ -11,8 +11,8 @@ namespace fk::cpu {
 // next op finds the outputs in the cache. Far above, allocators hand out fresh pages, which the
 // system zeroes in the cache just before they are written, so that an ordinary store finds its line
 // there. The limits are constants, because the C library reports the size of the whole cache and
-// not of the part that these cores get. An op that would wait long for such a line
-// passes a lower `from_mib`.
+// not of the part that these cores get. An op that would wait long for such a line passes a lower
+// `from_mib`.
 inline bool pays_to_stream(int64_t bytes, int64_t from_mib = 24) {
   constexpr int64_t kMiB = int64_t{1} << 20;
   return bytes >= from_mib * kMiB && bytes < 96 * kMiB;

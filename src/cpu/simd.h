@@ -76,7 +76,7 @@ HWY_INLINE hn::Vec<D> half_bits_to_float(D d, V bits) {
   const hn::Rebind<int32_t, D> di;
   const auto magnitude = hn::And(bits, hn::Set(du, 0x7FFF));
   const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
-  // The exponent's bias grows by 112; infinity's exponent by as much again.
+  // The exponent's bias grows by 112, and the exponent of infinity and NaN by another 112.
   const auto rebias = hn::Set(du, 112u << 23);
   auto wide = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
   const auto is_special = hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7BFF));

@@ -207,8 +207,8 @@ HWY_INLINE float BlockSum(const T* p, int64_t n) {
 }
 
 // Returns the sum of a row of n elements `stride` apart. It sums short blocks in float and adds
-// these sums in double, lane by lane, because the error grows with the square root of
-// how many numbers are added up in float: with AVX-512, these are 16 in each lane.
+// these sums in double, lane by lane, because the error grows with the square root of how many
+// numbers are added up in float: with AVX-512, these are 16 in each lane.
 template <class T>
 HWY_INLINE double RowSum(const T* x, int64_t stride, int64_t n) {
   const F32 d;

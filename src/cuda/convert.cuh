@@ -1,6 +1,6 @@
-// Elements and short vectors of them, as one thread sees them: conversion between the storage types
-// (float, __half, __nv_bfloat16) and float, and loads and stores of up to 16 bytes with cache
-// hints.
+// Elements and short vectors in one thread: conversions between the storage types (float, __half,
+// __nv_bfloat16) and float, and loads and stores of up to 16 bytes with cache hints. Three kinds of
+// loads differ in whether anyone may write the data and whether the compiler may move them.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -3,9 +3,10 @@
 // architecture has it, otherwise the fewest that do the same. All lanes of a warp call mma_16816
 // and load_matrices together.
 //
-// Fragments of m16n8k16, for lane = 4 g + t: `a` holds rows g and g + 8 (a[0], a[1] for columns
-// 2t, 2t + 1; a[2], a[3] for those 8 further), `b` rows 2t, 2t + 1 (b[0]) and those 8 further
-// (b[1]) of column g, and `c` rows g (c[0], c[1]) and g + 8 of columns 2t, 2t + 1.
+// A lane holds these elements of the matrices (m16n8k16), with lane = 4 g + t. In `a`, a[0] and
+// a[1] are columns 2t and 2t + 1 of rows g and g + 8, and a[2] and a[3] the columns 8 further. In
+// `b`, b[0] is rows 2t and 2t + 1 of column g, and b[1] the rows 8 further. In `c`, c[0] and c[1]
+// are columns 2t and 2t + 1 of row g, and c[2] and c[3] those of row g + 8.
 #pragma once
 
 #include <cuda_bf16.h>

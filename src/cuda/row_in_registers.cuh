@@ -8,21 +8,24 @@
 //     static constexpr float kFill = 0;        // stands for elements outside of the row
 //     RowView<const T> in[kInputs];
 //     RowView<T> out;                          // never an input's memory
-//     struct Row { ... };                      // what the row has in common, read from elsewhere
+//     struct Row { ... };                      // what the row's elements share, read from
+// elsewhere
 //     struct State { ... };
 //     __device__ Row row(int64_t row) const;
-//     template <int kVectors, int kWidth>      // adds elements of one thread. With one input they
-//     __device__ void add(State& state,        // are all of them, of which `filled` are kFill, and
-//                         const Row& row,      // x may be changed into what apply wants; with two,
-//                         float (&x)[kVectors][kWidth],               // they come vector by vector
-//                         const float (&second)[kVectors][kWidth],
-//                         int filled) const;
-//     __device__ static State empty();
-//     __device__ static State reduce(const State& state, int lanes);   // over lanes of a warp
-//     template <int kWidth>                    // the result replaces x; `own` is the thread's
-//     __device__ void apply(const Row& row,    // state, `all` the row's
-//                           const State& own, const State& all, float (&x)[kWidth],
-//                           const float (&second)[kWidth]) const;
+//     // Adds elements of one thread to its state. With one input there is one call, with all of
+// the
+//     // thread's elements, of which `filled` are kFill; it may change x into what `apply` wants.
+//     // With two inputs there is a call for each vector, and x stays as it is.
+//     template <int kVectors, int kWidth>
+//     __device__ void add(State& state, const Row& row, float (&x)[kVectors][kWidth],
+//                         const float (&second)[kVectors][kWidth], int filled) const;
+//     __device__ static State empty();         // the state of no elements
+//     // Merges the states of `lanes` neighbouring lanes; each of them gets the result.
+//     __device__ static State reduce(const State& state, int lanes);
+//     // Maps elements; the result replaces x. `own` is the thread's state, `all` the row's.
+//     template <int kWidth>
+//     __device__ void apply(const Row& row, const State& own, const State& all,
+//                           float (&x)[kWidth], const float (&second)[kWidth]) const;
 //   };
 //
 // Threads hold two to four 16-byte vectors of each input, all in flight before the first is used.

@@ -6,8 +6,8 @@
 //     static constexpr int kInputs = 1;        // 0 to 2
 //     RowView<const T> in[1];
 //     RowView<T> out;                          // may be an input's memory, with the same strides
-//     struct Row { ... };
-//     __device__ Row row(int64_t row) const;    // computes what the elements of a row share
+//     struct Row { ... };                       // what the elements of a row share
+//     __device__ Row row(int64_t row) const;    // reads or computes it
 //     // Maps the elements column to column + kCount - 1; the result replaces x.
 //     template <int kCount>
 //     __device__ void apply(const Row& row, int64_t column, float (&x)[kCount],

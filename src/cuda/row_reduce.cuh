@@ -8,10 +8,12 @@
 //     struct State { ... };                    // a multiple of 4 bytes
 //     __device__ State start(int64_t row) const;             // the state before any element
 //     __device__ float fill(const State& state) const;       // an element that changes nothing
-//     template <int kVectors, int kWidth>      // adds that many elements of the row (and of the
-//     __device__ void add(State& state, const float (&x)[kVectors][kWidth],    // second input, if
-//                         const float (&second)[kVectors][kWidth],             // there is one);
-//                         int valid) const;   // from x[valid] on they are fill()
+//     // Adds vectors of the row, and of the second input if there is one, to the state. The
+// vectors
+//     // from x[valid] on are made of fill().
+//     template <int kVectors, int kWidth>
+//     __device__ void add(State& state, const float (&x)[kVectors][kWidth],
+//                         const float (&second)[kVectors][kWidth], int valid) const;
 //     __device__ static State merge(const State& a, const State& b);
 //     __device__ void finish(int64_t row, const State& state) const;   // stores the row's result
 //   };

@@ -77,7 +77,8 @@ Status make_tensor_map(CUtensorMap* map, const void* data, DType dtype, const Te
     sizes[i] = static_cast<cuuint64_t>(shape.sizes[i]);
     box[i] = static_cast<cuuint32_t>(shape.box[i]);
     steps[i] = 1;
-    // A dimension of size 1 may have any stride, but the driver looks at it.
+    // A dimension of size 1 may have any stride, but the driver checks it and wants a multiple of
+    // 16.
     if (i > 0)
       strides[i - 1] = shape.sizes[i] == 1 ? 16 : static_cast<cuuint64_t>(shape.strides[i]);
   }

@@ -1,14 +1,16 @@
-// Warpgroup matrix multiply: one PTX instruction per function. Four warps multiply a 64 x 16 tile A
-// (shared memory or registers) by a 16 x N tile B (shared memory) and add to 64 x N floats held in
-// registers, beside whatever else the warps do. Of 8-bit floats the tiles are 64 x 32 and 32 x N,
-// both with K along their rows. sm_90a only: a kernel that calls these has its body under
-// `#if defined(__CUDA_ARCH_FEAT_SM90_ALL)`.
+// Matrix multiplication by a warpgroup (wgmma): one PTX instruction per function. Four warps
+// multiply a 64 x 16 tile A (in shared memory or registers) by a 16 x N tile B (in shared memory)
+// and add the product to 64 x N floats in registers; the instruction runs in the background while
+// the warps do other work. For 8-bit floats the tiles are 64 x 32 and 32 x N, both with K along
+// their rows. The instructions are sm_90a's only: a kernel that calls these functions has its body
+// under `#if defined(__CUDA_ARCH_FEAT_SM90_ALL)`.
 //
-// Where the elements are. With w the warp in its group, g = lane / 4 and t = lane % 4, a thread's
-// d[4 * i + 2 * j + e] is row 16 * w + g + 8 * j, column 8 * i + 2 * t + e. A in registers has the
-// same places: a[j + 2 * i] holds columns 8 * i + 2 * t and + 1 of row g + 8 * j, so that the
-// accumulators of one product, rounded in pairs, are the A of the next. Of 8-bit floats a[j + 2 *
-// i] holds columns 16 * i + 4 * t to + 3 of row g + 8 * j.
+// This is where the elements are. Let w be the warp's number in its group, g = lane / 4 and t =
+// lane % 4. A thread's d[4 * i + 2 * j + e] is row 16 * w + g + 8 * j, column 8 * i + 2 * t + e. A
+// in registers is laid out the same way: a[j + 2 * i] holds columns 8 * i + 2 * t and the one after
+// it of row g + 8 * j, so that the accumulators of one product, rounded in pairs, can be the A of
+// the next. With 8-bit floats, a[j + 2 * i] holds the four columns from 16 * i + 4 * t on of row g
+// + 8 * j.
 #pragma once
 
 #include <cuda_bf16.h>

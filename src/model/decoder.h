@@ -7,8 +7,8 @@
 //   q, k = rope(q), rope(k)                           where rotary_dim > 0
 //   x += attention(q, k, v; causal, layer.window) Wo + bo
 //   h = norm(x, ffn_norm)
-//   x += (act(h Wgate) * (h Wup)) Wdown               gated
-//   x += act(h Wup + bup) Wdown + bdown               plain
+//   x += (act(h Wgate) * (h Wup)) Wdown               if gated
+//   x += act(h Wup + bup) Wdown + bdown               otherwise
 // logits = norm(x, output_norm) output^T; x starts as token_embedding[id] (+ position_embedding).
 #pragma once
 
@@ -58,7 +58,7 @@ struct Layer {
   Weight q_norm, k_norm;  // (head_dim)
   Weight o, o_bias;       // (dim, heads * head_dim)
   Weight ffn_norm, ffn_norm_bias;
-  Weight gate;             // (hidden, dim); undefined where the activation is plain
+  Weight gate;             // (hidden, dim); undefined where the activation is not gated
   Weight up, up_bias;      // (hidden, dim)
   Weight down, down_bias;  // (dim, hidden)
   int64_t window = 0;      // a query sees itself and the window - 1 keys before it; 0: all

@@ -200,7 +200,7 @@ Status decoder_from_llama2c(const std::string& file, std::string_view bytes, Dec
   each(&Layer::up, hidden, dim, false);
   if (header.version == 0) {
     decoder->output_norm = cursor.floats(1, dim);
-    cursor.skip_floats(config.context * (head / 2) * 2);  // tables of cosines and sines
+    cursor.skip_floats(config.context * (head / 2) * 2);  // skips tables of cosines and sines
   }
   decoder->output = header.shared ? decoder->token_embedding : cursor.matrix(config.vocab, dim);
   return cursor.finish();
