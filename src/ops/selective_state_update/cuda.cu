@@ -19,7 +19,7 @@ constexpr int kUpdateVec = 4;       // states of a thread, where they lie side b
 constexpr int kUpdateChannels = 4;  // of a thread, where enough threads are left
 constexpr int64_t kEnoughThreads = 1 << 14;
 
-using state_update::StateView;
+using state_update::HeadView;
 
 struct UpdateArgs {
   state_update::Problem p;
@@ -34,11 +34,11 @@ struct Raw {
   RawVec<float, N> wide = {};
   RawVec<T, N> narrow = {};
 
-  __device__ __forceinline__ static bool is_wide(const StateView& view) {
+  __device__ __forceinline__ static bool is_wide(const HeadView& view) {
     return sizeof(T) == 4 || view.dtype == DType::kFloat32;
   }
 
-  __device__ __forceinline__ void load(const StateView& view, int64_t at) {
+  __device__ __forceinline__ void load(const HeadView& view, int64_t at) {
     if (is_wide(view)) {
       wide.load(static_cast<const float*>(view.data) + at);
     } else {
@@ -46,7 +46,7 @@ struct Raw {
     }
   }
 
-  __device__ __forceinline__ void decode(const StateView& view, float (&out)[N]) const {
+  __device__ __forceinline__ void decode(const HeadView& view, float (&out)[N]) const {
     if (is_wide(view)) {
       wide.unpack_to(out);
     } else {
@@ -56,7 +56,7 @@ struct Raw {
 };
 
 template <class T, int N>
-__device__ __forceinline__ void put(const StateView& view, int64_t at, const float (&values)[N]) {
+__device__ __forceinline__ void put(const HeadView& view, int64_t at, const float (&values)[N]) {
   if (sizeof(T) == 4 || view.dtype == DType::kFloat32) {
     store(static_cast<float*>(view.data) + at, pack<float, N>(values));
   } else {
@@ -65,14 +65,14 @@ __device__ __forceinline__ void put(const StateView& view, int64_t at, const flo
 }
 
 template <class T>
-__device__ __forceinline__ Raw<T, 1> raw_at(const StateView& view, int64_t at) {
+__device__ __forceinline__ Raw<T, 1> raw_at(const HeadView& view, int64_t at) {
   Raw<T, 1> raw;
   if (view.data != nullptr) raw.load(view, at);
   return raw;
 }
 
 template <class T>
-__device__ __forceinline__ float value_of(const StateView& view, const Raw<T, 1>& raw) {
+__device__ __forceinline__ float value_of(const HeadView& view, const Raw<T, 1>& raw) {
   float value[1];
   raw.decode(view, value);
   return view.data == nullptr ? 0.f : value[0];
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
 // Whether kUpdateVec states of every channel can be loaded at once.
 bool has_vectors(const state_update::Problem& p) {
   if (p.states % kUpdateVec != 0) return false;
-  const auto whole = [](const StateView& v) {
+  const auto whole = [](const HeadView& v) {
     return v.data == nullptr ||
            (v.state == 1 && v.batch % kUpdateVec == 0 && v.head % kUpdateVec == 0 &&
             v.channel % kUpdateVec == 0 &&
