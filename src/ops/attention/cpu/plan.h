@@ -209,7 +209,7 @@ inline int64_t workers_for(const Problem& p, int64_t items) {
 // it touches in the caches near it, and helps others with theirs when it is done. Which worker gets
 // an item is up to chance; what it does must not depend on it.
 template <class Body>
-void run_on_workers(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
+void run_neighbours_on_workers(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
   struct alignas(64) Counter {
     std::atomic<int64_t> value;
   };
