@@ -10,11 +10,13 @@
 
 namespace fk::cpu {
 
+constexpr int64_t kMostWorkers = 256;
+
 // Returns the most workers that a call may plan for. The number never changes while the process
 // runs, because the workspace that a query asks for must still be enough at the call.
 inline int64_t worker_limit() {
-  static const int64_t limit =
-      std::clamp<int64_t>(static_cast<int64_t>(std::thread::hardware_concurrency()), 1, 256);
+  static const int64_t limit = std::clamp<int64_t>(
+      static_cast<int64_t>(std::thread::hardware_concurrency()), 1, kMostWorkers);
   return limit;
 }
 

@@ -6,17 +6,19 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
-#include <thread>
 
 #include "core/exec.h"
 #include "core/workspace.h"
 #include "cpu/matrix_view.h"
+#include "cpu/workers.h"
 #include "ops/attention/problem.h"
 
 namespace fk::attention {
 
+using cpu::kMostWorkers;
 using cpu::MatrixView;
 using cpu::padded_columns;
+using cpu::worker_limit;
 
 // Queries that are worked on together: a multiple of every instruction set's panel_width().
 constexpr int64_t kQueryBlock = 64;
@@ -187,16 +189,6 @@ inline int64_t most_query_blocks(const Problem& p) {
   return p.heads / heads_at_once(p) *
          (p.packed ? p.q_len / kQueryBlock + std::min(p.batch, p.q_len)
                    : p.batch * blocks_of(p.q_len));
-}
-
-constexpr int64_t kMostWorkers = 256;
-
-// Threads that can have scratch memory of their own. Fixed for the life of the process, because a
-// call must find the workspace it was told to bring.
-inline int64_t worker_limit() {
-  static const int64_t limit = std::clamp<int64_t>(
-      static_cast<int64_t>(std::thread::hardware_concurrency()), 1, kMostWorkers);
-  return limit;
 }
 
 inline int64_t workers_for(const Problem& p, int64_t items) {
