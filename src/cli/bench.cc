@@ -1,5 +1,5 @@
-// Hands over to Python: `fk bench` to flashkernel.bench, where peers and reports live, and `fk
-// pull` to flashkernel.pull.
+// The commands that are written in Python: `fk bench` runs flashkernel.bench, which knows the peers
+// and writes reports, and `fk pull` runs flashkernel.pull.
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,7 +14,8 @@
 namespace fk::cli {
 namespace {
 
-// The python3 in the folder this program lies in (pip installs both there), or "".
+// Returns the python3 in this program's own folder, where pip installs both, or "" if there is
+// none.
 std::string python_beside() {
   char path[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
@@ -25,6 +26,8 @@ std::string python_beside() {
   return access(python.c_str(), X_OK) == 0 ? python : "";
 }
 
+// Returns the Python to run: the one that $FK_PYTHON names, or else the one beside this program, or
+// else the first python3 in $PATH.
 std::string find_python() {
   const char* named = std::getenv("FK_PYTHON");
   if (named != nullptr && *named != '\0') return named;
@@ -32,8 +35,9 @@ std::string find_python() {
   return beside.empty() ? "python3" : beside;
 }
 
-// What Python runs: the module, as `python -m` would, but none of the current folder's files (the
-// empty path; -P leaves it out only from Python 3.11 on), and no traceback after Ctrl-C.
+// The code that Python runs. It runs the module as `python -m` would, with two differences: it
+// imports nothing from the current folder (it removes the empty entry of sys.path, which -P does
+// only from Python 3.11 on), and Ctrl-C prints no traceback.
 constexpr char kStart[] = R"(
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -48,10 +52,11 @@ except KeyboardInterrupt:
     sys.exit(130)
 )";
 
-// Becomes Python with the module of that name; returns only where that fails.
+// Replaces this process by Python, running flashkernel.`command` with `arguments`, which end with a
+// null. Returns the exit code only if that fails.
 int become_python(const char* command, char** arguments) {
   const std::string python = find_python();
-  setenv("PYTHONSAFEPATH", "1", 1);  // for the Pythons that it starts
+  setenv("PYTHONSAFEPATH", "1", 1);  // does the same for the Pythons that this one starts
   std::vector<char*> line = {const_cast<char*>(python.c_str()), const_cast<char*>("-c"),
                              const_cast<char*>(kStart), const_cast<char*>(command)};
   while (*arguments != nullptr) line.push_back(*arguments++);

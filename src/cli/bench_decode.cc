@@ -1,6 +1,6 @@
-// fk bench decode: tokens a second, prompt and generation apart, beside the memory's bandwidth and
-// llama.cpp. Everything is measured in turns, round by round, so that a machine that changes its
-// pace in between changes it for all.
+// `fk bench decode` measures a model's tokens per second, for the prompt and for generation, beside
+// the memory's bandwidth and llama.cpp. Each round measures all of them one after the other, so
+// that a machine that changes its pace changes it for all.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,26 +28,26 @@ double seconds_since(Clock::time_point start) {
 }
 
 struct BenchOptions {
-  int64_t prompt = 512;
-  int64_t tokens = 64;
-  int repeats = 5;
-  std::string peer;  // llama.cpp's llama-bench
-  std::string json;  // a result file
+  int64_t prompt = 512;  // tokens in the prompt
+  int64_t tokens = 64;   // tokens to generate
+  int repeats = 5;       // rounds
+  std::string peer;      // the path of llama.cpp's llama-bench; empty: none
+  std::string json;      // the result file to write; empty: none
 };
 
-// One entry per round.
+// What was measured. The vectors have one entry per round.
 struct Measured {
-  std::vector<double> prompt_seconds;  // of the whole prompt
-  std::vector<double> token_seconds;   // of one token, on average
-  double bandwidth = 0;  // the best of all that were measured, before and after each round
-  std::vector<double> first_token;  // from the start of a process of its own
+  std::vector<double> prompt_seconds;  // for the whole prompt
+  std::vector<double> token_seconds;   // for one token, on average
+  double bandwidth = 0;                // bytes per second, the best of those measured in all rounds
+  std::vector<double> first_token;     // seconds from the start of a process of its own
   std::vector<double> peer_prompt_seconds, peer_token_seconds;
   std::string peer_version;
-  double bytes = 0;  // read by one token, on average
+  double bytes = 0;  // that one token reads, on average
   BusyWatch::Seen busy;
 
-  // Of the bandwidth, in each round. As in every benchmark here, what disturbs a measurement of the
-  // bandwidth lowers it, so that the best of the whole run is what the rounds are held against.
+  // Returns the share of the bandwidth that each round reached. Disturbances only ever lower a
+  // measured bandwidth, so every round is compared with the best of the whole run.
   std::vector<double> shares() const {
     std::vector<double> result;
     for (const double seconds : token_seconds) {
@@ -57,6 +57,7 @@ struct Measured {
   }
 };
 
+// Runs a prompt of `length` arbitrary tokens from an empty context.
 Status run_prompt(engine::Engine& engine, int64_t length, double* seconds) {
   std::vector<int32_t> prompt(static_cast<size_t>(length));
   for (size_t i = 0; i < prompt.size(); ++i) {
@@ -71,7 +72,8 @@ Status run_prompt(engine::Engine& engine, int64_t length, double* seconds) {
   return {};
 }
 
-// Greedy, from an empty context. *seconds and *bytes: of one token.
+// Generates `count` tokens from an empty context, always the likeliest. Sets *seconds and *bytes to
+// what one token takes and reads on average.
 Status run_tokens(engine::Engine& engine, int64_t count, double* seconds, double* bytes) {
   std::vector<float> logits(static_cast<size_t>(engine.vocab()));
   engine.rewind(0);
@@ -88,7 +90,8 @@ Status run_tokens(engine::Engine& engine, int64_t count, double* seconds, double
   return {};
 }
 
-// How long a process of its own takes from its start to its first piece of text; 0: it wrote none.
+// Runs `fk generate` in a process of its own. Returns the seconds from its start to its first piece
+// of text, or 0 if it wrote none.
 double time_first_token(const TextOptions& options) {
   const std::string threads = std::to_string(num_threads());
   std::vector<const char*> line = {"fk",
@@ -123,14 +126,15 @@ double time_first_token(const TextOptions& options) {
   return came ? took : 0;
 }
 
-// Quoted for the shell.
+// Quotes a text for the shell.
 std::string shell_word(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
 }
 
-// One round of llama-bench (it warms up by itself) on the same file with the same threads.
+// Runs one round of llama-bench, which warms up by itself, on the same file with as many threads,
+// and adds its times to *out.
 Status run_peer(const BenchOptions& bench, const std::string& model, Measured* out) {
   const std::string command = shell_word(bench.peer) + " -m " + shell_word(model) + " -t " +
                               std::to_string(num_threads()) + " -p " +
@@ -146,7 +150,7 @@ Status run_peer(const BenchOptions& bench, const std::string& model, Measured* o
   }
   const int status = pipe == nullptr ? -1 : pclose(pipe);
   const nlohmann::json rows = nlohmann::json::parse(text, nullptr, false);
-  double prompt = 0, decode = 0;  // tokens a second
+  double prompt = 0, decode = 0;  // in tokens per second
   if (status == 0 && rows.is_array()) {
     for (const nlohmann::json& row : rows) {
       (row.value("n_prompt", 0) > 0 ? prompt : decode) = row.value("avg_ts", 0.0);
@@ -162,6 +166,7 @@ Status run_peer(const BenchOptions& bench, const std::string& model, Measured* o
   return {};
 }
 
+// Runs all rounds. Fails if the model or the peer does.
 Status measure(engine::TextModel& model, const TextOptions& options, const BenchOptions& bench,
                Measured* out) {
   engine::Engine& engine = model.engine();
@@ -172,7 +177,7 @@ Status measure(engine::TextModel& model, const TextOptions& options, const Bench
     if (terminal) std::fprintf(stderr, "\rround %d of %d\x1b[K", r + 1, bench.repeats);
     double prompt = 0, token = 0;
     FK_RETURN_IF_ERROR(run_prompt(engine, bench.prompt, &prompt));
-    // What is in the cache then is what the tokens below read on average.
+    // The bandwidth is measured with as much in the cache as the tokens below read on average.
     engine.rewind(std::min(engine.position(), bench.tokens / 2));
     out->bandwidth = std::max(out->bandwidth, read_bandwidth(engine, kBandwidthSeconds));
     FK_RETURN_IF_ERROR(run_tokens(engine, bench.tokens, &token, &out->bytes));
@@ -192,12 +197,14 @@ Status measure(engine::TextModel& model, const TextOptions& options, const Bench
   return {};
 }
 
+// The value with six digits after the point.
 nlohmann::json rounded(double value) { return std::stod(std::to_string(value)); }
 
-// The rows of a result file: the prompt, the tokens after it, and the first token of all.
+// Returns the rows of a result file: one for the prompt, one for generation, and one for the first
+// token if it was measured.
 nlohmann::json rows_of(engine::TextModel& model, const BenchOptions& bench, const Measured& m) {
   std::string name = model.path();
-  name = name.substr(name.rfind('/') + 1);  // all of it where there is no slash
+  name = name.substr(name.rfind('/') + 1);  // the whole path if it has no slash
   const auto row = [&](const char* op, const char* unit, int64_t count,
                        const std::vector<double>& ours, const std::vector<double>& theirs) {
     nlohmann::json j = {{"op", op},
@@ -236,6 +243,7 @@ nlohmann::json rows_of(engine::TextModel& model, const BenchOptions& bench, cons
   return rows;
 }
 
+// Prints one JSON object for programs.
 void print_json(engine::TextModel& model, const BenchOptions& bench, const Measured& m) {
   const double prompt = static_cast<double>(bench.prompt) / median(m.prompt_seconds);
   const double decode = 1 / median(m.token_seconds);
@@ -268,6 +276,7 @@ void print_json(engine::TextModel& model, const BenchOptions& bench, const Measu
   std::printf("%s\n", shown_json(stdout, j, 2).c_str());
 }
 
+// Prints a few lines for people.
 void print_text(engine::TextModel& model, const BenchOptions& bench, const Measured& m) {
   const double prompt = static_cast<double>(bench.prompt) / median(m.prompt_seconds);
   const double decode = 1 / median(m.token_seconds);

@@ -1,3 +1,4 @@
+// Reads the system's counters of CPU time and compares them with this program's own.
 #include "cli/busy.h"
 
 #include <sys/resource.h>
@@ -15,11 +16,11 @@
 namespace fk::cli {
 namespace {
 
-// Above these a measurement counts as disturbed.
-constexpr double kOthers = 0.05;  // of the CPUs it wants
-constexpr double kSteal = 0.02;   // of all CPU time
+// Above these limits a measurement counts as disturbed.
+constexpr double kOthers = 0.05;  // other programs' share of the CPUs that the measurement wants
+constexpr double kSteal = 0.02;   // the host's share of all CPU time
 
-// CPU time of this program and of those it started, in seconds.
+// Returns the CPU time of this program and of those it started, in seconds.
 double own_seconds() {
   double sum = 0;
   for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
@@ -49,7 +50,8 @@ BusyWatch::Counters BusyWatch::read() const {
       ++c.cpus;
       continue;
     }
-    // user nice system idle iowait irq softirq steal; what follows is part of user.
+    // The columns are user, nice, system, idle, iowait, irq, softirq, steal; those after them are
+    // already counted in user.
     double t[8] = {};
     std::istringstream numbers(line.substr(3));
     for (double& value : t) numbers >> value;
@@ -69,7 +71,7 @@ BusyWatch::Seen BusyWatch::seen() const {
   const double ours = now.own - before_.own;
   seen.others_cpus = std::max(0.0, now.busy - before_.busy - ours) / seconds;
   seen.steal = (now.steal - before_.steal) / total;
-  // What others do on CPUs that we leave idle is no matter.
+  // Other programs disturb only if they take more CPUs than we leave idle.
   const double taken = (seen.others_cpus + threads_ - now.cpus) / threads_;
   seen.disturbed = taken > kOthers || seen.steal > kSteal;
   return seen;

@@ -1,5 +1,5 @@
-// Whether other programs, or a virtual machine's host, took from a measurement's CPUs. As
-// bindings/python/flashkernel/bench/busy.py has it, of a whole run.
+// Finds out whether other programs, or the host of a virtual machine, took CPU time away from a
+// measurement. It does for a whole run what bindings/python/flashkernel/bench/busy.py does.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,16 +9,17 @@ namespace fk::cli {
 
 class BusyWatch {
  public:
-  // Counts from now on. `threads`: CPUs that the measurement wants. `stat`: the system's counters,
-  // /proc/stat where nobody else writes them.
+  // Starts to count. `threads` is how many CPUs the measurement wants. `stat` is the file with the
+  // system's counters; tests pass one of their own.
   explicit BusyWatch(int threads, std::string stat = "/proc/stat");
 
   struct Seen {
-    int cpus = 0;            // 0: the system does not say
-    double others_cpus = 0;  // CPUs' worth of work that was not ours
+    int cpus = 0;            // how many the machine has; 0: the system does not say
+    double others_cpus = 0;  // how many CPUs other programs kept busy, on average
     double steal = 0;        // the share of all CPU time that the host gave to others
-    bool disturbed = false;
+    bool disturbed = false;  // the figures are too low to be trusted
   };
+  // Returns what has happened since the construction.
   Seen seen() const;
 
  private:
@@ -33,9 +34,9 @@ class BusyWatch {
   Counters before_;
 };
 
-// "This machine was busy: ...", or "" where it was not.
+// Tells people about it: "This machine was busy: ...", or "" if it was not.
 std::string describe(const BusyWatch::Seen& seen);
-// For a row of a result file: adds "busy" and "disturbed".
+// Adds "busy" and "disturbed" to a row of a result file.
 void add_to(const BusyWatch::Seen& seen, nlohmann::json* row);
 
 }  // namespace fk::cli

@@ -1,5 +1,5 @@
-// fk chat: a conversation, with the model's own template. Ctrl-C stops an answer; at the prompt it
-// (or Ctrl-D) ends the program.
+// `fk chat` holds a conversation with a model, in the form of the model's own chat template. Ctrl-C
+// stops an answer; at the prompt it ends the program, as Ctrl-D does.
 #include <unistd.h>
 
 #include <cstdio>
@@ -13,6 +13,7 @@
 namespace fk::cli {
 namespace {
 
+// The messages so far, and the model that answers them.
 class Conversation {
  public:
   Conversation(engine::TextModel& model, const TextOptions& options)
@@ -21,12 +22,14 @@ class Conversation {
     reset();
   }
 
+  // Begins again, with nothing but the system message if there is one.
   void reset() {
     messages_.clear();
     if (!options_.system.empty()) messages_.push_back({"system", options_.system});
   }
 
-  // Asks, writes the answer, and keeps both. False: that failed, and nothing is kept.
+  // Asks the model a question, writes its answer to stdout, and keeps both for the next question.
+  // Returns false if that failed; then the question is not kept.
   bool ask(const std::string& question) {
     messages_.push_back({"user", question});
     std::vector<int32_t> prompt;

@@ -1,5 +1,5 @@
-// `fk check`: runs every op on random arguments (check/drawn_call.h) against its reference in
-// double precision.
+// `fk check` runs every op on random arguments (check/drawn_call.h) and compares the results with
+// those of its reference in double precision.
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@ constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
                              DType::kFloat8E4M3};
 
 #if FK_HAVE_CUDA
+// Gives the calls memory on GPU 0.
 class CudaMemory : public CheckMemory {
  public:
   DLDevice device() const override { return {kDLCUDA, 0}; }
@@ -27,7 +28,7 @@ class CudaMemory : public CheckMemory {
     return cuda::device_malloc(0, std::max<size_t>(bytes, 1), data);
   }
   void release(void* data) override {
-    // A failure here means an earlier one, which was reported.
+    // If this fails, an earlier call has failed, and was reported.
     static_cast<void>(cuda::device_free(0, data));
   }
   Status copy_in(void* to, const void* from, size_t bytes) override {
@@ -42,12 +43,13 @@ class CudaMemory : public CheckMemory {
 
 // What the calls drawn for one dtype of an op showed.
 struct Outcome {
-  double error = 0;  // in units of what is allowed
-  int run = 0;       // calls that the device has an implementation for
-  std::set<std::string> implementations;
-  std::string wrong;  // the first failure, for people
+  double error = 0;                       // the largest error, where 1 is what is allowed
+  int run = 0;                            // calls that the device has an implementation for
+  std::set<std::string> implementations;  // those that ran
+  std::string wrong;                      // tells people about the first failure; empty: none
 };
 
+// Draws calls of an op and checks them on one device.
 class Checker {
  public:
   Checker(const CheckOptions& options, CheckMemory& memory) : options_(options), memory_(memory) {}
@@ -58,7 +60,7 @@ class Checker {
       DrawOptions draw;
       draw.dtype = dtype;
       draw.seed = options_.seed + i;
-      // Plain calls first, then the ones that go wrong in their own ways.
+      // The first call has nothing unusual; the others are unusual in one way or in several.
       draw.strided = i % 2 == 1;
       draw.alias = i % 4 == 2;
       draw.skip_outputs = i % 8 == 5;
@@ -70,6 +72,7 @@ class Checker {
   }
 
  private:
+  // Runs one drawn call by the reference and by the device's implementation, and adds to *outcome.
   void check_drawn(const fk_op& op, const DrawOptions& draw, Outcome* outcome) {
     DrawnCall drawn_call;
     const Status drawn = draw_call(op, draw, &drawn_call);
@@ -99,7 +102,8 @@ class Checker {
   CheckMemory& memory_;
 };
 
-// One line; the failures under it. Returns whether the op is right.
+// Checks one op in all dtypes and prints a line, with the failures under it. Returns whether the op
+// is right.
 bool check_op(const fk_op& op, const CheckOptions& options, CheckMemory& memory) {
   const bool terminal = isatty(STDOUT_FILENO) != 0;
   Checker checker(options, memory);
@@ -131,6 +135,7 @@ bool check_op(const fk_op& op, const CheckOptions& options, CheckMemory& memory)
   return right;
 }
 
+// Complains about the arguments and returns the exit code.
 int fail(const std::string& message) {
   complain("check", message);
   return 2;
@@ -144,7 +149,7 @@ int check(const CheckOptions& options) {
   for (const auto& op : Registry::get().ops()) {
     const std::string& name = op->declaration.name;
     known += (known.empty() ? "" : ", ") + name;
-    // "softmax" stands for its forward and its backward.
+    // The name "softmax" stands for the op and for its backward, softmax_bwd.
     if (options.op.empty() || name == options.op || op->public_name() == options.op ||
         name == options.op + "_bwd") {
       ops.push_back(op.get());

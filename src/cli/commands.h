@@ -1,4 +1,5 @@
-// The commands of the `fk` program, one file each. Each returns the exit code.
+// Commands of the `fk` program, each in a file of its own, and each returning the exit code.
+// text_options.h declares those that run a model.
 #pragma once
 
 #include <string>
@@ -7,17 +8,19 @@
 
 namespace fk::cli {
 
+// `fk info` prints what this build and this machine have.
 int info(bool json);
 
 struct CheckOptions {
-  std::string op;      // as users or the registry call it; empty: every op
-  std::string device;  // "cpu", "cuda"; empty: each that the machine has
-  int samples = 24;    // per dtype
+  std::string op;      // a name as users or the registry know it; empty: every op
+  std::string device;  // "cpu" or "cuda"; empty: each that the machine has
+  int samples = 24;    // per op and dtype
   uint64_t seed = 0;
 };
+// `fk check` compares ops with their references.
 int check(const CheckOptions& options);
 
-// `arguments` are those after "bench", ended by NULL.
+// `fk bench` measures ops. `arguments` are those after "bench"; a null ends them.
 int bench(char** arguments);
 
 }  // namespace fk::cli

@@ -1,4 +1,4 @@
-// fk generate: text from a prompt, streamed.
+// `fk generate` continues a text with a model, and writes it while it is generated.
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,6 +11,8 @@
 namespace fk::cli {
 namespace {
 
+// Prints the text and the figures as one JSON object. `bandwidth` in bytes per second, 0: not
+// known.
 void print_json(const TextOptions& options, engine::TextModel& model,
                 const engine::Generated& result, double bandwidth) {
   const auto steps = static_cast<double>(result.tokens.size()) - 1;
@@ -44,7 +46,7 @@ int generate(TextOptions& options) {
   if (model == nullptr) return 1;
   std::vector<int32_t> prompt;
   engine::Generated result;
-  const CatchInterrupt catching;  // up to the end of the report
+  const CatchInterrupt catching;  // until the figures are printed
   Status status = model->encode_prompt(options.prompt, &prompt);
   if (status.ok()) {
     TextOut out;

@@ -1,3 +1,4 @@
+// `fk info` prints the version, the build, the CPU, the GPUs, and each op's implementations.
 #include <cstdio>
 #include <fstream>
 
@@ -13,7 +14,7 @@
 namespace fk::cli {
 namespace {
 
-// The value of the first line of /proc/cpuinfo that starts with `key`.
+// Returns the value of the first line of /proc/cpuinfo that starts with `key`, or "".
 std::string cpuinfo(const std::string& key) {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -25,7 +26,7 @@ std::string cpuinfo(const std::string& key) {
   return "";
 }
 
-// The features that matter to the kernels, of those the machine has.
+// Returns those of the machine's features that matter to the kernels.
 std::string cpu_features() {
   static const char* const kInteresting[] = {
       "sse4_1",   "sse4_2",   "avx",      "f16c",     "fma",         "avx2",        "avx_vnni",
@@ -42,6 +43,7 @@ std::string cpu_features() {
   return found;
 }
 
+// Prints what is known of CUDA and the GPUs.
 void print_cuda() {
 #if FK_HAVE_CUDA
   std::printf("CUDA          compiled for %s; runtime %s, driver %s\n", cuda_architectures(),

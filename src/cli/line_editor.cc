@@ -1,3 +1,4 @@
+// Reads keys, edits the line, and redraws it.
 #include "cli/line_editor.h"
 
 #include <fcntl.h>
@@ -15,9 +16,10 @@
 namespace fk::cli {
 namespace {
 
+// How many lines of the history file are used.
 constexpr size_t kMostLines = 1000;
 
-// Keys as they come, without echo, while one of these lives.
+// While an object of this class lives, the terminal passes on keys as they come, without echo.
 class RawTerminal {
  public:
   RawTerminal() {
@@ -35,9 +37,10 @@ class RawTerminal {
   termios before_;
 };
 
+// Whether a byte is inside a UTF-8 character, after its first byte.
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-// One character to the left or right of `at`, never inside one.
+// Return the position one character to the left or to the right of `at`, never inside a character.
 size_t left_of(const std::string& s, size_t at) {
   if (at > 0) --at;
   while (at > 0 && is_continuation(s[at])) --at;
@@ -49,12 +52,14 @@ size_t right_of(const std::string& s, size_t at) {
   return at;
 }
 
+// Returns the bytes of the character that ends at `at`.
 std::string_view character_before(const std::string& s, size_t at) {
   const size_t from = left_of(s, at);
   return std::string_view(s).substr(from, at - from);
 }
 
-// What was typed or comes from the history is shown, never obeyed.
+// Writes the prompt and the line over the terminal's present line and puts the cursor in place.
+// Control characters in the line are shown and never obeyed.
 void redraw(const std::string& prompt, const std::string& line, size_t cursor) {
   const std::string left = printable(std::string_view(line).substr(0, cursor));
   const std::string right = printable(std::string_view(line).substr(cursor));
@@ -66,12 +71,13 @@ void redraw(const std::string& prompt, const std::string& line, size_t cursor) {
   std::fflush(stdout);
 }
 
-// For its owner's eyes alone, whatever the umask is and whatever the file's mode was before.
+// Appends to a file that only its owner can read, whatever the umask is and the file's mode was.
+// Where that cannot be had, it writes nothing.
 void append_privately(const std::string& path, const std::string& text) {
   const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return;
   const char* rest = text.data();
-  size_t left = fchmod(file, 0600) == 0 ? text.size() : 0;  // not ours to protect: not written
+  size_t left = fchmod(file, 0600) == 0 ? text.size() : 0;  // fails if the file is not ours
   while (left > 0) {
     const ssize_t written = ::write(file, rest, left);
     if (written <= 0) break;
@@ -81,11 +87,13 @@ void append_privately(const std::string& path, const std::string& text) {
   ::close(file);
 }
 
+// Waits for a byte from the terminal; -1 at its end.
 int read_key() {
   unsigned char c;
   return ::read(STDIN_FILENO, &c, 1) == 1 ? c : -1;
 }
 
+// The byte that Ctrl and a letter send.
 constexpr int control(char letter) { return letter - 'a' + 1; }
 
 }  // namespace
@@ -121,8 +129,8 @@ LineEditor::Outcome LineEditor::read(const std::string& prompt, std::string* lin
 LineEditor::Outcome LineEditor::edit(const std::string& prompt, std::string* line) {
   const RawTerminal raw;
   size_t cursor = 0;
-  size_t place = history_.size();  // in the history; its size: the line being written
-  std::string draft;
+  size_t place = history_.size();  // which line of the history is shown; its size: the new line
+  std::string draft;               // the new line, while a line of the history is shown
   const auto recall = [&](size_t to) {
     if (place == history_.size()) draft = *line;
     place = to;
@@ -134,7 +142,7 @@ LineEditor::Outcome LineEditor::edit(const std::string& prompt, std::string* lin
     cursor = from;
   };
   for (;;) {
-    // The first bytes of a character wait for the others.
+    // A character is drawn once all its bytes have come.
     if (!utf8_incomplete(character_before(*line, cursor))) {
       redraw(prompt, *line, cursor);
     }

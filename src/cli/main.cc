@@ -1,4 +1,6 @@
-// fk: what this build is, whether it is right, how fast it is; and models that write.
+// The `fk` program: it tells what this build is, checks that its results are right, measures how
+// fast it is, and generates text with models. This file reads the command line and calls the
+// command.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
@@ -17,7 +19,7 @@ int run(int argc, char** argv) {
     return argc > i && std::strcmp(argv[i], word) == 0;
   };
   if (is(1, "bench") && is(2, "decode")) return fk::cli::bench_decode(argc - 2, argv + 2);
-  // These have their options, --help too, from the Python modules they start.
+  // The Python modules behind these two read the options themselves, --help among them.
   if (is(1, "bench")) return fk::cli::bench(argv + 2);
   if (is(1, "pull")) return fk::cli::pull(argv + 2);
 
@@ -85,7 +87,8 @@ int run(int argc, char** argv) {
   return info->parsed() ? fk::cli::info(json) : fk::cli::check(options);
 }
 
-// Of exceptions, only what happens where memory runs out is expected.
+// Runs the command and turns exceptions into messages. Only the one for exhausted memory is
+// expected.
 int run_to_the_end(int argc, char** argv) {
   try {
     return run(argc, argv);

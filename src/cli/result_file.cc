@@ -1,3 +1,4 @@
+// Writes result files and computes the statistics in them.
 #include "cli/result_file.h"
 
 #include <algorithm>
@@ -16,6 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Runs a shell command and returns what it writes, without the newline at the end.
 std::string output_of(const char* command) {
   FILE* pipe = popen(command, "r");
   if (pipe == nullptr) return "";
@@ -27,7 +29,8 @@ std::string output_of(const char* command) {
   return text;
 }
 
-// The commit of the checkout we run in, with "+" if it has changes, or what FK_COMMIT says.
+// Returns what $FK_COMMIT says, or the commit of the checkout in the current folder, with a "+" if
+// it has changes, or "unknown".
 std::string commit() {
   if (const char* told = std::getenv("FK_COMMIT"); told != nullptr && *told != '\0') return told;
   const std::string head = output_of("git rev-parse HEAD 2>/dev/null");
@@ -35,6 +38,7 @@ std::string commit() {
   return head + (output_of("git status --porcelain 2>/dev/null").empty() ? "" : "+");
 }
 
+// The date and time in UTC.
 std::string now() {
   const std::time_t time = std::time(nullptr);
   std::tm utc{};
@@ -44,6 +48,7 @@ std::string now() {
   return text;
 }
 
+// The CPU's name for people.
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -52,7 +57,8 @@ std::string cpu_name() {
   return "unknown";
 }
 
-// By linear interpolation, as numpy does it. `sorted` is not empty.
+// Returns the value below which `share` of the sorted values lie, by linear interpolation as numpy
+// does it. `sorted` must not be empty.
 double percentile(const std::vector<double>& sorted, double share) {
   const double at = share * static_cast<double>(sorted.size() - 1);
   const auto low = static_cast<size_t>(at);

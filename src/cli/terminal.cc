@@ -1,3 +1,4 @@
+// Writes text so that a terminal cannot be controlled by it.
 #include "cli/terminal.h"
 
 #include <unistd.h>
@@ -11,12 +12,13 @@ namespace {
 
 bool is_terminal(std::FILE* stream) { return isatty(fileno(stream)) != 0; }
 
+// Writes to stdout and flushes; returns whether that worked.
 bool write_now(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   return std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
 }
 
-// How many bytes at the end begin a character that the next piece may complete.
+// Returns how many bytes at the end of `text` begin a character that the next piece may complete.
 size_t unfinished(std::string_view text) {
   for (size_t n = 1; n < 4 && n <= text.size(); ++n) {
     if (utf8_incomplete(text.substr(text.size() - n))) return n;

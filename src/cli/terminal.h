@@ -1,6 +1,6 @@
-// What the program writes for people to read. Text comes from models, files and arguments: a
-// terminal shows control characters and bytes that are no UTF-8 as \x1B, and obeys none; newline
-// and tab stay. Into a pipe or a file goes every byte as it is.
+// Writes text for people to read. The text comes from models, files and arguments, and must not
+// control the terminal: on a terminal, control characters except newline and tab, and bytes that
+// are not UTF-8, are shown as \x1B and the like. Into a pipe or a file goes every byte as it is.
 #pragma once
 
 #include <cstdio>
@@ -10,20 +10,21 @@
 
 namespace fk::cli {
 
-// A text as that stream should have it.
+// Returns a text in the form in which it may be written to that stream.
 std::string shown(std::FILE* stream, std::string_view text);
-// The same of a JSON document, which stays one.
+// Does the same for a JSON document, in such a way that it stays valid JSON. `indent` -1: one line.
 std::string shown_json(std::FILE* stream, const nlohmann::json& json, int indent = -1);
 
-// "fk generate: what went wrong", a line on stderr.
+// Writes "fk generate: what went wrong" as a line to stderr, for command "generate".
 void complain(const std::string& command, std::string_view message);
 
-// Text on its way to stdout, at once, in pieces that may end inside a character.
+// Writes a text to stdout piece by piece, each at once. A piece may end inside a character; a
+// terminal gets that character when it is complete.
 class TextOut {
  public:
-  // False: that failed, which main() reports.
+  // Returns false if writing failed, which main() reports.
   bool write(std::string_view piece);
-  // What is left of a character that never ended.
+  // Writes the beginning of a character that never ended.
   bool finish();
 
  private:

@@ -1,3 +1,4 @@
+// The options of the commands that run a model, and how their values are checked.
 #include "cli/text_options.h"
 
 #include <signal.h>
@@ -17,11 +18,13 @@ namespace fk::cli {
 namespace {
 
 std::atomic<bool> interrupt_seen{false};
-struct sigaction action_before;
+struct sigaction action_before;  // what CatchInterrupt restores
 
 void note_interrupt(int) { interrupt_seen.store(true); }
 
-// A T that fits. Streams take neither NaN nor what no T holds, but -1 for the largest unsigned.
+// Returns a check that a text is a number of type T for which `fits` is true. A stream reads
+// neither NaN nor a number too large for T, but it does read -1 as the largest unsigned number, so
+// that is refused here.
 template <class T, class Fits>
 CLI::Validator number(const std::string& expected, Fits fits) {
   return CLI::Validator(
@@ -155,7 +158,7 @@ bool reads_memory(engine::Engine& engine) {
 }
 
 double read_bandwidth(engine::Engine& engine, double seconds) {
-  constexpr int64_t kEnough = int64_t{512} << 20;  // no cache holds a part worth the name of it
+  constexpr int64_t kEnough = int64_t{512} << 20;  // no cache holds a large part of this
   const int64_t bytes = std::min(engine.weight_bytes() + engine.cache_bytes(), kEnough);
   return engine::bytes_per_second(engine::Traffic::kRead, bytes, num_threads(), seconds);
 }
@@ -164,7 +167,7 @@ std::string figures(const engine::Generated& result, double bandwidth) {
   char text[256];
   int n = std::snprintf(text, sizeof text, "prompt %lld tokens in %.2f s",
                         static_cast<long long>(result.prompt_tokens), result.prompt_seconds);
-  // The first token comes with the prompt.
+  // The first token is chosen from the prompt's logits, so it is not in `seconds`.
   const auto steps = static_cast<double>(result.tokens.size()) - 1;
   std::string line(text, static_cast<size_t>(n));
   if (steps < 1 || result.seconds <= 0) return line;

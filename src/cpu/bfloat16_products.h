@@ -1,9 +1,10 @@
-// Whether there are instructions for products of bfloat16 numbers, for cpu/matrix_bfloat16.h.
+// Tells kernels whether they may use the instructions for products of bfloat16 numbers
+// (cpu/matrix_bfloat16.h).
 #pragma once
 
 namespace fk::cpu {
 
-// True if the active target (cpu/targets.h) is one that has them.
+// Whether the active target (cpu/targets.h) has these instructions.
 bool multiplies_bfloat16();
 
 }  // namespace fk::cpu

@@ -30,7 +30,7 @@
 // by attributes within the file, so no compiler flag is needed, and code outside the vector
 // namespaces (inline functions that the linker may share with other files) stays baseline code.
 //
-// No include guard: Highway's own is inside.
+// This file has no include guard of its own: Highway's, inside, does what is needed.
 #if defined(__x86_64__)
 #ifndef HWY_BASELINE_TARGETS
 #define HWY_BASELINE_TARGETS HWY_SSE4

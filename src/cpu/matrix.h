@@ -4,13 +4,12 @@
 // vectors, lives in registers while K runs: its multiply-adds are independent of each other and
 // hide their latency, and each step costs one load per row of A (a broadcast) and a few of B.
 //
-// Operands are float, in whatever memory the caller has: B and C have rows of whole vectors (see
-// padded_columns), A may be stored either way round. Elements of B are read in order along a row,
-// so a panel of B that is used for many rows of A should fit the first-level cache; cutting K and N
-// into such pieces is up to the caller. matrix_pack.h brings tensors of any float type into this
-// form.
+// Operands are float, in memory that the caller provides: B and C have rows of whole vectors (see
+// padded_columns), A may be stored by rows or by columns. Elements of B are read in order along a
+// row, so a panel of B that is used for many rows of A should fit the first-level cache; the caller
+// cuts K and N into such pieces. matrix_pack.h brings tensors of any float type into this form.
 
-// Once per target.
+// This part is compiled once per instruction set (see cpu/foreach_target.h).
 #if defined(FK_CPU_MATRIX_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_MATRIX_PER_TARGET
 #undef FK_CPU_MATRIX_PER_TARGET
@@ -28,13 +27,13 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
-// A[m, k] = data[m * row + k * column].
+// The left operand: A[m, k] = data[m * row + k * column].
 struct MatrixA {
   const float* data;
   int64_t row, column;
 };
 
-// Rows of B or C, `stride` elements apart.
+// The right operand B or the result C, whose rows are `stride` elements apart.
 template <class T>
 struct MatrixRows {
   T* data;
@@ -45,27 +44,29 @@ struct MatrixRows {
 using MatrixB = MatrixRows<const float>;
 using MatrixC = MatrixRows<float>;
 
-// What becomes of the values that C had.
+// What becomes of the values that C had: they are overwritten, added to, or scaled and added to.
 enum class Keep { kNothing, kSum, kScaled };
-// Whether new ones go into the caches or past them (see cpu/cache.h), for which C has to be
-// `streamable`.
+// Whether results are stored into the caches or past them (see cpu/cache.h); kStream needs a C
+// whose rows are `streamable`.
 enum class Store { kCached, kStream };
 
 namespace detail {
 
-// 32 vector registers or 16.
+// Whether there are 32 vector registers, not 16.
 constexpr bool kManyRegisters = HWY_TARGET != HWY_AVX2 && HWY_TARGET != HWY_SSE4;
 constexpr int kTileVectors = 2;
-constexpr int kWideVectors = kManyRegisters ? 4 : 2;  // of a tile where there are columns enough
+// How many vectors wide a tile is where there are columns enough.
+constexpr int kWideVectors = kManyRegisters ? 4 : 2;
 
-// Rows of a tile: it has 24 sums, 16, or 12.
+// How many rows a tile of `vectors` vectors has: it keeps 24 sums, 16, or 12.
 constexpr int tile_rows(int vectors) { return vectors == 4 || !kManyRegisters ? 6 : 8; }
-// Whether a tile of so many rows looks ahead: most of a product do.
+// Whether a tile of `rows` rows also prefetches rows ahead: most tiles of a product have that many.
 constexpr bool looks_ahead(int rows) { return rows >= 4; }
 
-// A tile of C: kRows rows, kVectors vectors. `scale`: see multiply. `ahead`: of kAhead. What a
-// MatrixA holds comes number by number, and as a reference further up: a copy would be written to
-// the stack in pieces and read whole, which waits for the tile before to reach the cache.
+// Computes a tile of C of kRows rows and kVectors vectors. With kAhead it prefetches a line at
+// `ahead` in each step of K; `scale` is as in `multiply`. The members of A come as separate
+// numbers, and the callers pass MatrixA by reference: a copy would be written to the stack in
+// pieces and read back whole, and that read would wait for the stores before it to reach the cache.
 template <int kRows, int kVectors, bool kAhead, Store kStore>
 HWY_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_column, MatrixB b,
                                 int64_t k_count, MatrixC c, Keep keep, const float* scale,
@@ -124,7 +125,8 @@ HWY_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_column,
   });
 }
 
-// A tile that asks for rows ahead if there are any left; `first`: where its rows of A begin.
+// Computes one tile, and prefetches rows ahead if there are any left. `first` is where the tile's
+// rows of A begin.
 template <int kRows, int kVectors, Store kStore = Store::kCached>
 HWY_INLINE void multiply_next_tile(const float* first, const MatrixA& a, MatrixB b, int64_t k_count,
                                    MatrixC c, Keep keep, const float* scale, RowsAhead* ahead) {
@@ -138,6 +140,7 @@ HWY_INLINE void multiply_next_tile(const float* first, const MatrixA& a, MatrixB
   }
 }
 
+// Computes tiles of kRows rows from row m on, as long as there are that many rows left; moves m on.
 template <int kRows, int kVectors>
 HWY_INLINE void multiply_rows(int64_t& m, int64_t m_count, const MatrixA& a, MatrixB b,
                               int64_t k_count, MatrixC c, Keep keep, const float* scale,
@@ -149,11 +152,12 @@ HWY_INLINE void multiply_rows(int64_t& m, int64_t m_count, const MatrixA& a, Mat
   }
 }
 
+// Computes all rows of a panel of kVectors vectors of columns, with tiles as high as fit.
 template <int kVectors>
 void multiply_panel(int64_t m_count, int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c,
                     Keep keep, const float* scale, RowsAhead* ahead) {
   int64_t m = 0;
-  // Two tiles of 4 rows rather than one of 6 and one of 2.
+  // Where 8 rows would be left, two tiles of 4 are faster than one of 6 and one of 2.
   constexpr int kRows = tile_rows(kVectors);
   const int64_t whole = kRows == 6 && m_count % 6 == 2 && m_count > 2 ? m_count - 8 : m_count;
   multiply_rows<kRows, kVectors>(m, whole, a, b, k_count, c, keep, scale, ahead);
@@ -162,7 +166,8 @@ void multiply_panel(int64_t m_count, int64_t k_count, const MatrixA& a, MatrixB 
   multiply_rows<1, kVectors>(m, m_count, a, b, k_count, c, keep, scale, ahead);
 }
 
-// body(n, vectors) for panels of columns, the widest first; `vectors` is a constant.
+// Cuts the columns into panels, the widest first, and calls body(n, vectors) for each: n is its
+// first column, and `vectors` its width as a compile-time constant.
 template <class Body>
 HWY_INLINE void for_each_panel(int64_t n_count, const Body& body) {
   const int64_t lanes = hn::Lanes(F32());
@@ -175,8 +180,9 @@ HWY_INLINE void for_each_panel(int64_t n_count, const Body& body) {
   panels(std::integral_constant<int, 1>());
 }
 
-// The rows of one tile. Under a mask each call has few rows, and not as many as the last: how many
-// is asked once, not for each panel, where the processor would guess wrong again and again.
+// Computes a product of kRows rows, the height of one tile. Under a mask, each call has few rows
+// and seldom as many as the last; here the number is tested once per call and not once per panel,
+// where the processor would mispredict it again and again.
 template <int kRows, Store kStore>
 void multiply_strip(int64_t n_count, int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c,
                     Keep keep, const float* scale, RowsAhead* ahead) {
@@ -188,17 +194,19 @@ void multiply_strip(int64_t n_count, int64_t k_count, const MatrixA& a, MatrixB 
 
 }  // namespace detail
 
-// Rows of the tiles that most of a large product is made of.
+// How many rows the tiles have that most of a large product is made of.
 constexpr int64_t kTileRows = detail::tile_rows(detail::kWideVectors);
 
-// How many columns of C one pass over A makes: callers that choose a width choose multiples.
+// The width of a panel in columns. Callers that choose how many columns of C to compute at a
+// time should choose a multiple of it.
 HWY_INLINE int64_t panel_width() {
   return detail::kTileVectors * static_cast<int64_t>(hn::Lanes(F32()));
 }
 
-// C = A B, C + A B, or scale[m] C + A B; with a scale but Keep::kNothing, scale[m] (A B). n_count
-// is a multiple of Lanes(F32()); m_count and k_count are any. `ahead`: rows to ask
-// for meanwhile. Products of few rows, which a mask makes, heed kStore; others go into the caches.
+// Computes C = A B (Keep::kNothing), C + A B (kSum), or scale[m] C + A B (kScaled, which needs
+// `scale`); with kNothing and a scale it is scale[m] (A B). n_count is a multiple of Lanes(F32());
+// m_count and k_count may be anything. `ahead`, which may be null, are rows to prefetch meanwhile.
+// Only products of kTileRows or 4 rows heed kStore; others go into the caches.
 template <Store kStore = Store::kCached>
 HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, const MatrixA& a,
                          MatrixB b, MatrixC c, Keep keep, const float* scale = nullptr,

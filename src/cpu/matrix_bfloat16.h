@@ -3,11 +3,11 @@
 //
 // Floor: half the multiply-adds of cpu/matrix.h, since each instruction multiplies two neighbours
 // along K and adds both products to one float. So operands are matrices of such pairs, 32 bits
-// each: A has K / 2 of them in a row, B has K / 2 rows. What a row of bfloat16 numbers holds are
-// pairs along the row; pair_rows makes pairs down the columns. Tiles are those of cpu/matrix.h.
-// The instruction takes numbers below the normal range for 0.
+// each: A has K / 2 of them in a row, B has K / 2 rows. A row of bfloat16 numbers in memory already
+// is a row of pairs along it; pair_rows makes pairs down the columns. Tiles are those of
+// cpu/matrix.h. The instruction treats subnormal numbers as 0.
 
-// Once per target.
+// This part is compiled once per instruction set (see cpu/foreach_target.h).
 #if defined(FK_CPU_MATRIX_BFLOAT16_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_MATRIX_BFLOAT16_PER_TARGET
 #undef FK_CPU_MATRIX_BFLOAT16_PER_TARGET
@@ -20,7 +20,7 @@
 #include "cpu/bfloat16_products.h"
 #include "cpu/matrix.h"
 
-// The products are compiled into the versions of kernels for this target, which may use them if
+// Kernels compiled for this target have the products inside, and may use them only if
 // multiplies_bfloat16().
 #undef FK_CPU_BFLOAT16_TARGET
 #if HWY_TARGET == HWY_AVX3
@@ -38,7 +38,8 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
-// Pairs: A[m, k / 2] = data[m * row + k / 2 * column].
+// The left operand, in pairs: the pair of columns k and k + 1 (k even) of row m is data[m * row + k
+// / 2 * column].
 struct PairsA {
   const uint32_t* data;
   int64_t row, column;
@@ -50,7 +51,7 @@ namespace detail {
 #undef FK_PAIRS_BODY
 #define FK_PAIRS_BODY FK_BFLOAT16_ATTR __attribute__((always_inline))
 
-// repeat, for bodies with these instructions in them.
+// Does the same as `repeat` of cpu/simd.h, for bodies with these instructions in them.
 template <int kCount, class Body>
 FK_PAIRS_BODY inline void repeat_pairs(const Body& body) {
   if constexpr (kCount > 0) {
@@ -59,6 +60,7 @@ FK_PAIRS_BODY inline void repeat_pairs(const Body& body) {
   }
 }
 
+// Computes a tile of C; k_count is in pairs. With kAhead it prefetches a line in each step of K.
 template <int kRows, int kVectors, bool kAhead>
 FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(const uint32_t* a, int64_t a_row,
                                                        int64_t a_column, PairsB b, int64_t k_count,
@@ -97,6 +99,7 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void multiply_pairs_tile(const uint32_t* a, int64_
   for_each_sum([](__m512& x, float* p) FK_PAIRS_BODY { _mm512_storeu_ps(p, x); });
 }
 
+// Computes tiles of kRows rows from row m on, as long as there are that many rows left; moves m on.
 template <int kRows, int kVectors>
 HWY_INLINE void multiply_pairs_rows(int64_t& m, int64_t m_count, const PairsA& a, PairsB b,
                                     int64_t k_count, MatrixC c, bool add, RowsAhead* ahead) {
@@ -113,6 +116,7 @@ HWY_INLINE void multiply_pairs_rows(int64_t& m, int64_t m_count, const PairsA& a
   }
 }
 
+// Computes all rows of a panel of kVectors vectors of columns.
 template <int kVectors>
 void multiply_pairs_panel(int64_t m_count, int64_t k_count, const PairsA& a, PairsB b, MatrixC c,
                           bool add, RowsAhead* ahead) {
@@ -125,7 +129,8 @@ void multiply_pairs_panel(int64_t m_count, int64_t k_count, const PairsA& a, Pai
 
 }  // namespace detail
 
-// C = A B or C + A B, with k_count pairs along K. n_count is a multiple of 16.
+// Computes C = A B, or C + A B if `add`, with k_count pairs along K. n_count is a multiple of 16.
+// `ahead`, which may be null, are rows to prefetch meanwhile.
 HWY_INLINE void multiply_pairs(int64_t m_count, int64_t n_count, int64_t k_count, const PairsA& a,
                                PairsB b, MatrixC c, bool add, RowsAhead* ahead = nullptr) {
   int64_t n = 0;
@@ -140,8 +145,8 @@ HWY_INLINE void multiply_pairs(int64_t m_count, int64_t n_count, int64_t k_count
   panels(std::integral_constant<int, 1>());
 }
 
-// Rows of `columns` numbers, `stride` apart, as rows of width / 2 pairs. `width` is a multiple of
-// 16, the columns added are 0.
+// Copies rows of `columns` numbers, `stride` apart, to rows of width / 2 pairs without gaps.
+// `width` is a multiple of 16; the columns beyond `columns` become 0.
 HWY_INLINE void copy_pairs(const uint16_t* x, int64_t stride, int64_t rows, int64_t columns,
                            uint32_t* out, int64_t width) {
   const hn::ScalableTag<uint16_t> d;
@@ -157,8 +162,8 @@ HWY_INLINE void copy_pairs(const uint16_t* x, int64_t stride, int64_t rows, int6
   }
 }
 
-// Numbers [rows, width] as copy_pairs leaves them, to pairs down the columns,
-// [(rows + 1) / 2, width]; an odd last row is paired with zeros.
+// Turns numbers [rows, width], as copy_pairs leaves them, into pairs down the columns, [(rows + 1)
+// / 2, width]. A last row without a partner is paired with zeros.
 HWY_INLINE void pair_rows(const uint32_t* x, int64_t rows, int64_t width, uint32_t* out) {
   const hn::ScalableTag<uint32_t> d;
   const hn::Rebind<uint16_t, decltype(d)> half;

@@ -1,10 +1,11 @@
-// Tensors of any float type and any strides as float matrices for cpu/matrix.h, and back.
+// Packs tensors of any float type and any strides into float matrices for cpu/matrix.h, and unpacks
+// them again.
 //
-// A packed matrix has rows without gaps, padded with zeros to whole vectors. Floor: memory traffic;
-// packing pays because rows of a tensor may lie a power of two apart, where few of them fit the
+// A packed matrix has rows without gaps, padded with zeros to whole vectors. Floor: memory traffic.
+// Packing pays because rows of a tensor may lie a power of two apart, and then few of them fit the
 // first-level cache at once.
 
-// Once per target.
+// This part is compiled once per instruction set (see cpu/foreach_target.h).
 #if defined(FK_CPU_MATRIX_PACK_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_MATRIX_PACK_PER_TARGET
 #undef FK_CPU_MATRIX_PACK_PER_TARGET
@@ -23,6 +24,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace detail {
 
+// See pack_rows below; `row` and `column` are the strides of x.
 template <class T>
 void pack_rows(const T* x, int64_t row, int64_t column, int64_t rows, int64_t columns, float* out,
                int64_t width) {
@@ -43,6 +45,7 @@ void pack_rows(const T* x, int64_t row, int64_t column, int64_t rows, int64_t co
   }
 }
 
+// See unpack_rows below; `row` and `column` are the strides of y.
 template <class T>
 void unpack_rows(const float* in, int64_t width, int64_t rows, int64_t columns,
                  const float* factors, T* y, int64_t row, int64_t column) {
@@ -70,7 +73,7 @@ void unpack_rows(const float* in, int64_t width, int64_t rows, int64_t columns,
 
 }  // namespace detail
 
-// Rows [0, rows) of x, `columns` wide, as rows of `width` = padded_columns(columns) floats.
+// Packs `rows` rows of x, `columns` wide, into rows of `width` = padded_columns(columns) floats.
 HWY_INLINE void pack_rows(const MatrixView& x, int64_t rows, int64_t columns, float* out,
                           int64_t width) {
   switch (x.dtype) {
@@ -86,7 +89,8 @@ HWY_INLINE void pack_rows(const MatrixView& x, int64_t rows, int64_t columns, fl
   }
 }
 
-// The other way. `factors`: what each row is multiplied with; NULL: nothing.
+// Unpacks `rows` rows of `width` floats into y, rounding to its dtype. factors[r], unless `factors`
+// is null, is what row r is multiplied by.
 HWY_INLINE void unpack_rows(const float* in, int64_t width, int64_t rows, int64_t columns,
                             const float* factors, const MatrixView& y) {
   switch (y.dtype) {
@@ -104,7 +108,7 @@ HWY_INLINE void unpack_rows(const float* in, int64_t width, int64_t rows, int64_
 
 namespace detail {
 
-// Four numbers from each of rows[0], rows[1], ...
+// Returns a vector of four numbers from rows[0] + offset, four from rows[1] + offset, and so on.
 template <class D>
 HWY_INLINE hn::Vec<D> load_fours(D d, const float* const* rows, int64_t offset) {
   if constexpr (hn::MaxLanes(D()) == 4) {
@@ -116,6 +120,7 @@ HWY_INLINE hn::Vec<D> load_fours(D d, const float* const* rows, int64_t offset) 
   }
 }
 
+// See transpose and transpose_scaled below.
 template <bool kScaled>
 void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns, float* out,
                int64_t out_stride, float scale) {
@@ -149,14 +154,14 @@ void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns
 
 }  // namespace detail
 
-// out[c, r] = in[r, c] for a multiple of four rows and of four columns. `out` gets whole vectors:
-// behind the last four rows they are repeated. The shuffles stay inside 128 bits, which is where
-// every instruction set is fast.
+// Writes out[c, r] = in[r, c] for a multiple of four rows and of four columns. `out` gets whole
+// vectors, so its rows need room: after the last four values of r, these are repeated. The shuffles
+// stay inside 128 bits, which is where every instruction set is fast.
 HWY_INLINE void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns,
                           float* out, int64_t out_stride) {
   detail::transpose<false>(in, in_stride, rows, columns, out, out_stride, 1.0f);
 }
-// The same, and all numbers times `scale`.
+// Does the same and multiplies all numbers by `scale`.
 HWY_INLINE void transpose_scaled(const float* in, int64_t in_stride, int64_t rows, int64_t columns,
                                  float* out, int64_t out_stride, float scale) {
   detail::transpose<true>(in, in_stride, rows, columns, out, out_stride, scale);

@@ -1,13 +1,15 @@
-// Vector helpers for CPU kernels, over Google Highway's headers: activations of any float type are
-// computed on as vectors of float. cpu/foreach_target.h says how a kernel file is laid out.
+// Vector helpers for CPU kernels, on top of Google Highway's headers. Kernels compute in vectors of
+// float, whatever float type their tensors have; these helpers load, store and convert.
+// cpu/foreach_target.h says how a kernel file is laid out.
 //
-// `d` is a tag for float vectors, as a rule `const F32 d;`, with Lanes(d) lanes: 4, 8 or 16. T is
-// float, hwy::float16_t or hwy::bfloat16_t.
+// `d` is a tag for float vectors, usually `const F32 d;`, with Lanes(d) lanes: 4, 8 or 16. T, the
+// type of the elements in memory, is float, hwy::float16_t or hwy::bfloat16_t.
 //
-// Highway 1.0.3 truncates when it demotes to bfloat16, and without F16C also for float16, where it
-// takes infinity and NaN for numbers; hence the conversions here. They round to nearest even.
+// The conversions here replace Highway's because Highway 1.0.3 truncates when it demotes to
+// bfloat16, and without F16C also when it demotes to float16, where it treats infinity and NaN as
+// numbers. Ours round to nearest, ties to even.
 
-// Once per translation unit.
+// This part is compiled once per translation unit.
 #ifndef FK_CPU_SIMD_H_
 #define FK_CPU_SIMD_H_
 
@@ -18,8 +20,9 @@
 
 #include "cpu/targets.h"
 
-// A table of the versions of `function`, and the version for the active instruction set. Unlike
-// Highway's own, they need nothing of its library.
+// FK_CPU_EXPORT(f) makes a table of f's versions for all instruction sets, and FK_CPU_DISPATCH(f)
+// picks the one for the active instruction set (cpu/targets.h). Unlike Highway's own macros, they
+// need nothing of its library.
 #if defined(__x86_64__)
 #define FK_CPU_EXPORT(function)                                                            \
   static decltype(&HWY_STATIC_DISPATCH(function)) const HWY_DISPATCH_TABLE(function)[] = { \
@@ -33,7 +36,7 @@
 
 #endif  // FK_CPU_SIMD_H_
 
-// Once per target.
+// This part is compiled once per instruction set.
 #if defined(FK_CPU_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_SIMD_PER_TARGET
 #undef FK_CPU_SIMD_PER_TARGET
@@ -44,7 +47,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
-// Highway's dispatch knows nothing of FK_CPU_TARGET.
+// Highway's own dispatch would ignore FK_CPU_TARGET, so kernels must not use it.
 #undef HWY_EXPORT
 #undef HWY_DYNAMIC_DISPATCH
 
@@ -58,21 +61,22 @@ using F32 = hn::ScalableTag<float>;
 using hwy::bfloat16_t;
 using hwy::float16_t;
 
-// The instruction set's own masked loads and stores do not touch memory beyond the mask.
+// Whether the instruction set has masked loads and stores of 32-bit and of 16-bit elements, which
+// do not touch memory beyond the mask, and conversions of float16.
 constexpr bool kMasked32 = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
 constexpr bool kMasked16 = HWY_TARGET == HWY_AVX3;
 constexpr bool kNativeHalf = HWY_TARGET != HWY_SSE4;
 
 namespace detail {
 
-// Half precision as the low 16 bits of each lane of `bits`, to float.
+// Converts the half precision number in the low 16 bits of each lane of `bits` to float.
 template <class D, class V = hn::Vec<hn::Rebind<uint32_t, D>>>
 HWY_INLINE hn::Vec<D> half_bits_to_float(D d, V bits) {
   const hn::Rebind<uint32_t, D> du;
   const hn::Rebind<int32_t, D> di;
   const auto magnitude = hn::And(bits, hn::Set(du, 0x7FFF));
   const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
-  // The exponent's bias grows by 112; infinity's exponent by as much again.
+  // The exponent's bias grows by 112, and the exponent of infinity and NaN by another 112.
   const auto rebias = hn::Set(du, 112u << 23);
   auto wide = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
   const auto is_special = hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7BFF));
@@ -85,7 +89,7 @@ HWY_INLINE hn::Vec<D> half_bits_to_float(D d, V bits) {
   return hn::Or(result, hn::BitCast(d, sign));
 }
 
-// Float to half precision in the low 16 bits of each lane.
+// Converts float to half precision, in the low 16 bits of each lane.
 template <class D, class V>
 HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> float_to_half_bits(D d, V v) {
   const hn::Rebind<uint32_t, D> du;
@@ -97,18 +101,19 @@ HWY_INLINE hn::Vec<hn::Rebind<int32_t, D>> float_to_half_bits(D d, V v) {
   const auto rounded =
       hn::Add(hn::Add(magnitude, odd), hn::Set(di, 0xFFF - static_cast<int32_t>(112u << 23)));
   const auto normal = hn::ShiftRight<13>(rounded);
-  // An ulp of 0.5 is half precision's smallest number, so that adding 0.5 rounds to it.
+  // The last place of a float at 0.5 is half precision's smallest number, so adding 0.5 rounds to
+  // it.
   const auto half = hn::Set(d, 0.5f);
   const auto subnormal =
       hn::Sub(hn::BitCast(di, hn::Add(magnitude_f, half)), hn::BitCast(di, half));
   auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x38800000)), subnormal, normal);
-  // 65520 and up, then NaN.
+  // From 65520 up, numbers become infinity; then NaN is put right.
   result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x477FEFFF)), hn::Set(di, 0x7C00), result);
   result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7F800000)), hn::Set(di, 0x7E00), result);
   return hn::Or(result, hn::BitCast(di, sign));
 }
 
-// Float to bfloat16.
+// Converts float to bfloat16.
 template <class D, class V>
 HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> float_to_bfloat16(D, V v) {
   const hn::Rebind<uint16_t, D> du16;
@@ -124,7 +129,8 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> float_to_bfloat16(D, V v) {
   const auto safe = hn::IfThenElse(is_nan, hn::Set(du, ~0u), rounded);
 #endif
 #if defined(__x86_64__)
-  // One shuffle brings the upper halves of a block's lanes together, another those of the blocks.
+  // One shuffle brings the upper halves of the lanes together within each 128 bits, another brings
+  // these groups together.
   alignas(16) static constexpr uint8_t kUpper[16] = {2, 3, 6, 7, 10, 11, 14, 15,
                                                      2, 3, 6, 7, 10, 11, 14, 15};
   const hn::Repartition<uint8_t, decltype(du)> du8;
@@ -146,7 +152,7 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> float_to_bfloat16(D, V v) {
 #endif
 }
 
-// The 16-bit form of v, as uint16_t lanes.
+// Rounds v to a 16-bit type T and returns its bits.
 template <class T, class D, class V>
 HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> narrow(D d, V v) {
   const hn::Rebind<uint16_t, D> du16;
@@ -161,6 +167,7 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> narrow(D d, V v) {
   }
 }
 
+// Converts the bits of a 16-bit type T to float.
 template <class T, class D, class V>
 HWY_INLINE hn::Vec<D> widen(D d, V bits16) {
   if constexpr (std::is_same_v<T, bfloat16_t>) {
@@ -173,7 +180,7 @@ HWY_INLINE hn::Vec<D> widen(D d, V bits16) {
   }
 }
 
-// memcpy of n < kLimit elements, kLimit a power of two, without a call.
+// Copies n < kLimit elements, where kLimit is a power of two, without a call of memcpy.
 template <size_t kLimit, class T>
 HWY_INLINE void copy_few(T* to, const T* from, size_t n) {
   if constexpr (kLimit > 1) {
@@ -191,6 +198,7 @@ HWY_INLINE void copy_few(T* to, const T* from, size_t n) {
 
 // ---- Loads and stores -----------------------------------------------------------------------
 
+// Loads Lanes(d) elements of T as float. `p` need not be aligned.
 template <class D, class T>
 HWY_INLINE hn::Vec<D> LoadF32(D d, const T* p) {
   if constexpr (sizeof(T) == 4) {
@@ -201,6 +209,7 @@ HWY_INLINE hn::Vec<D> LoadF32(D d, const T* p) {
   }
 }
 
+// Rounds v to T and stores it. `p` need not be aligned.
 template <class D, class V, class T>
 HWY_INLINE void StoreF32(D d, V v, T* p) {
   if constexpr (sizeof(T) == 4) {
@@ -211,8 +220,8 @@ HWY_INLINE void StoreF32(D d, V v, T* p) {
   }
 }
 
-// Past the caches, for outputs that no cache will hold. p must be aligned to Lanes(d) * sizeof(T);
-// hwy::FlushStream() before other threads read.
+// Rounds v to T and stores it past the caches, for outputs that no cache will hold. `p` must be
+// aligned to Lanes(d) * sizeof(T); hwy::FlushStream() must follow before other threads read.
 template <class D, class V, class T>
 HWY_INLINE void StreamF32(D d, V v, T* p) {
   if constexpr (sizeof(T) == 4) {
@@ -241,7 +250,7 @@ HWY_INLINE hn::Vec<D> StoreRoundedF32(D d, V v, T* p) {
   }
 }
 
-// v rounded to T.
+// Rounds v to T and returns the result as float.
 template <class T, class D, class V>
 HWY_INLINE hn::Vec<D> RoundF32(D d, V v) {
   if constexpr (sizeof(T) == 4) {
@@ -251,7 +260,8 @@ HWY_INLINE hn::Vec<D> RoundF32(D d, V v) {
   }
 }
 
-// The first n < Lanes(d) lanes from memory (no byte beyond is touched), the others `fill`.
+// Loads the first n < Lanes(d) lanes from memory, without touching a byte beyond; the other lanes
+// are `fill`.
 template <class D, class T>
 HWY_INLINE hn::Vec<D> LoadNF32(D d, const T* p, size_t n, float fill = 0.0f) {
   if constexpr (sizeof(T) == 4 && kMasked32) {
@@ -269,7 +279,7 @@ HWY_INLINE hn::Vec<D> LoadNF32(D d, const T* p, size_t n, float fill = 0.0f) {
   }
 }
 
-// The first n < Lanes(d) lanes to memory; no byte beyond is touched.
+// Rounds the first n < Lanes(d) lanes to T and stores them, without touching a byte beyond.
 template <class D, class V, class T>
 HWY_INLINE void StoreNF32(D d, V v, T* p, size_t n) {
   if constexpr (sizeof(T) == 4 && kMasked32) {
@@ -285,7 +295,7 @@ HWY_INLINE void StoreNF32(D d, V v, T* p, size_t n) {
   }
 }
 
-// One element.
+// Convert one element in memory to and from float.
 template <class T>
 HWY_INLINE float ToF32(const T* p) {
   if constexpr (sizeof(T) == 4) {
@@ -305,7 +315,7 @@ HWY_INLINE void FromF32(float value, T* p) {
   }
 }
 
-// n <= Lanes(d) elements `stride` apart; the other lanes `fill`.
+// Loads n <= Lanes(d) elements that are `stride` elements apart; the other lanes are `fill`.
 template <class D, class T>
 HWY_INLINE hn::Vec<D> LoadStridedF32(D d, const T* p, int64_t stride, size_t n, float fill = 0.0f) {
   alignas(64) T buffer[hn::MaxLanes(D())] = {};
@@ -314,6 +324,7 @@ HWY_INLINE hn::Vec<D> LoadStridedF32(D d, const T* p, int64_t stride, size_t n, 
   return n == hn::Lanes(d) ? v : hn::IfThenElse(hn::FirstN(d, n), v, hn::Set(d, fill));
 }
 
+// Rounds the first n <= Lanes(d) lanes to T and stores them `stride` elements apart.
 template <class D, class V, class T>
 HWY_INLINE void StoreStridedF32(D d, V v, T* p, int64_t stride, size_t n) {
   alignas(64) T buffer[hn::MaxLanes(D())];
@@ -323,12 +334,13 @@ HWY_INLINE void StoreStridedF32(D d, V v, T* p, int64_t stride, size_t n) {
 
 // ---- Arithmetic -----------------------------------------------------------------------------
 
+// The sum of all lanes.
 template <class D, class V>
 HWY_INLINE float ReduceSum(D d, V v) {
   return hn::GetLane(hn::SumOfLanes(d, v));
 }
 
-// Whether a NaN comes through is not said; see MaxNaN.
+// The largest lane. If a lane is NaN, the result may or may not be; see MaxNaN.
 template <class D, class V>
 HWY_INLINE float ReduceMax(D d, V v) {
   return hn::GetLane(hn::MaxOfLanes(d, v));
@@ -337,15 +349,17 @@ HWY_INLINE float ReduceMax(D d, V v) {
 // The larger of each pair of lanes, and NaN if either is NaN.
 template <class V>
 HWY_INLINE V MaxNaN(V a, V b) {
-  // x86 takes b if either is NaN, Arm takes the NaN.
+  // If either is NaN, hn::Max returns b on x86 and the NaN on Arm.
   return hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, b));
 }
 
 namespace detail {
 
+// What a lambda with vector code needs after its parameter list so that it is always inlined.
 #define FK_MATRIX_BODY HWY_ATTR __attribute__((always_inline))
 
-// body(i) for i in [0, kCount), unrolled, so that arrays indexed by i can live in registers.
+// Calls body(i) for i in [0, kCount), unrolled and with i as a compile-time constant, so that
+// arrays indexed by i can live in registers.
 template <int kCount, class Body>
 HWY_INLINE void repeat(const Body& body) {
   if constexpr (kCount > 0) {
@@ -356,30 +370,32 @@ HWY_INLINE void repeat(const Body& body) {
 
 }  // namespace detail
 
-// exp(x) to 1 ulp. Underflows gradually to 0 and overflows to infinity; exp(NaN) is NaN. Of several
-// vectors at once, step by step: each step of one waits for the step before, but not for the
-// others.
+// Replaces each x[i] by exp(x[i]), to 1 ulp. It underflows gradually to 0 and overflows to
+// infinity; exp(NaN) is NaN. Several vectors are computed at once, step by step: each step of one
+// vector waits for its own step before, but not for the other vectors.
 template <class D, class V, int kCount>
 HWY_INLINE void Exp(D d, V (&x)[kCount]) {
   V shifted[kCount], n[kCount], p[kCount];
   const auto each = [](const auto& body) FK_MATRIX_BODY { detail::repeat<kCount>(body); };
-  // The second operand comes through if it is NaN.
+  // If the second operand is NaN, it is the result.
   each([&](auto i) FK_MATRIX_BODY {
     x[i] = hn::Min(hn::Set(d, 89.0f), hn::Max(hn::Set(d, -104.0f), x[i]));
   });
 
   // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer, which then stands
-  // in the low bits; 254 more leave it twice the exponent bias too large, as is needed below.
+  // in the low bits. Adding another 254 makes that integer twice the exponent bias too large, which
+  // is what the two halves below need.
   const auto magic = hn::Set(d, 0x1.8p23f + 254.0f);
   each([&](auto i)
            FK_MATRIX_BODY { shifted[i] = hn::MulAdd(x[i], hn::Set(d, 1.44269504f), magic); });
   each([&](auto i) FK_MATRIX_BODY { n[i] = hn::Sub(shifted[i], magic); });
-  // n times the high part is exact, with or without fused multiply-add.
+  // ln 2 is subtracted in two parts. n times the first is exact, with or without fused
+  // multiply-add.
   each([&](auto i) FK_MATRIX_BODY { x[i] = hn::NegMulAdd(n[i], hn::Set(d, 0x1.62e4p-1f), x[i]); });
   each([&](auto i)
            FK_MATRIX_BODY { x[i] = hn::NegMulAdd(n[i], hn::Set(d, 0x1.7f7d1cp-20f), x[i]); });
 
-  // exp(r) = 1 + r (1 + r P(r)): minimax in relative error, 2^-28.
+  // exp(r) = 1 + r (1 + r P(r)), where P is a minimax polynomial: the relative error is 2^-28.
   each([&](auto i) FK_MATRIX_BODY {
     p[i] = hn::MulAdd(hn::Set(d, 0x1.6a1a72p-10f), x[i], hn::Set(d, 0x1.123fc6p-7f));
   });
@@ -398,7 +414,7 @@ HWY_INLINE void Exp(D d, V (&x)[kCount]) {
     return;
   }
 #endif
-  // 2^n as the product of two powers, so that neither the smallest nor the largest n leaves the
+  // 2^n is the product of two powers, so that neither the smallest nor the largest n leaves the
   // exponent's range.
   each([&](auto i) FK_MATRIX_BODY {
     const hn::Rebind<int32_t, D> di;

@@ -1,6 +1,7 @@
-// Powers of two and activation functions on vectors of float, beside Exp of cpu/simd.h.
+// Powers of two, activation functions and their derivatives on vectors of float, in addition to Exp
+// of cpu/simd.h.
 
-// Once per target.
+// This part is compiled once per instruction set (see cpu/foreach_target.h).
 #if defined(FK_CPU_SIMD_ACTIVATIONS_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_SIMD_ACTIVATIONS_PER_TARGET
 #undef FK_CPU_SIMD_ACTIVATIONS_PER_TARGET
@@ -15,8 +16,9 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
-// 2^x to 2 ulp, and exactly 1 at 0: a product of many of them must not drift. Cheaper than Exp:
-// what would underflow is at most 2^-126, what would overflow at least 2^127; NaN is NaN.
+// Returns 2^x to 2 ulp, and exactly 1 at 0, so that a product of many of them does not drift. It is
+// cheaper than Exp because the ends are not exact: what would underflow becomes some number up to
+// 2^-126, and what would overflow some number from 2^127 up. NaN stays NaN.
 template <class D, class V>
 HWY_INLINE V Exp2(D d, V x) {
 #if HWY_TARGET == HWY_AVX3
@@ -30,7 +32,7 @@ HWY_INLINE V Exp2(D d, V x) {
   const auto n = hn::Sub(shifted, magic);
 #endif
   const auto f = hn::Sub(x, n);
-  // Minimax in relative error, 2^-29.
+  // A minimax polynomial, with a relative error of 2^-29.
   auto p = hn::MulAdd(hn::Set(d, 0x1.41d334p-13f), f, hn::Set(d, 0x1.5f456ap-10f));
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.3b2dbcp-7f));
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.c6aed4p-5f));
@@ -45,23 +47,24 @@ HWY_INLINE V Exp2(D d, V x) {
 #endif
 }
 
-// 1 / (1 + exp(-x))
+// Returns 1 / (1 + exp(-x)).
 template <class D, class V>
 HWY_INLINE V Sigmoid(D d, V x) {
   const auto one = hn::Set(d, 1.0f);
   return hn::Div(one, hn::Add(one, Exp(d, hn::Neg(x))));
 }
 
-// x sigmoid(x), and 0 at -infinity.
+// Returns x sigmoid(x), which is 0 at -infinity.
 template <class D, class V>
 HWY_INLINE V Silu(D d, V x) {
   return hn::Div(x, hn::Add(hn::Set(d, 1.0f), Exp(d, hn::Neg(x))));
 }
 
-// tanh to 2 ulp.
+// Returns tanh(x) to 2 ulp.
 template <class D, class V>
 HWY_INLINE V Tanh(D d, V x) {
-  // Small ones: x + x^3 P(x^2), minimax in relative error, 2^-27.
+  // Small ones are x + x^3 P(x^2), where P is a minimax polynomial: the relative error is 2^-27.
+  // Large ones come from exp(2 |x|).
   const auto z = hn::Mul(x, x);
   auto p = hn::MulAdd(hn::Set(d, -0x1.69710ep-8f), z, hn::Set(d, 0x1.4f5ef6p-6f));
   p = hn::MulAdd(p, z, hn::Set(d, -0x1.b7cff2p-5f));
@@ -75,10 +78,12 @@ HWY_INLINE V Tanh(D d, V x) {
   return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.65f)), small, hn::CopySign(large, x));
 }
 
-// log(1 + exp(x)), with a small relative error also where it is small, of y = exp(-|x|).
+// Returns log(1 + exp(x)), given y = exp(-|x|). The relative error is small also where the result
+// is.
 template <class D, class V>
 HWY_INLINE V SoftplusOf(D d, V x, V y) {
-  // max(x, 0) + log1p(y); log1p(y) = 2 atanh(s), s = y / (2 + y) in [0, 1/3].
+  // The result is max(x, 0) + log1p(y), where log1p(y) = 2 atanh(s) with s = y / (2 + y) in [0,
+  // 1/3].
   const auto s = hn::Div(y, hn::Add(y, hn::Set(d, 2.0f)));
   const auto q = hn::Mul(s, s);
   auto p = hn::MulAdd(hn::Set(d, 0x1.f3facap-3f), q, hn::Set(d, 0x1.b62240p-3f));
@@ -86,16 +91,17 @@ HWY_INLINE V SoftplusOf(D d, V x, V y) {
   p = hn::MulAdd(p, q, hn::Set(d, 0x1.99962cp-2f));
   p = hn::MulAdd(p, q, hn::Set(d, 0x1.55555ap-1f));
   p = hn::MulAdd(p, q, hn::Set(d, 2.0f));
-  // The second operand comes through if it is NaN.
+  // If the second operand of Max is NaN, it is the result.
   return hn::MulAdd(p, s, hn::Max(hn::Zero(d), x));
 }
 
+// Returns log(1 + exp(x)).
 template <class D, class V>
 HWY_INLINE V Softplus(D d, V x) {
   return SoftplusOf(d, x, Exp(d, hn::Neg(hn::Abs(x))));
 }
 
-// Softplus, and its slope, which is Sigmoid.
+// Returns log(1 + exp(x)), and in *slope its derivative, which is Sigmoid(x).
 template <class D, class V>
 HWY_INLINE V Softplus(D d, V x, V* slope) {
   const auto y = Exp(d, hn::Neg(hn::Abs(x)));
@@ -107,12 +113,14 @@ HWY_INLINE V Softplus(D d, V x, V* slope) {
 
 namespace detail {
 
-// The normal distribution's mass below x, and its density times sqrt(2 pi).
+// Returns the normal distribution's mass below x, and in *density its density at x times sqrt(2
+// pi).
 template <class D, class V>
 HWY_INLINE V NormalMass(D d, V x, V* density) {
   const auto one = hn::Set(d, 1.0f);
   *density = Exp(d, hn::Mul(hn::Set(d, -0.5f), hn::Mul(x, x)));
-  // The tail is density t P(t): minimax in relative error, 2^-25.
+  // The mass beyond |x| is density t P(t), where P is a minimax polynomial: the relative error is
+  // 2^-25.
   const auto t = hn::Div(one, hn::MulAdd(hn::Abs(x), hn::Set(d, 0.34f), one));
   auto p = hn::MulAdd(hn::Set(d, -0x1.abf60ap-6f), t, hn::Set(d, 0x1.1db25ep-3f));
   p = hn::MulAdd(p, t, hn::Set(d, -0x1.17b088p-2f));
@@ -130,6 +138,7 @@ constexpr float kSqrtTwoOverPi = 0.79788456080286536f, kGeluCubic = 0.044715f;
 
 }  // namespace detail
 
+// The activation function kKind at x.
 template <Activation kKind, class D, class V>
 HWY_INLINE V Activate(D d, V x) {
   const auto zero = hn::Zero(d);
@@ -163,7 +172,8 @@ HWY_INLINE V ActivationSlope(D d, V x) {
   if constexpr (kKind == Activation::kGeluTanh) {
     const auto slope = hn::Set(d, 2 * detail::kSqrtTwoOverPi);
     const auto cubic = hn::Set(d, 2 * detail::kSqrtTwoOverPi * detail::kGeluCubic);
-    // Where x^2 is larger, the slope is 0 or 1 already. NaN comes through as the second operand.
+    // Where x^2 is larger than 1e4, the slope is 0 or 1 already. If x^2 is NaN, so is the minimum,
+    // because it is the second operand.
     const auto square = hn::Min(hn::Set(d, 1e4f), hn::Mul(x, x));
     const auto s = Sigmoid(d, hn::Mul(x, hn::MulAdd(cubic, square, slope)));
     const auto inner = hn::MulAdd(hn::Mul(cubic, hn::Set(d, 3.0f)), square, slope);
@@ -190,7 +200,7 @@ HWY_INLINE V ActivationSlope(D d, V x) {
   }
 }
 
-// body(kind), with the kind as a constant.
+// Calls body(kind) with the kind as a compile-time constant.
 template <class Body>
 HWY_INLINE void with_activation(Activation kind, const Body& body) {
   using A = Activation;

@@ -1,6 +1,8 @@
-// Folds (sum, maximum) over blocks of a row and over tiles of columns, for the CPU kernels that
-// work along an axis. cpu/axis_plan.h tells the two layouts; cpu/foreach_target.h how a kernel file
-// is laid out.
+// Sums, maxima and exponential sums over rows and over tiles of columns, for the CPU kernels that
+// work along an axis. cpu/axis_plan.h describes the two layouts, cpu/foreach_target.h how a kernel
+// file is laid out. A fold combines many values into one, as a sum or a maximum does.
+
+// This part is compiled once per instruction set.
 #if defined(FK_CPU_SIMD_AXIS_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_SIMD_AXIS_PER_TARGET
 #undef FK_CPU_SIMD_AXIS_PER_TARGET
@@ -20,7 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
-// Calls f(T()) with the type that `dtype` names.
+// Calls f(T()) with the element type T of a float dtype.
 template <class F>
 void ByDType(DType dtype, const F& f) {
   switch (dtype) {
@@ -33,7 +35,8 @@ void ByDType(DType dtype, const F& f) {
   }
 }
 
-// n <= kBlock elements `stride` apart, side by side: where they are, or copied to `buffer`.
+// Returns a pointer to n <= kBlock elements side by side: p itself if they already are, or
+// `buffer`, after copying the elements `stride` apart to it.
 template <class T>
 HWY_INLINE const T* Gather(const T* p, int64_t stride, int64_t n, T* buffer) {
   if (HWY_LIKELY(stride == 1)) return p;
@@ -41,13 +44,15 @@ HWY_INLINE const T* Gather(const T* p, int64_t stride, int64_t n, T* buffer) {
   return buffer;
 }
 
+// Copies n elements from `buffer` to places `stride` elements apart.
 template <class T>
 HWY_INLINE void Scatter(const T* buffer, int64_t n, T* p, int64_t stride) {
   for (int64_t i = 0; i < n; ++i) p[i * stride] = buffer[i];
 }
 
-// Calls f(i, k) for the vectors that cover n elements: k = Lanes, but what is left for the last.
-// f tells the two apart by Load and Store below.
+// Calls f(i, k) for the vectors that cover n elements, i being the index of a vector's first. For
+// whole vectors k is the constant 0; for the last one, if it is not whole, k is the number of its
+// elements. Load and Store below take the same k.
 template <class F>
 HWY_INLINE void ForEachVector(int64_t n, const F& f) {
   const int64_t lanes = hn::Lanes(F32());
@@ -56,7 +61,7 @@ HWY_INLINE void ForEachVector(int64_t n, const F& f) {
   if (i < n) f(i, n - i);
 }
 
-// All lanes when k is the constant 0, the first k otherwise.
+// Loads a whole vector if k is the constant 0, else the first k lanes; the others are `fill`.
 template <class T, class K>
 HWY_INLINE hn::Vec<F32> Load(const T* p, K k, float fill = 0.0f) {
   if constexpr (std::is_same_v<K, int64_t>) {
@@ -66,8 +71,9 @@ HWY_INLINE hn::Vec<F32> Load(const T* p, K k, float fill = 0.0f) {
   }
 }
 
-// The same in two halves: from the third-level cache that is quicker, above all where a row does
-// not start with a cache line, so that every vector crosses one, but only every second half.
+// Loads as Load does, but a vector of 16 floats in two halves. From the third-level cache that is
+// faster, above all where a row does not start at a cache line: then every whole vector crosses
+// from one line into the next, but only every second half does.
 template <class T, class K>
 HWY_INLINE hn::Vec<F32> LoadHalves(const T* p, K k) {
 #if HWY_TARGET == HWY_AVX3
@@ -79,6 +85,7 @@ HWY_INLINE hn::Vec<F32> LoadHalves(const T* p, K k) {
   return Load(p, k);
 }
 
+// Stores a whole vector if k is the constant 0, else the first k lanes.
 template <class V, class T, class K>
 HWY_INLINE void Store(V v, T* p, K k) {
   if constexpr (std::is_same_v<K, int64_t>) {
@@ -88,10 +95,12 @@ HWY_INLINE void Store(V v, T* p, K k) {
   }
 }
 
-// out[i...] = f(i, k) for the vectors that cover n elements; past the caches where `stream` says so
-// and the alignment allows it (then FlushStream must follow). Otherwise kAtOnce vectors are
-// computed before the first of them is stored: kManyAtOnce, where f is only few instructions.
+// A good kAtOnce for WriteVectors where f is only a few instructions.
 constexpr int kManyAtOnce = 8;
+
+// Writes the vectors f(i, k) that cover n elements to out[i]. With `stream`, if `out` is aligned,
+// they are stored past the caches, and hwy::FlushStream() must follow. Otherwise kAtOnce vectors
+// are computed before the first of them is stored.
 template <int kAtOnce = 1, class T, class F>
 HWY_INLINE void WriteVectors(T* out, int64_t n, bool stream, const F& f) {
   const F32 d;
@@ -119,8 +128,9 @@ HWY_INLINE void WriteVectors(T* out, int64_t n, bool stream, const F& f) {
   }
 }
 
-// Folds the vectors f(i, k) that cover n elements; lanes past the end must be neutral. Four chains,
-// so that the latency of `combine` is hidden and sums stay short.
+// Combines the vectors f(i, k) that cover n elements into one vector; in the last one, lanes past
+// the end must be neutral. Four independent chains hide the latency of `combine` and keep sums
+// short.
 template <class Combine, class F>
 HWY_INLINE hn::Vec<F32> Fold(hn::Vec<F32> neutral, int64_t n, const Combine& combine, const F& f) {
   constexpr std::integral_constant<int64_t, 0> kFull;
@@ -138,7 +148,7 @@ HWY_INLINE hn::Vec<F32> Fold(hn::Vec<F32> neutral, int64_t n, const Combine& com
   return combine(combine(a, b), combine(c, e));
 }
 
-// The same across columns: acc[c] = combine(acc[c], f(j, c, k)) for all steps j of the axis in
+// Does a fold across columns: acc[c] = combine(acc[c], f(j, c, k)) for all steps j of the axis in
 // [begin, end) and all columns c < width.
 template <class Combine, class F>
 HWY_INLINE void FoldColumns(float* acc, int64_t width, int64_t begin, int64_t end,
@@ -158,7 +168,8 @@ HWY_INLINE void FoldColumns(float* acc, int64_t width, int64_t begin, int64_t en
   }
 }
 
-// sum[c] = sum of f(j, c, k) over the steps j in [begin, end), added up in blocks to stay accurate.
+// Computes sum[c], the sum of f(j, c, k) over the steps j in [begin, end), for all columns c <
+// width. Blocks of steps are summed in float, and the blocks in double, to stay accurate.
 template <class F>
 HWY_INLINE void SumColumns(double* sum, int64_t width, int64_t begin, int64_t end, const F& f) {
   constexpr int64_t kSteps = 64;
@@ -172,6 +183,7 @@ HWY_INLINE void SumColumns(double* sum, int64_t width, int64_t begin, int64_t en
   }
 }
 
+// Returns the sum of the vectors f(i, k) that cover n elements; lanes past the end must be 0.
 template <class F>
 HWY_INLINE float FoldSum(int64_t n, const F& f) {
   const F32 d;
@@ -179,7 +191,7 @@ HWY_INLINE float FoldSum(int64_t n, const F& f) {
   return ReduceSum(d, Fold(hn::Zero(d), n, add, f));
 }
 
-// A NaN may or may not come through.
+// Returns the largest of n elements side by side. If one is NaN, the result may or may not be.
 template <class T>
 HWY_INLINE float BlockMax(const T* p, int64_t n) {
   const F32 d;
@@ -188,13 +200,15 @@ HWY_INLINE float BlockMax(const T* p, int64_t n) {
   return ReduceMax(d, Fold(hn::Set(d, -kInfinity), n, max, load));
 }
 
+// Returns the sum of n elements side by side.
 template <class T>
 HWY_INLINE float BlockSum(const T* p, int64_t n) {
   return FoldSum(n, [p](int64_t i, auto k) HWY_ATTR { return LoadHalves(p + i, k); });
 }
 
-// The sum of a row; short blocks, 16 additions a chain with AVX-512, are added in double precision,
-// lane by lane: the error grows with the root of a chain's length.
+// Returns the sum of a row of n elements `stride` apart. It sums short blocks in float and adds
+// these sums in double, lane by lane, because the error grows with the square root of how many
+// numbers are added up in float: with AVX-512, these are 16 in each lane.
 template <class T>
 HWY_INLINE double RowSum(const T* x, int64_t stride, int64_t n) {
   const F32 d;
@@ -215,8 +229,9 @@ HWY_INLINE double RowSum(const T* x, int64_t stride, int64_t n) {
   return hn::GetLane(hn::SumOfLanes(dd, hn::Add(low, high)));
 }
 
-// The largest entry, or NaN if there is one. A sum beside the maximum tells cheaply that there is
-// no NaN; where it is NaN itself (by a NaN, or by infinities of both signs) we look closer.
+// Returns the largest of n elements side by side, or NaN if one of them is. Computing the sum as
+// well shows cheaply that there is no NaN. Only if the sum is NaN, because of a NaN or of
+// infinities of both signs, the elements are looked at again.
 template <class T>
 HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
   const F32 d;
@@ -229,8 +244,8 @@ HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
     max1 = hn::Max(max1, a);
     sum1 = hn::Add(sum1, hn::IfThenElseZero(hn::FirstN(d, count), a));
   };
-  // Vectors that cross cache lines take up to half as long again: the first of a long row ends with
-  // a line.
+  // Loads that cross from one cache line into the next take up to half as long again. So a long row
+  // begins with a part of a vector that ends where a whole vector may begin.
   const auto past = reinterpret_cast<uintptr_t>(p) / sizeof(T) % lanes;
   int64_t i = past == 0 || n < 16 * lanes ? 0 : lanes - static_cast<int64_t>(past);
   if (i > 0) take_part(p, i);
@@ -257,9 +272,10 @@ HWY_INLINE float BlockMaxNaN(const T* p, int64_t n) {
   return hn::AllFalse(d, hn::IsNaN(max)) ? ReduceMax(d, max) : kNaN;
 }
 
-// Sum of exp(x - shift) over n elements; each vector of exponentials goes to keep(i, k, exp). While
-// these keep the arithmetic units busy, finds the largest of the n elements at `next`, whose
-// exponentials are wanted after these, and fetches the n elements at `after`.
+// Returns the sum of exp(x - shift) over n elements and passes each vector of exponentials to
+// keep(i, k, exp). While these keep the arithmetic units busy, it also finds the largest of the n
+// elements at `next`, whose exponentials will be wanted next, and prefetches the n elements at
+// `after`, an address that need not be valid.
 template <class T, class Keep>
 HWY_INLINE float SumExp(const T* x, int64_t n, float shift, const T* next, const T* after,
                         float* next_max, const Keep& keep) {
@@ -277,14 +293,16 @@ HWY_INLINE float SumExp(const T* x, int64_t n, float shift, const T* next, const
   return sum;
 }
 
+// A `keep` for SumExp where only the sum is wanted.
 constexpr auto kKeepNothing = [](int64_t, auto, auto) {};
 
-// logsumexp(x) = shift + log(sum).
+// The state of an online logsumexp: logsumexp(x) = shift + log(sum).
 struct LogSumExp {
   float max = -kInfinity;
   float shift = 0;  // the maximum, or 0 where that is not finite
   double sum = 0;   // of exp(x - shift)
 
+  // Raises the maximum to block_max, if that is larger, and rescales the sum.
   HWY_INLINE void Raise(float block_max) {
     if (!(block_max > max)) return;
     if (max != -kInfinity) sum *= std::exp(static_cast<double>(max) - block_max);
@@ -295,7 +313,9 @@ struct LogSumExp {
   float log_sum() const { return log_of(sum); }
 };
 
-// Over a row, block by block. keep_of(i, shift) gives what SumExp calls for the block from i on.
+// Returns the logsumexp of a row of n elements `stride` apart, block by block. keep_of(i, shift)
+// returns the `keep` of SumExp for the block that begins at element i; a later block may have a
+// larger shift.
 template <class T, class KeepOf>
 HWY_INLINE LogSumExp RowLogSumExp(const T* x, int64_t stride, int64_t n, const KeepOf& keep_of) {
   T buffer[kBlock];
@@ -307,7 +327,7 @@ HWY_INLINE LogSumExp RowLogSumExp(const T* x, int64_t stride, int64_t n, const K
     const T* p = Gather(x + i * stride, stride, count, buffer);
     row.Raise(known ? block_max : BlockMax(p, count));
     known = stride == 1 && n - i >= 2 * kBlock;
-    // What is fetched past the end is the next row, as a rule.
+    // Beyond the end of this row, what is prefetched is usually the next row.
     row.sum += SumExp(p, count, row.shift, known ? p + kBlock : p, p + 2 * kBlock, &block_max,
                       keep_of(i, row.shift));
   }
@@ -319,7 +339,7 @@ HWY_INLINE LogSumExp RowLogSumExp(const T* x, int64_t stride, int64_t n) {
   return RowLogSumExp(x, stride, n, [](int64_t, float) { return kKeepNothing; });
 }
 
-// log(x) to 1 ulp, for normal numbers above 0.
+// Returns log(x) to 1 ulp, for normal numbers above 0 only.
 HWY_INLINE hn::Vec<F32> Log(hn::Vec<F32> x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
@@ -329,7 +349,8 @@ HWY_INLINE hn::Vec<F32> Log(hn::Vec<F32> x) {
   const auto n = hn::ConvertTo(d, hn::Sub(hn::ShiftRight<23>(bits), hn::Set(di, 127)));
   const auto fraction = hn::And(bits, hn::Set(di, 0x7fffff));
   const auto t = hn::Sub(hn::BitCast(d, hn::Add(fraction, root)), hn::Set(d, 1.0f));
-  // log(1 + t) = t - t^2 / 2 + t^3 p(t); ln 2 in two parts, so that n times the first is exact.
+  // log(1 + t) = t - t^2 / 2 + t^3 p(t). ln 2 is added in two parts, so that n times the first is
+  // exact.
   auto p = hn::Set(d, -0.0790274377f);
   p = hn::MulAdd(p, t, hn::Set(d, 0.126223198f));
   p = hn::MulAdd(p, t, hn::Set(d, -0.129981838f));
@@ -344,19 +365,20 @@ HWY_INLINE hn::Vec<F32> Log(hn::Vec<F32> x) {
   return hn::MulAdd(n, hn::Set(d, 0.693359375f), y);
 }
 
-// Rows of at most this length are short: worked on as one block.
+// Whether rows of n elements are short enough to be one block.
 inline bool IsShort(int64_t n) { return n <= kBlock; }
 
+// What ForShortRows knows of a row when it is finished.
 struct ShortRow {
   float max;
   float shift;  // the maximum, or 0 where that is not finite
   float sum;    // of exp(x - shift)
 };
 
-// finish(r, ShortRow) for the rows in [begin, end), row r being n elements at row(r), whose
-// exponentials go to keep(r, i, k, exp) first. The passes over a row wait for one another (the sum
-// for the maximum, the output for the sum): meanwhile there are the maximum of the next row to find
-// and the last row to finish.
+// For each row r in [begin, end), which is n elements at row(r), passes its exponentials to keep(r,
+// i, k, exp) and then calls finish(r, ShortRow). The passes over a row wait for one another (the
+// sum for the maximum, the output for the sum), so the maximum of the next row is found, and the
+// row before is finished, in between. There is at least one row.
 template <class RowOf, class Keep, class Finish>
 HWY_INLINE void ForShortRows(int64_t begin, int64_t end, int64_t n, const RowOf& row,
                              const Keep& keep, const Finish& finish) {
@@ -373,14 +395,14 @@ HWY_INLINE void ForShortRows(int64_t begin, int64_t end, int64_t n, const RowOf&
   finish(end - 1, last);
 }
 
-// The logarithms of the sums of some rows.
+// The shifts and sums of up to kRows rows, so that the logarithms of all sums are taken at once.
 struct RowGroup {
   static constexpr int64_t kRows = 16;
 
   float shift[kRows];            // the maximum, or 0 where that is not finite
   alignas(64) float sum[kRows];  // of exp(x - shift)
 
-  // sum = log(sum), for all rows at once.
+  // Replaces the sums of the first `rows` rows by their logarithms.
   HWY_INLINE void TakeLogarithms(int64_t rows) {
     const F32 d;
     alignas(64) float logs[kRows];
@@ -388,14 +410,16 @@ struct RowGroup {
     for (int64_t r = 0; r < rows; r += hn::Lanes(d)) {
       hn::Store(Log(hn::Load(d, sum + r)), d, logs + r);
     }
-    // A sum is 1 at least; that of a row without finite entries is not.
+    // The sum of a row with a finite maximum is at least 1. The others need the exact logarithm of
+    // 0, infinity or NaN.
     for (int64_t r = 0; r < rows; ++r) {
       sum[r] = sum[r] >= 1 && sum[r] < kInfinity ? logs[r] : std::log(sum[r]);
     }
   }
 };
 
-// What a second pass may compute from an entry and two numbers of its row.
+// What the second pass of softmax (ExpTimes) and of log_softmax (SubtractBoth) computes from an
+// entry and two numbers of its row. kAtOnce is for WriteVectors.
 struct ExpTimes {
   static constexpr int kAtOnce = 1;
   template <class V>
@@ -411,7 +435,8 @@ struct SubtractBoth {
   }
 };
 
-// y = f(x, p, q) along a row.
+// Writes y = f(x, p, q) along a row of n elements; with `stream`, past the caches if y's stride is
+// 1.
 template <class F, class T>
 HWY_INLINE void MapRow(const F& f, float p, float q, const T* x, int64_t x_stride, T* y,
                        int64_t y_stride, int64_t n, bool stream) {
@@ -429,7 +454,7 @@ HWY_INLINE void MapRow(const F& f, float p, float q, const T* x, int64_t x_strid
   }
 }
 
-// y = f(x, p, q) in a tile of columns, with p and q per column.
+// Writes y = f(x, p[c], q[c]) in a tile of `width` columns c, for n steps along the axis.
 template <class F, class T>
 HWY_INLINE void MapColumns(const F& f, const float* p, const float* q, const T* x, int64_t x_stride,
                            T* y, int64_t y_stride, int64_t n, int64_t width) {

@@ -1,8 +1,9 @@
-// Tiles of a tensor (..., steps, channels) in float, a step's channels in one vector, whatever the
-// tensor's dtype and whichever of the two is contiguous. Kernels that walk through time with a
-// channel per lane load what they need this way, some steps at a time.
+// Loads tiles of a tensor (..., steps, channels) as floats, with a step's channels in one vector,
+// whatever the tensor's dtype and whichever of the two dims is contiguous; and stores such tiles.
+// Kernels that go through time with a channel in each lane load their inputs this way, several
+// steps at a time.
 
-// Once per target.
+// This part is compiled once per instruction set (see cpu/foreach_target.h).
 #if defined(FK_CPU_SIMD_TILES_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_SIMD_TILES_PER_TARGET
 #undef FK_CPU_SIMD_TILES_PER_TARGET
@@ -20,7 +21,7 @@ namespace detail {
 
 using F32x4 = hn::CappedTag<float, 4>;
 
-// Turns four vectors of four into their columns.
+// Transposes a matrix of 4 x 4 numbers.
 template <class V>
 HWY_INLINE void transpose4(V& r0, V& r1, V& r2, V& r3) {
   const F32x4 d;
@@ -32,7 +33,8 @@ HWY_INLINE void transpose4(V& r0, V& r1, V& r2, V& r3) {
   r3 = hn::InterleaveUpper(d, e, f);
 }
 
-// Time is contiguous: four channels by four steps at a time.
+// Loads a tile of which time is contiguous, four channels by four steps at a time. `channel` is the
+// stride between channels.
 template <class T>
 void load_columns(const T* p, int64_t channel, int64_t steps, int64_t channels, float* out) {
   const F32x4 d4;
@@ -59,6 +61,7 @@ void load_columns(const T* p, int64_t channel, int64_t steps, int64_t channels, 
   }
 }
 
+// Stores a tile of which time is contiguous.
 template <class T>
 void store_columns(const float* in, int64_t steps, int64_t channels, T* p, int64_t channel) {
   const F32x4 d4;
@@ -85,6 +88,7 @@ void store_columns(const float* in, int64_t steps, int64_t channels, T* p, int64
   }
 }
 
+// The body of load_tile for elements of type T at p.
 template <class T>
 HWY_INLINE void load_tile_of(const T* p, const TileRows& r, int64_t steps, int64_t channels,
                              float* out) {
@@ -110,6 +114,7 @@ HWY_INLINE void load_tile_of(const T* p, const TileRows& r, int64_t steps, int64
   }
 }
 
+// The body of store_tile for elements of type T at p.
 template <class T>
 HWY_INLINE void store_tile_of(const float* in, int64_t steps, int64_t channels, T* p,
                               const TileRows& r) {
@@ -133,8 +138,8 @@ HWY_INLINE void store_tile_of(const float* in, int64_t steps, int64_t channels, 
 
 }  // namespace detail
 
-// `steps` rows of `channels` <= Lanes(F32()) entries into out[step * lanes + channel]; the lanes
-// beyond are 0. `out` is aligned.
+// Loads `steps` rows of `channels` <= Lanes(F32()) entries to out[step * lanes + channel]; the
+// lanes beyond `channels` become 0. `out` is aligned to whole vectors.
 HWY_INLINE void load_tile(const TileRows& r, int64_t steps, int64_t channels, float* out) {
   switch (r.dtype) {
     case DType::kFloat16:
@@ -146,6 +151,7 @@ HWY_INLINE void load_tile(const TileRows& r, int64_t steps, int64_t channels, fl
   }
 }
 
+// Rounds a tile, laid out as load_tile does it, to the dtype of `r` and stores it there.
 HWY_INLINE void store_tile(const float* in, int64_t steps, int64_t channels, const TileRows& r) {
   switch (r.dtype) {
     case DType::kFloat16:

@@ -1,3 +1,4 @@
+// Asks the machine which instruction sets it has, and keeps which one is in use.
 #include "cpu/targets.h"
 
 #if defined(__x86_64__)
@@ -16,18 +17,18 @@ namespace {
 
 struct Target {
   const char* name;
-  int index;  // in FK_CPU_EXPORT's table
+  int index;  // its column in the tables of FK_CPU_EXPORT
   bool multiplies_bfloat16;
   bool (*supported)();
 };
 
-// A build may leave instruction sets out, by HWY_DISABLED_TARGETS.
+// Whether this build has code for a target: HWY_DISABLED_TARGETS may leave some out.
 [[maybe_unused]] constexpr bool is_compiled(int64_t target) {
   return (static_cast<int64_t>(HWY_DISABLED_TARGETS) & target) == 0;
 }
 
 #if defined(__x86_64__)
-// Clang knows the name only as an option's.
+// Asks CPUID directly, because Clang's __builtin_cpu_supports does not know "f16c".
 bool has_f16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -43,8 +44,8 @@ bool has_avx3() {
 }
 #endif
 
-// Each is better than those before it. What is asked of the machine are the features Highway's
-// headers let the compiler use for that target, and those of cpu/matrix_bfloat16.h.
+// The targets, each better than those before it. A target needs all the features that Highway's
+// headers let the compiler use for it, and the last one also those of cpu/matrix_bfloat16.h.
 const Target kTargets[] = {
 #if defined(__x86_64__)
     {"sse4", 0, false, [] { return true; }},  // the least that the library runs on
@@ -57,16 +58,17 @@ const Target kTargets[] = {
 };
 constexpr int kCount = sizeof(kTargets) / sizeof(kTargets[0]);
 
-// Place in kTargets of the one in use; -1 until it is first asked for.
+// The index in kTargets of the target in use; -1 until it is first asked for.
 std::atomic<int> chosen{-1};
 
+// The index in kTargets of the best target that this machine supports.
 int best_index() {
   int i = kCount - 1;
   while (i > 0 && !kTargets[i].supported()) --i;
   return i;
 }
 
-// -1: there is no such target on this machine.
+// The index in kTargets of the target of that name, or -1 if there is none on this machine.
 int index_of(const char* name) {
   for (int i = 0; i < kCount; ++i) {
     if (std::strcmp(name, kTargets[i].name) == 0) return kTargets[i].supported() ? i : -1;
@@ -92,7 +94,7 @@ int choose_index() {
                  name, kTargets[best_index()].name);
     return best_index();
   }();
-  int unset = -1;  // set_target on another thread wins
+  int unset = -1;  // if another thread has called set_target meanwhile, its choice stays
   chosen.compare_exchange_strong(unset, initial);
   unset = -1;
   active_index.compare_exchange_strong(unset, kTargets[chosen.load()].index);

@@ -1,5 +1,5 @@
-// Which instruction set the CPU kernels use: the best that this machine has, or the one named by
-// FK_CPU_TARGET or set_target, so that a test can run each.
+// Chooses the instruction set ("target") that the CPU kernels use: the best that this machine has,
+// or the one that FK_CPU_TARGET or set_target names, so that a test can run each.
 #pragma once
 
 #include <atomic>
@@ -8,26 +8,32 @@
 
 namespace fk::cpu {
 
-// Names of the instruction sets that are compiled in and that this machine has, best first:
-// "avx3_bf16", "avx3" (AVX-512 F, BW, DQ, VL), "avx2" (with FMA, F16C), "sse4"; or "neon".
+// Returns the names of the instruction sets that are compiled in and that this machine has, best
+// first: "avx3_bf16", "avx3" (AVX-512 F, BW, DQ, VL), "avx2" (with FMA, F16C), "sse4"; or "neon".
 std::vector<std::string> supported_targets();
-std::string target_list();  // the same for people: "avx3, avx2, sse4"
+// Returns the same as a text for people: "avx3, avx2, sse4".
+std::string target_list();
 
-// Makes every kernel call from now on use `name`; NULL: the best one. False, and nothing changes,
-// if the name is unknown or the machine lacks it. Calls already running are not affected.
+// Makes every kernel call from now on use the target `name`, or the best one if `name` is null.
+// Returns false and changes nothing if the name is unknown or the machine lacks that target. Calls
+// already running are not affected.
 bool set_target(const char* name);
 
+// The name of the target in use.
 const char* active_target();
 
-// Whether this machine has AVX2's form of VNNI (Alder Lake), which is no part of "avx2".
+// Whether this machine has AVX2's form of VNNI (Alder Lake), which the target "avx2" does not
+// include.
 bool has_vex_vnni();
 
 namespace detail {
-// Place of the active target in the table FK_CPU_EXPORT makes; -1 until it is first asked for.
+// The active target's column in the tables of FK_CPU_EXPORT; -1 until it is first asked for.
 extern std::atomic<int> active_index;
+// Chooses the target at the first call, from FK_CPU_TARGET or what the machine has.
 int choose_index();
 }  // namespace detail
 
+// Returns the active target's column in the tables of FK_CPU_EXPORT.
 inline int active_index() {
   const int index = detail::active_index.load(std::memory_order_relaxed);
   return index >= 0 ? index : detail::choose_index();

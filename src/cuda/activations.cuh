@@ -1,8 +1,9 @@
-// The activation functions and their slopes, for one element.
+// The activation functions of core/activation.h and their derivatives, for one element in one
+// thread.
 //
-// `kExact` asks for what a float shows. Half precision shows less: there the special function
-// unit's approximations serve, which are good to a few units in the last place of a float relative
-// to the result, so that small results keep their digits.
+// kExact asks for float's accuracy, for outputs in float. For outputs in half precision, which show
+// less, the special function unit's approximations serve: their error is a few units in the last
+// place of a float relative to the result, so that small results keep their digits.
 #pragma once
 
 #include <type_traits>
@@ -16,12 +17,14 @@ constexpr float kSqrtHalf = 0.70710678118654752f;
 constexpr float kSqrtTwoOverPi = 0.79788456080286536f;
 constexpr float kGeluCubic = 0.044715f;
 
+// 1 / (1 + exp(-x)).
 template <bool kExact>
 __device__ __forceinline__ float sigmoid_of(float x) {
   if constexpr (kExact) return 1.f / (1.f + expf(-x));
   return reciprocal_fast(1.f + exp2_fast(-kLog2E * x));
 }
 
+// The activation function kKind at x.
 template <Activation kKind, bool kExact>
 __device__ __forceinline__ float activate(float x) {
   if constexpr (kKind == Activation::kGeluTanh) {
@@ -49,7 +52,7 @@ __device__ __forceinline__ float activate(float x) {
 template <Activation kKind, bool kExact>
 __device__ __forceinline__ float activation_slope(float x) {
   if constexpr (kKind == Activation::kGeluTanh) {
-    const float square = fminf(x * x, 1e4f);  // where it is larger, the slope is 0 or 1 already
+    const float square = fminf(x * x, 1e4f);  // for larger ones the slope is 0 or 1 already
     const float s = sigmoid_of<kExact>(
         x * fmaf(2.f * kSqrtTwoOverPi * kGeluCubic, square, 2.f * kSqrtTwoOverPi));
     const float inner_slope = fmaf(6.f * kSqrtTwoOverPi * kGeluCubic, square, 2.f * kSqrtTwoOverPi);
@@ -75,7 +78,7 @@ __device__ __forceinline__ float activation_slope(float x) {
   }
 }
 
-// body(kind), with the kind as a constant.
+// Calls body(kind) with the kind as a compile-time constant.
 template <class Body>
 __device__ __forceinline__ void with_activation(Activation kind, const Body& body) {
   switch (kind) {

@@ -1,5 +1,5 @@
-// Elements whose type (float, __half or __nv_bfloat16) is known at run time only: for kernels that
-// serve what is rare, where one instance for all types will do.
+// Elements whose type (float, __half or __nv_bfloat16) is known only at run time. Kernels for rare
+// cases use `Any` as their element type, so that one instance serves all types.
 #pragma once
 
 #include "cuda/convert.cuh"
@@ -7,6 +7,8 @@
 
 namespace fk::cuda {
 
+// An element in a register: its bits (of a 16-bit type the low half) and its type. A float converts
+// to an Any of type kFloat32; an Any of any type converts to float.
 struct Any {
   uint32_t bits;
   DType type;
@@ -22,12 +24,14 @@ struct Any {
   }
 };
 
-// One of them in memory.
-struct AnyPlace {
+// A reference to an element in global memory: reading it gives an Any, and assigning an Any
+// converts it to the element's type and stores it with a streaming hint.
+struct AnyReference {
   char* data;
   DType type;
 
-  // Converted after all loads of a batch are on their way, so that none waits for another.
+  // Loads the bits only; the conversion to float comes later, once all loads of a batch are on
+  // their way, so that no load waits for another.
   __device__ __forceinline__ Any load() const {
     Any x;
     x.type = type;
@@ -41,7 +45,7 @@ struct AnyPlace {
     return x;
   }
   __device__ __forceinline__ operator float() const { return load(); }
-  __device__ __forceinline__ void operator=(const AnyPlace& x) const { *this = x.load(); }
+  __device__ __forceinline__ void operator=(const AnyReference& x) const { *this = x.load(); }
   __device__ __forceinline__ void operator=(Any x) const {
     if (type == DType::kFloat32) {
       __stcs(reinterpret_cast<float*>(data), static_cast<float>(x));
@@ -56,6 +60,7 @@ struct AnyPlace {
   }
 };
 
+// A pointer to elements of a type known at run time; offsets count elements.
 struct AnyPointer {
   char* data = nullptr;
   DType type = DType::kFloat32;
@@ -64,10 +69,11 @@ struct AnyPointer {
     return {data + elements * (type == DType::kFloat32 ? 4 : 2), type};
   }
   __device__ __forceinline__ void operator+=(int64_t elements) { *this = *this + elements; }
-  __device__ __forceinline__ AnyPlace operator*() const { return {data, type}; }
-  __device__ __forceinline__ AnyPlace operator[](int64_t i) const { return *(*this + i); }
+  __device__ __forceinline__ AnyReference operator*() const { return {data, type}; }
+  __device__ __forceinline__ AnyReference operator[](int64_t i) const { return *(*this + i); }
 };
 
+// Kernels with Any as their element type point to elements by AnyPointer (cuda/row_layout.h).
 template <>
 struct Pointer<Any> {
   using type = AnyPointer;
@@ -76,8 +82,9 @@ struct Pointer<Any> {
 template <>
 struct Pointer<const Any> : Pointer<Any> {};
 
+// What kernels call to load and store vectors; a vector of Any has one element.
 template <int N>
-__device__ __forceinline__ Vec<Any, N> load_in_order(const AnyPointer& p) {
+__device__ __forceinline__ Vec<Any, N> load_overwritable_in_place(const AnyPointer& p) {
   static_assert(N == 1);
   return {{(*p).load()}};
 }

@@ -1,6 +1,6 @@
-// Elements and short vectors of them, as one thread sees them: conversion between the storage types
-// (float, __half, __nv_bfloat16) and float, and loads and stores of up to 16 bytes with cache
-// hints.
+// Elements and short vectors in one thread: conversions between the storage types (float, __half,
+// __nv_bfloat16) and float, and loads and stores of up to 16 bytes with cache hints. Three kinds of
+// loads differ in whether anyone may write the data and whether the compiler may move them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,6 +12,7 @@
 
 namespace fk::cuda {
 
+// Converts an element to float, which is exact.
 template <class T>
 __device__ __forceinline__ float to_float(T x) {
   return static_cast<float>(x);
@@ -25,7 +26,7 @@ __device__ __forceinline__ float to_float<__nv_bfloat16>(__nv_bfloat16 x) {
   return __bfloat162float(x);
 }
 
-// Rounds to nearest, ties to even.
+// Converts a float to an element, rounding to nearest, ties to even.
 template <class T>
 __device__ __forceinline__ T from_float(float x) {
   return static_cast<T>(x);
@@ -39,17 +40,19 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// N elements in registers, N a power of two and at most 16 bytes.
+// N elements in registers, aligned so that they load and store as one. N is a power of two, and the
+// vector has at most 16 bytes.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Vec {
   static_assert(sizeof(T) * N <= 16 && (N & (N - 1)) == 0);
   T data[N];
 };
 
-// The widest vector of T: one 16-byte access per thread.
+// How many elements the widest vector of T has: those of one 16-byte access.
 template <class T>
 constexpr int kVecWidth = 16 / static_cast<int>(sizeof(T));
 
+// Converts a vector's elements to float.
 template <class T, int N>
 __device__ __forceinline__ void unpack(const Vec<T, N>& v, float (&out)[N]) {
   if constexpr (sizeof(T) == 2 && N >= 2) {
@@ -75,11 +78,12 @@ __device__ __forceinline__ void unpack(const Vec<T, N>& v, float (&out)[N]) {
   }
 }
 
+// Rounds floats to a vector of T.
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> pack(const float (&in)[N]) {
   Vec<T, N> v;
   if constexpr (sizeof(T) == 2 && N >= 2) {
-    // One conversion instruction makes two elements.
+    // One conversion instruction rounds two elements.
     uint32_t words[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
@@ -99,7 +103,7 @@ __device__ __forceinline__ Vec<T, N> pack(const float (&in)[N]) {
   return v;
 }
 
-// Plain access, cached in L1 and L2. `p` is aligned to the vector.
+// Loads and stores a vector without hints, through L1 and L2. `p` is aligned to the vector.
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
@@ -109,7 +113,8 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// For data that nobody writes while the kernel runs and that many threads read (weights).
+// Loads a vector that nobody writes while the kernel runs and that many threads read (weights),
+// through the read-only cache. The compiler may move the load, also across barriers.
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load_read_only(const T* p) {
   constexpr int kBytes = sizeof(T) * N;
@@ -129,10 +134,11 @@ __device__ __forceinline__ Vec<T, N> load_read_only(const T* p) {
   return v;
 }
 
-// For 16 bytes that nobody writes while the kernel runs. Volatile: a load stays where it was
-// written, ahead of barriers and behind wait_for_earlier_kernels.
+// Loads 16 bytes that nobody writes while the kernel runs, through the read-only cache. The
+// statement is volatile, so that the load stays where it stands in the code: ahead of the barriers
+// after it, and behind wait_for_earlier_kernels.
 template <int N, class T>
-__device__ __forceinline__ Vec<T, N> load_ordered(const T* p) {
+__device__ __forceinline__ Vec<T, N> load_read_only_in_place(const T* p) {
   static_assert(sizeof(T) * N == 16);
   Vec<T, N> v;
   uint4 w;
@@ -143,7 +149,41 @@ __device__ __forceinline__ Vec<T, N> load_ordered(const T* p) {
   return v;
 }
 
-// For data that this kernel does not read again: first to leave the caches (st.global.cs).
+// Loads a vector that this kernel may overwrite later (an output that takes an input's place), so
+// not through the read-only cache. The statement is volatile, so that the load stays where it
+// stands in the code, ahead of the work on other data. kOnce says that the data are read only once
+// and need no place in L1.
+template <int N, bool kOnce = true, class T>
+__device__ __forceinline__ Vec<T, N> load_overwritable_in_place(const T* p) {
+  constexpr int kBytes = sizeof(T) * N;
+  Vec<T, N> v;
+  if constexpr (kBytes == 16) {
+    uint4 w;
+    if constexpr (kOnce) {
+      asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                   : "l"(p));
+    } else {
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                   : "l"(p));
+    }
+    memcpy(v.data, &w, kBytes);
+  } else if constexpr (kBytes == 4) {
+    uint32_t w;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(w) : "l"(p));
+    memcpy(v.data, &w, kBytes);
+  } else {
+    static_assert(kBytes == 2);
+    uint16_t w;
+    asm volatile("ld.global.b16 %0, [%1];" : "=h"(w) : "l"(p));
+    memcpy(v.data, &w, kBytes);
+  }
+  return v;
+}
+
+// Stores a vector that this kernel does not read again, with the hint that it may leave the caches
+// first (st.global.cs).
 template <class T, int N>
 __device__ __forceinline__ void store_streaming(T* p, const Vec<T, N>& v) {
   constexpr int kBytes = sizeof(T) * N;

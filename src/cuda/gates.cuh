@@ -1,5 +1,5 @@
-// Sigmoid for one thread, from the special function unit's approximations: good to a few units in
-// the last place of a float.
+// The sigmoid of one thread's value, by the special function unit's approximations: its error is a
+// few units in the last place of a float.
 #pragma once
 
 #include "cuda/math.cuh"

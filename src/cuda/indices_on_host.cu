@@ -1,3 +1,4 @@
+// Copies a call's index tensors to the host and points its arguments at the copies.
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -38,7 +39,8 @@ Status IndicesOnHost::move_all(const OpDeclaration& op, char* args, int device,
   return {};
 }
 
-// Copies all memory from the first to the last element, so that the strides stay as they are.
+// Copies all memory from the tensor's first to its last element in one piece, gaps included, so
+// that the strides stay as they are.
 Status IndicesOnHost::move(Tensor* t) {
   int64_t first = 0, last = 0;  // offsets from t->data, in elements
   for (int i = 0; i < t->ndim; ++i) {

@@ -1,5 +1,5 @@
-// FK_CHECK=1: lets the checks of values, which read host memory, see what a call on a GPU was
-// given.
+// Brings the index tensors of a call on a GPU to the host, where FK_CHECK=1 asks for their values
+// to be checked: the checks read host memory.
 #pragma once
 
 #include <vector>
@@ -12,23 +12,25 @@ struct CUstream_st;  // what a cudaStream_t points to
 
 namespace fk::cuda {
 
-// Whether FK_CHECK asks for these checks; read once.
+// Whether FK_CHECK asks for checks of values. The variable is read once per process.
 bool checks_values();
 
-// While it lives, the index tensors among a call's inputs are copies in host memory. Taking them
-// waits for the stream; in a stream capture, where nothing can wait, the tensors stay where they
-// are and the checks pass them over.
+// While an object of this class lives, the index tensors among a call's inputs point to copies in
+// host memory; its destructor puts the originals back. Making the copies waits for the stream. In a
+// stream capture nothing can wait: the tensors then stay on the GPU, and the checks pass them over.
 class IndicesOnHost {
  public:
-  // `args` is the op's argument struct.
+  // `args` is the op's argument struct, whose tensors are changed; `stream` is a cudaStream_t.
   IndicesOnHost(const OpDeclaration& op, void* args, int device, void* stream);
   ~IndicesOnHost();
   IndicesOnHost(const IndicesOnHost&) = delete;
   IndicesOnHost& operator=(const IndicesOnHost&) = delete;
 
+  // Whether the copies could be made.
   const Status& status() const { return status_; }
 
  private:
+  // A tensor that points to a copy, and what it pointed to before.
   struct Moved {
     Tensor* tensor;
     Tensor original;
@@ -39,7 +41,7 @@ class IndicesOnHost {
   Status move(Tensor* tensor);
 
   std::vector<Moved> moved_;
-  Status status_;  // after moved_, which filling it needs
+  Status status_;  // declared after moved_, which must exist when the constructor computes it
 };
 
 }  // namespace fk::cuda

@@ -1,3 +1,4 @@
+// Launches kernels, turns CUDA's errors into Status, and reads what the device can do.
 #include <cstdio>
 #include <mutex>
 #include <string>
@@ -9,20 +10,23 @@ namespace fk::cuda {
 
 namespace {
 
-// Stands for all kernels of the library: they are compiled for the same architectures.
+// An empty kernel that stands for all others when we ask which architecture's code the device runs:
+// they are all compiled for the same list.
 __global__ void any_kernel() {}
 
-// 0 where the library has no code for the device; then the launches fail and say so.
+// Returns the architecture (75, 80, 90) of the code that `device` runs, or 0 where the library has
+// no code for it: the launches then fail and say so.
 int code_on(int device) {
   const DeviceGuard guard(device);
   cudaFuncAttributes attributes;
   if (guard.status().ok() && cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess) {
     return attributes.ptxVersion;
   }
-  static_cast<void>(cudaGetLastError());  // not for a later launch check to find
+  static_cast<void>(cudaGetLastError());  // clears the error, or a later launch check finds it
   return 0;
 }
 
+// Says on stderr which kernel is launched, and how, if FK_LOG asks for it.
 void log_launch(const char* name, const LaunchShape& shape) {
   if (!logs_dispatch()) return;
   std::fprintf(stderr,
@@ -81,7 +85,7 @@ const DeviceProperties& device_properties(int device) {
     if (found) {
       p.code = code_on(device);
     } else {
-      static_cast<void>(cudaGetLastError());  // not for a later launch check to find
+      static_cast<void>(cudaGetLastError());  // clears the error, or a later launch check finds it
       p = kH200;
     }
   });
@@ -92,7 +96,8 @@ Status launch(const void* kernel, const char* name, const LaunchShape& shape, cu
               const void* const* arguments, bool early) {
   int device = 0;
   FK_RETURN_IF_ERROR(check(cudaGetDevice(&device), "cudaGetDevice"));
-  // More than 48 KB must be asked for, the kernel's own arrays, of at most 8 KB, among them.
+  // A kernel must ask for more than 48 KB of shared memory in all. Its static arrays, of at most 8
+  // KB, count too.
   constexpr int kSharedByDefault = 40 * 1024;
   if (shape.shared_bytes > kSharedByDefault) {
     FK_RETURN_IF_ERROR(

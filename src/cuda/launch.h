@@ -1,5 +1,5 @@
-// What the host side of a kernel file needs: errors as Status, the device of a call, its
-// properties.
+// What the host side of a kernel file needs: CUDA's errors as Status, the device's properties, and
+// launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,41 +13,46 @@
 
 namespace fk::cuda {
 
-// `what` names the call or the kernel in the message.
+// Turns a CUDA error into a Status; `what` names the call or the kernel in its message.
 Status check(cudaError_t error, const char* what);
 
-// To be returned after each launch: what the launch itself could find wrong. Does not wait.
+// Returns what a launch by <<<>>> itself found wrong, such as a bad configuration; call it right
+// after the launch. It does not wait for the kernel, so it does not see what goes wrong inside.
 Status check_launch(const char* kernel);
 
+// The stream that a call runs on.
 inline cudaStream_t stream_of(const Exec& exec) { return static_cast<cudaStream_t>(exec.stream()); }
 
 struct DeviceProperties {
   int multiprocessors;
   int shared_bytes_per_block;  // the most a block may ask for (opt-in)
   int shared_bytes_per_multiprocessor;
-  // What the device code was compiled for: 75, 80, 90. Less than the device is capable of where the
-  // library holds PTX of an older architecture only. sm_90's instructions need 90 here.
+  // The architecture that the device code was compiled for: 75, 80 or 90. It is less than what the
+  // device is capable of where the library holds only PTX of an older architecture. Kernels with
+  // sm_90's instructions need 90 here.
   int code;
 };
 
-// Read once per device, then cached. Where there is no such device (a workspace query on a machine
-// without a GPU), those of an H200.
+// Returns the device's properties, which are read once and then cached. Where there is no such
+// device (a workspace query on a machine without a GPU), returns those of an H200.
 const DeviceProperties& device_properties(int device);
 
 struct LaunchShape {
   dim3 blocks;
-  dim3 threads;  // per block
-  int shared_bytes = 0;
-  bool clustered = false;  // the blocks of one place, counted along z, are a cluster: sm_90
+  dim3 threads;            // per block
+  int shared_bytes = 0;    // of dynamic shared memory per block
+  bool clustered = false;  // sm_90: the blocks that differ only in z form a cluster
 };
 
-// Launches `kernel` on the current device. `early`: so that it may start before the kernels ahead
-// of it in the stream are done; in a stream capture too. It must call wait_for_earlier_kernels
-// (dependent_launch.cuh). Where the device code is below sm_90, a plain launch.
+// Launches `kernel` on the current device; `name` is for errors and logs. If `early`, the kernel
+// may start before the kernels ahead of it in the stream are done, also in a stream capture, and
+// must call wait_for_earlier_kernels (cuda/dependent_launch.cuh). Where the device code is below
+// sm_90, `early` and `clustered` have no effect.
 Status launch(const void* kernel, const char* name, const LaunchShape& shape, cudaStream_t stream,
               const void* const* arguments, bool early);
 
-// `arguments` become the kernel's parameters, converted where they differ.
+// Launches `kernel` early (see `launch`). `arguments` become its parameters and are converted to
+// their types.
 template <class... Parameters>
 Status launch_early(void (*kernel)(Parameters...), const char* name, const LaunchShape& shape,
                     cudaStream_t stream, const std::common_type_t<Parameters>&... arguments) {

@@ -1,4 +1,4 @@
-// exp, max and the online logsumexp, for one thread.
+// Fast exponentials and logarithms, and the online logsumexp, for one thread's values.
 #pragma once
 
 #include <cfloat>
@@ -8,8 +8,8 @@ namespace fk::cuda {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-// The special function unit's approximations: 2^x, log2(x) and 1 / x to a few units in the last
-// place of a float, one instruction each.
+// 2^x, log2(x) and 1 / x by the special function unit, one instruction each, to a few units in the
+// last place of a float. Subnormal numbers count as 0.
 __device__ __forceinline__ float exp2_fast(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -28,8 +28,8 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   return result;
 }
 
-// exp(x) as exact as a result of type T shows: for half precision two instructions do, for float
-// and what may be one the library's function.
+// exp(x), as accurate as a result of type T can show: two instructions for the half precision
+// types, the CUDA library's function for float and for Any, which may be float.
 template <class T>
 __device__ __forceinline__ float exp_for(float x) {
   if constexpr (sizeof(T) >= sizeof(float)) {
@@ -39,16 +39,16 @@ __device__ __forceinline__ float exp_for(float x) {
   }
 }
 
-// Ignores NaN, as fmaxf does.
+// The larger of two numbers, for reductions. A NaN is ignored, as by fmaxf.
 struct Max {
   __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// sum(exp(x)) over elements seen so far, as sum * exp(max). `max` stays finite: with -FLT_MAX for
-// "nothing yet or only -inf" and FLT_MAX where +inf was seen, no difference below is inf - inf. So
-// the sum is 0 if all elements are -inf, inf if one is +inf, and NaN if one is NaN. A row of
-// nothing but -FLT_MAX (a mask) is right, too, which it would not be with x * log2(e) - max *
-// log2(e).
+// The sum of exp(x) over the elements seen so far, kept as sum * exp(max). `max` stays finite: it
+// is -FLT_MAX while nothing but -inf has been seen, and FLT_MAX once +inf has been, so that no
+// difference below is inf - inf. The sum is therefore 0 if all elements are -inf, inf if one is
+// +inf, and NaN if one is NaN. A row of nothing but -FLT_MAX (a mask) comes out right too, which it
+// would not with x * log2(e) - max * log2(e).
 template <class T>
 struct LogSumExp {
   float max;
@@ -56,6 +56,7 @@ struct LogSumExp {
 
   __device__ __forceinline__ static LogSumExp empty() { return {-FLT_MAX, 0.f}; }
 
+  // Takes kRows vectors of kWidth elements into account.
   template <int kRows, int kWidth>
   __device__ __forceinline__ void add(const float (&x)[kRows][kWidth]) {
     float new_max = max;

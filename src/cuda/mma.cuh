@@ -1,10 +1,12 @@
-// Matrix instructions of a warp (mma.sync), the loads that feed them (ldmatrix), and asynchronous
-// copies of 16 bytes (cp.async): one PTX instruction per function where the architecture has it,
-// else the fewest that do the same.
+// Matrix instructions of a warp (mma.sync), the loads that feed them (ldmatrix), asynchronous
+// copies of 16 bytes (cp.async), and atomic adds: one PTX instruction per function where the
+// architecture has it, otherwise the fewest that do the same. All lanes of a warp call mma_16816
+// and load_matrices together.
 //
-// Fragments of m16n8k16, for lane = 4 g + t: `a` holds rows g and g + 8 (a[0], a[1] for columns
-// 2t, 2t + 1; a[2], a[3] for those 8 further), `b` rows 2t, 2t + 1 (b[0]) and those 8 further
-// (b[1]) of column g, and `c` rows g (c[0], c[1]) and g + 8 of columns 2t, 2t + 1.
+// A lane holds these elements of the matrices (m16n8k16), with lane = 4 g + t. In `a`, a[0] and
+// a[1] are columns 2t and 2t + 1 of rows g and g + 8, and a[2] and a[3] the columns 8 further. In
+// `b`, b[0] is rows 2t and 2t + 1 of column g, and b[1] the rows 8 further. In `c`, c[0] and c[1]
+// are columns 2t and 2t + 1 of row g, and c[2] and c[3] those of row g + 8.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,7 +18,8 @@
 
 namespace fk::cuda {
 
-// c += a b.
+// Adds the product of a (16 x 16) and b (16 x 8) to c (16 x 8). The last argument only selects the
+// type.
 __device__ __forceinline__ void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1, __half) {
 #if __CUDA_ARCH__ >= 800
@@ -37,7 +40,8 @@ __device__ __forceinline__ void mma_16816(float (&c)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// From sm_80 on: Turing has no bfloat16 in its tensor cores.
+// The same for bfloat16, from sm_80 on: Turing's tensor cores have no bfloat16, and there it does
+// nothing.
 __device__ __forceinline__ void mma_16816([[maybe_unused]] float (&c)[4],
                                           [[maybe_unused]] const uint32_t (&a)[4],
                                           [[maybe_unused]] uint32_t b0,
@@ -50,8 +54,8 @@ __device__ __forceinline__ void mma_16816([[maybe_unused]] float (&c)[4],
 #endif
 }
 
-// Four 8x8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and
-// receives of each matrix the elements 2t, 2t + 1 of row g.
+// Loads four 8x8 matrices of 16-bit elements from shared memory: lane l gives the address of row l
+// % 8 of matrix l / 8, and receives elements 2t and 2t + 1 of row g of each matrix.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -59,7 +63,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address
                : "memory");
 }
 
-// The same, each matrix transposed.
+// Loads four matrices as load_matrices does, each transposed.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -67,6 +71,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
                : "memory");
 }
 
+// Store to and load from shared memory at an address from shared_address; it is aligned to what is
+// stored or loaded.
 __device__ __forceinline__ void store_shared(uint32_t address, const uint4& value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)
@@ -90,8 +96,9 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   return value;
 }
 
-// Copies 16 bytes from global to shared memory, both aligned to that; zeros if not `wanted`, and
-// `from` is not read. From sm_80 on it is done only after copies_wait.
+// Copies 16 bytes from global to shared memory, both aligned to 16. Unless `wanted`, it stores
+// zeros and does not read `from`. From sm_80 on the copy runs in the background: it is complete
+// only after copies_wait.
 __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool wanted) {
 #if __CUDA_ARCH__ >= 800
   asm volatile(
@@ -107,7 +114,7 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, boo
 #endif
 }
 
-// The same for one float; 0 if not `wanted`.
+// Copies one float in the same way, or stores 0 unless `wanted`.
 __device__ __forceinline__ void copy_float(uint32_t to, const float* from, bool wanted) {
 #if __CUDA_ARCH__ >= 800
   asm volatile(
@@ -123,14 +130,14 @@ __device__ __forceinline__ void copy_float(uint32_t to, const float* from, bool 
 #endif
 }
 
-// Closes a group of copies.
+// Closes a group of this thread's copies, for copies_wait to count.
 __device__ __forceinline__ void copies_commit() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits until at most kPending of this thread's groups are under way.
+// Waits until at most kPending of this thread's latest groups are still under way.
 template <int kPending>
 __device__ __forceinline__ void copies_wait() {
 #if __CUDA_ARCH__ >= 800
@@ -138,7 +145,8 @@ __device__ __forceinline__ void copies_wait() {
 #endif
 }
 
-// Adds to four neighbours in global memory; `to` is a multiple of 16 bytes. From sm_90 on.
+// Adds x0 to x3 to four neighbouring floats in global memory, each atomically; `to` is a multiple
+// of 16 bytes. From sm_90 on; before, it does nothing.
 __device__ __forceinline__ void add_four([[maybe_unused]] float* to, [[maybe_unused]] float x0,
                                          [[maybe_unused]] float x1, [[maybe_unused]] float x2,
                                          [[maybe_unused]] float x3) {
@@ -149,6 +157,7 @@ __device__ __forceinline__ void add_four([[maybe_unused]] float* to, [[maybe_unu
 #endif
 }
 
+// Adds x to a float in global memory, atomically.
 __device__ __forceinline__ void add_one(float* to, float x) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }

@@ -1,6 +1,7 @@
-// Reductions over the threads of a warp (shuffles) and of a block (shuffles, then shared memory).
-// Every thread receives the result, and the order of operations is fixed, so results repeat bit for
-// bit. A reduction over pairs is the same code with a struct and its merge.
+// Reductions over the threads of a warp (by shuffles) and of a block (by shuffles, then through
+// shared memory). Every thread receives the result, and the order of operations is fixed, so that
+// results repeat bit for bit. To reduce pairs or larger states, pass a struct and the function that
+// merges two of them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,8 @@ namespace fk::cuda {
 constexpr int kWarpSize = 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
-// Value: trivially copyable, a multiple of 4 bytes.
+// Returns the value of the lane whose number differs by the bits of lane_mask. Value is trivially
+// copyable and a multiple of 4 bytes. All lanes of the warp call it.
 template <class Value>
 __device__ __forceinline__ Value shuffle_xor(const Value& value, int lane_mask) {
   static_assert(sizeof(Value) % 4 == 0);
@@ -38,7 +40,8 @@ struct SumPair {
   }
 };
 
-// Over groups of kWidth consecutive lanes, a power of two.
+// Merges the values of each group of kWidth consecutive lanes, a power of two. All lanes of the
+// warp call it, and each gets its group's result.
 template <int kWidth = kWarpSize, class Value, class Merge>
 __device__ __forceinline__ Value warp_reduce(Value value, Merge merge) {
   static_assert(kWidth <= kWarpSize && (kWidth & (kWidth - 1)) == 0);
@@ -52,9 +55,10 @@ __device__ __forceinline__ float warp_sum(float value) {
   return warp_reduce<kWidth>(value, Sum());
 }
 
-// Over a block of kThreads threads, a multiple of 32 and a power of two. `scratch` is shared memory
-// for kThreads / 32 values. One barrier inside: a later call may use the same scratch only after
-// another barrier, so a loop alternates between two.
+// Merges the values of a block of kThreads threads, which is a multiple of 32 and a power of two.
+// All of them call it. `scratch` is shared memory for kThreads / 32 values. There is one barrier
+// inside, and a later call may use the same scratch only after another: a loop therefore alternates
+// between two scratches.
 template <int kThreads, class Value, class Merge>
 __device__ __forceinline__ Value block_reduce(Value value, Merge merge, Value* scratch) {
   constexpr int kWarps = kThreads / kWarpSize;

@@ -1,7 +1,8 @@
-// How the rows of a [..., N] tensor lie in memory, decided once on the host, so that the kernels in
-// row_reduce.cuh and row_map.cuh know which accesses neighbours can share:
-//   rows      the row itself is the fastest dimension (or nothing is): threads walk along it,
-//             16 bytes at a time where the rows' elements are neighbours;
+// Describes how the rows of a [..., N] tensor lie in memory. The host decides it once per call, so
+// that the kernels in row_reduce.cuh, row_map.cuh and row_in_registers.cuh know which elements one
+// access can cover. There are two layouts:
+//   rows      the row itself is the fastest dimension (or no dimension is): threads walk along the
+//             row, 16 bytes at a time where its elements are neighbours;
 //   columns   another dimension is the fastest (an axis in the middle was moved last): neighbouring
 //             threads take neighbouring rows, and each walks along its own.
 #pragma once
@@ -21,12 +22,13 @@
 
 namespace fk::cuda {
 
+// Carries a type as a value, so that a function can receive it: decltype(tag)::type.
 template <class T>
 struct Tag {
   using type = T;
 };
 
-// body(Tag<T>()) for the activations' dtype T.
+// Calls body(Tag<T>()) with the element type T of a float dtype, and returns its Status.
 template <class Body>
 Status for_dtype(DType dtype, const Body& body) {
   switch (dtype) {
@@ -41,32 +43,34 @@ Status for_dtype(DType dtype, const Body& body) {
   }
 }
 
-// How kernels point to elements of type T.
+// The type by which kernels point to elements of type T: T*, except for Any (any_element.cuh).
 template <class T>
 struct Pointer {
   using type = T*;
   FK_HOST_DEVICE static type to(void* data, DType) { return static_cast<T*>(data); }
 };
 
-// A [..., N] tensor, or with step 0 a [...] one, as kernels see it.
+// A [..., N] tensor as kernels see it: its rows, and the step along a row. A [...] tensor of one
+// value per row is a view with step 0.
 template <class T>
 struct RowView {
   using Data = typename Pointer<T>::type;
   Data data = {};
   Rows rows;
-  int64_t step = 0;  // from one element of a row to the next
+  int64_t step = 0;  // from one element of a row to the next, in elements
 
 #if defined(__CUDACC__)
   __device__ __forceinline__ Data row(int64_t r) const { return data + rows.offset(r); }
 #endif
 };
 
+// The view of a [..., N] tensor.
 template <class T>
 RowView<T> rows_view(const Tensor& t) {
   return {Pointer<T>::to(t.data, t.dtype), rows_of(t), t.stride(-1)};
 }
 
-// One value per row.
+// The view of a [...] tensor, which has one value per row; empty if the tensor is not given.
 template <class T>
 RowView<T> scalars_view(const Tensor& t) {
   if (!t) return {};
@@ -74,8 +78,9 @@ RowView<T> scalars_view(const Tensor& t) {
 }
 
 // Puts the leading dims of all tensors into the order in which they lie in the first one, slowest
-// first: the order of rows is free, and this lets dims merge and brings the fastest dim last. The
-// tensors of `scalars` have no row dim. Tensors that are not defined are left alone.
+// first. The kernels may take rows in any order, and this one lets dims merge and brings the
+// fastest dim last. The tensors of `scalars` have only leading dims. Tensors that are not given are
+// left alone.
 inline void sort_leading_dims(std::initializer_list<Tensor*> full,
                               std::initializer_list<Tensor*> scalars = {}) {
   const Tensor& x = **full.begin();
@@ -93,24 +98,27 @@ inline void sort_leading_dims(std::initializer_list<Tensor*> full,
       t->strides[i] = old.strides[order[i]];
     }
   };
-  // x itself last: the order is read from it.
+  // x itself comes last, because the order is read from its strides.
   for (Tensor* t : scalars) apply(t);
   for (auto t = full.end(); t != full.begin();) apply(*--t);
 }
 
 struct RowLayout {
   int64_t rows = 0;
-  int64_t n = 0;      // elements in a row
-  int64_t inner = 1;  // above 1: columns; so many consecutive rows are neighbours in every tensor
-  // Whether 16-byte accesses serve: along rows, whose ragged ends are then single elements, or
-  // across columns. Depends on the data pointers, unlike the above.
+  int64_t n = 0;  // elements in a row
+  // Above 1 in the columns layout: this many consecutive rows are neighbours in every tensor.
+  int64_t inner = 1;
+  // Whether 16-byte accesses can be used: along rows, where the elements before the first 16-byte
+  // border and after the last one are single accesses, or across columns. Unlike the fields above,
+  // this depends on the data pointers, so a workspace query must not use it.
   bool vectors = false;
-  bool aligned = false;  // and every row begins at a 16-byte border
+  bool aligned = false;  // `vectors`, and every row begins at a 16-byte border
 
   bool columns() const { return inner > 1; }
 };
 
-// The common layout of [..., N] tensors of one shape and dtype, leading dims sorted.
+// Finds the layout that [..., N] tensors of one shape and dtype have in common. Their leading dims
+// are already sorted (sort_leading_dims).
 inline RowLayout layout_of(std::initializer_list<const Tensor*> tensors) {
   const Tensor& x = **tensors.begin();
   const int64_t width = 16 / size_of(x.dtype);
@@ -160,16 +168,19 @@ inline RowLayout layout_of(std::initializer_list<const Tensor*> tensors) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// The smallest power of two that is at least `value`.
 inline int power_of_two_at_least(int64_t value) {
   int result = 1;
   while (result < value) result *= 2;
   return result;
 }
 
-// Threads that share a row of `items` accesses: part of a warp (a power of two), a warp, or a block
-// (above 32). About `items_per_thread` accesses each are best, for a thread has some of them in
-// flight at a time, and one that stays longer pays less for its start and its end; `most` threads
-// are enough. But neighbours should share a cache line, and all rows together fill a large GPU.
+// Returns how many threads should share a row of `items` accesses: part of a warp (a power of two),
+// a warp, or a block (above 32, whole warps). It aims at about `items_per_thread` accesses for each
+// thread, because a thread keeps several in flight and one that does more pays less for its start
+// and its end, and at no more than `most` threads. It takes more threads where the rows alone would
+// not fill a large GPU, and at least 8 where there is work for them, so that neighbours share a
+// cache line.
 inline int threads_per_row(int64_t items, int64_t rows, int64_t items_per_thread, int64_t most) {
   constexpr int64_t kFill = 1 << 17;
   const int64_t wanted =
@@ -180,6 +191,6 @@ inline int threads_per_row(int64_t items, int64_t rows, int64_t items_per_thread
   return static_cast<int>(std::min<int64_t>(512, ceil_div(threads, 32) * 32));
 }
 
-constexpr int kWarpRowsBlock = 128;  // block size where several rows share a block
+constexpr int kWarpRowsBlock = 128;  // threads in a block that several rows share
 
 }  // namespace fk::cuda

@@ -6,9 +6,9 @@
 //     static constexpr int kInputs = 1;        // 0 to 2
 //     RowView<const T> in[1];
 //     RowView<T> out;                          // may be an input's memory, with the same strides
-//     struct Row { ... };
-//     __device__ Row row(int64_t row) const;
-//     // Of the elements column .. column + kCount - 1; the result replaces x.
+//     struct Row { ... };                       // what the elements of a row share
+//     __device__ Row row(int64_t row) const;    // reads or computes it
+//     // Maps the elements column to column + kCount - 1; the result replaces x.
 //     template <int kCount>
 //     __device__ void apply(const Row& row, int64_t column, float (&x)[kCount],
 //                           const float (&second)[kCount]) const;
@@ -22,15 +22,18 @@
 
 namespace fk::cuda {
 
-// Maps this thread's share of a part of row `row`, with kBackwards from its end.
+// Maps this thread's share of part `split` of `splits` parts of row `row`; `shared` is what
+// op.row(row) returned. The part is shared by `group` threads, of which this is number `lane`. With
+// kBackwards it begins at the end.
 template <class Op, bool kBackwards = false>
 __device__ __forceinline__ void map_part(const Op& op, const typename Op::Row& shared, int64_t row,
                                          int64_t n, int split, int splits, int lane, int group) {
   using T = typename Op::Element;
   constexpr int kInputs = Op::kInputs, kWidth = kVecWidth<T>, kLoads = kBatch<Op>;
   constexpr int kArrays = kInputs > 0 ? kInputs : 1;
-  // Reads and writes of about the same rate do best without cache hints. Writes alone are a third
-  // faster with them, and rows that were just read should stay in L2 longer than what is written.
+  // Where as much is read as is written, cache hints do not pay. Writes alone are a third faster
+  // with them, and with kBackwards the rows that were just read should stay in L2 longer than the
+  // output.
   constexpr bool kHints = kInputs == 0 || kBackwards;
   const T* in[kArrays];
 #pragma unroll
@@ -60,7 +63,7 @@ __device__ __forceinline__ void map_part(const Op& op, const typename Op::Row& s
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
         if (i + j * group < part.vectors) {
-          v[k][j] = load_in_order<kWidth, kHints>(in[k] + column + j * group * kWidth);
+          v[k][j] = load_overwritable_in_place<kWidth, kHints>(in[k] + column + j * group * kWidth);
         }
       }
     }
@@ -82,15 +85,15 @@ __device__ __forceinline__ void map_part(const Op& op, const typename Op::Row& s
   }
 }
 
-// Rows are cut into parts of at most so many vectors, 16 KB: short enough that blocks finish
-// evenly.
+// Rows are cut into parts of at most this many vectors, 16 KB, so that blocks finish evenly.
 constexpr int64_t kMapPart = 1024;
-// Vectors per thread: four rounds of loads in flight, or one where a row is short and the threads'
-// start is what they wait for.
+// How many vectors a thread maps: four rounds of loads. For short rows it is one round, because
+// there the start of the threads is what takes the time.
 constexpr int kMapItems = 16;
-constexpr int kMapThreads = 256;
+constexpr int kMapThreads = 256;  // the most threads that share a part of a row
 
-// Along rows: `group` threads per part of a row, a power of two up to 32, or the block.
+// The kernel for the layout by rows: `group` threads share each of the `splits` parts of a row;
+// `group` is a power of two up to 32, or the block.
 template <class Op>
 __global__ void __launch_bounds__(kMapThreads, 4)
     map_rows(const __grid_constant__ Op op, int64_t rows, int64_t n, int splits, int group) {
@@ -103,7 +106,8 @@ __global__ void __launch_bounds__(kMapThreads, 4)
   map_part(op, op.row(row), row, n, split, splits, index.lane, group);
 }
 
-// Across rows; with kWidth = 1, for which the op's element is Any, they may lie anywhere.
+// The kernel for the layout by columns: a thread maps kWidth neighbouring rows. With kWidth = 1,
+// for which the op's element is Any, rows and their elements may lie anywhere.
 template <class Op, int kWidth>
 __global__ void __launch_bounds__(kColumnBlock, 2)
     map_columns(const __grid_constant__ Op op, int64_t rows, int64_t n, int64_t inner, int splits,
@@ -114,7 +118,8 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
   let_next_kernel_start();
   constexpr int kArrays = kInputs > 0 ? kInputs : 1;
   const ColumnIndex<kWidth> at(rows, n, inner, splits, lanes);
-  // What a row has in common, found by one thread for all lines, of which there are kWidth or more.
+  // What a row's elements share is computed by one thread for all of the block's lines, of which
+  // there are at least kWidth.
   __shared__ typename Op::Row found[kColumnLanes * kWidth];
   const int first = at.lane * kWidth;
   if (at.active && at.line < kWidth) found[first + at.line] = op.row(at.row + at.line);
@@ -137,7 +142,7 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
     for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
-        if (i + j * at.lines < at.end) v[k][j] = load_in_order<kWidth>(in[k]);
+        if (i + j * at.lines < at.end) v[k][j] = load_overwritable_in_place<kWidth>(in[k]);
         in[k] += at.lines * op.in[k].step;
       }
     }
@@ -161,6 +166,7 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
   }
 }
 
+// Chooses how many threads share a row, and launches map_rows.
 template <class Op>
 Status launch_map_rows(const Op& op, const RowLayout& layout, cudaStream_t stream) {
   const int64_t all = ceil_div(layout.n, kVecWidth<typename Op::Element>);
@@ -175,19 +181,21 @@ Status launch_map_rows(const Op& op, const RowLayout& layout, cudaStream_t strea
                       layout.rows, layout.n, splits, group);
 }
 
+// Chooses how rows are split, and launches map_columns.
 template <int kWidth, class Op>
 Status launch_map_columns(const Op& op, const RowLayout& layout, cudaStream_t stream) {
   const int64_t inner = layout.columns() ? layout.inner : layout.rows;
   const int lanes = kWidth > 1 ? column_lanes(inner, kWidth) : strided_lanes(layout);
-  // Two rounds of loads per thread are enough to pay for the rows' parameters.
+  // With two rounds of loads per thread, the cost of computing each row's `Row` is small.
   const int splits = static_cast<int>(ceil_div(layout.n, 2 * kBatch<Op> * (kColumnBlock / lanes)));
   const int64_t blocks = layout.rows / inner * splits * ceil_div(inner, lanes * kWidth);
   return launch_early(map_columns<Op, kWidth>, "map_columns", {grid_of(blocks), kColumnBlock},
                       stream, op, layout.rows, layout.n, inner, splits, lanes);
 }
 
-// make_op(Tag<T>()) is the op for elements of type T. Without kColumns there is no fast path across
-// columns.
+// Maps all rows. make_op(Tag<T>()) returns the op for elements of type T; T may be Any. With
+// kColumns = false no fast kernel across columns is compiled, and the general one serves that
+// layout.
 template <bool kColumns = true, class MakeOp>
 Status map(DType dtype, const MakeOp& make_op, const RowLayout& layout, cudaStream_t stream) {
   if (layout.rows == 0 || layout.n == 0) return {};
@@ -205,8 +213,8 @@ Status map(DType dtype, const MakeOp& make_op, const RowLayout& layout, cudaStre
   });
 }
 
-// Both at once, a block per row: the second read comes while the row is still in L2, and from its
-// end, because that is what was read last.
+// Reduces a row and then maps it, a block per row. The second read comes while the row is still in
+// L2, and begins at the row's end, because that was read last.
 template <class ReduceOp, class MapOp>
 __global__ void __launch_bounds__(1024, 1)
     reduce_then_map_rows(const __grid_constant__ ReduceOp reduce_op,
@@ -226,16 +234,18 @@ __global__ void __launch_bounds__(1024, 1)
   map_part<MapOp, true>(map_op, map_op.row(row), row, n, 0, 1, threadIdx.x, blockDim.x);
 }
 
-constexpr int64_t kFusedRows = 256;  // fewer would leave multiprocessors without a row
+constexpr int64_t kFusedRows = 256;  // with fewer rows, some multiprocessors would have none
 
-// The rows under way on the whole GPU should fit its L2 cache for the second read: the longer they
-// are, the more threads each gets, and so the fewer they are.
+// Returns the threads for a row of `row_bytes`. All rows under way at one time should fit the L2
+// cache until the second read: the longer rows are, the more threads each gets, so that fewer are
+// under way.
 inline int fused_threads(int64_t row_bytes) {
   if (row_bytes < 48 << 10) return 256;
   return row_bytes < 112 << 10 ? 512 : 1024;
 }
 
-// reduce(), whose states the map's op takes from where the reduction's leaves them, then map().
+// Does reduce() and then map(), in one kernel where that is faster. The map's op reads the states
+// from where the reduction's op stores them. `partial` is the workspace of reduce().
 template <class MakeReduceOp, class MakeMapOp>
 Status reduce_then_map(DType dtype, const MakeReduceOp& make_reduce_op, const RowLayout& reduced,
                        void* partial, const MakeMapOp& make_map_op, const RowLayout& mapped,

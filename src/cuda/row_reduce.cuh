@@ -6,14 +6,16 @@
 //     static constexpr int kInputs = 1;        // or 2
 //     RowView<const T> in[kInputs];
 //     struct State { ... };                    // a multiple of 4 bytes
-//     __device__ State start(int64_t row) const;
+//     __device__ State start(int64_t row) const;             // the state before any element
 //     __device__ float fill(const State& state) const;       // an element that changes nothing
-//     template <int kVectors, int kWidth>      // adds that many elements of the row (and of the
-//     __device__ void add(State& state, const float (&x)[kVectors][kWidth],    // second input, if
-//                         const float (&second)[kVectors][kWidth],             // there is one);
-//                         int valid) const;   // from x[valid] on they are fill()
+//     // Adds vectors of the row, and of the second input if there is one, to the state. The
+// vectors
+//     // from x[valid] on are made of fill().
+//     template <int kVectors, int kWidth>
+//     __device__ void add(State& state, const float (&x)[kVectors][kWidth],
+//                         const float (&second)[kVectors][kWidth], int valid) const;
 //     __device__ static State merge(const State& a, const State& b);
-//     __device__ void finish(int64_t row, const State& state) const;
+//     __device__ void finish(int64_t row, const State& state) const;   // stores the row's result
 //   };
 //
 // Floor: one read of the inputs. Four 16-byte loads per thread are in flight before the first is
@@ -22,11 +24,13 @@
 #pragma once
 
 #include "cuda/any_element.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 
 namespace fk::cuda {
 
-// Merges the states of a group's threads. The result is valid in the group's first thread.
+// Merges the states of the `group` threads that share a row: a power of two up to 32, or the block.
+// The result is valid in the group's first thread. `empty` is a state that changes nothing;
+// `scratch` is shared memory for 32 states.
 template <class Op>
 __device__ __forceinline__ typename Op::State group_merge(typename Op::State state, int group,
                                                           const typename Op::State& empty,
@@ -51,7 +55,8 @@ __device__ __forceinline__ typename Op::State group_merge(typename Op::State sta
   return state;
 }
 
-// Adds this thread's share of a part of `row` to `state`.
+// Adds this thread's share of part `split` of `splits` parts of `row` to `state`. The part is
+// shared by `group` threads, of which this is number `lane`.
 template <class Op>
 __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, int split,
                                          int splits, int lane, int group,
@@ -63,13 +68,15 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
   for (int k = 0; k < kInputs; ++k) in[k] = op.in[k].row(row);
   const RowPart<T> part(in[0], n, split, splits);
 
-  // The first of this thread's ragged elements is on its way while the vectors are added.
+  // This thread's first ragged element (one outside of whole vectors) is loaded while vectors are
+  // added.
   const T* ragged[kInputs];
   T first[kInputs];
 #pragma unroll
   for (int k = 0; k < kInputs; ++k) {
     ragged[k] = in[k];
-    if (lane < part.ragged) first[k] = load_in_order<1>(in[k] + part.ragged_at(lane)).data[0];
+    if (lane < part.ragged)
+      first[k] = load_overwritable_in_place<1>(in[k] + part.ragged_at(lane)).data[0];
   }
 
 #pragma unroll
@@ -83,7 +90,7 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
       for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
         for (int k = 0; k < kInputs; ++k)
-          v[k][j] = load_in_order<kWidth>(in[k] + j * group * kWidth);
+          v[k][j] = load_overwritable_in_place<kWidth>(in[k] + j * group * kWidth);
       }
     } else {
       const T fill = from_float<T>(op.fill(state));
@@ -96,7 +103,7 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
         for (int k = 0; k < kInputs; ++k) {
 #pragma unroll
           for (int e = 0; e < kWidth; ++e) v[k][j].data[e] = fill;
-          if (inside) v[k][j] = load_in_order<kWidth>(in[k] + j * group * kWidth);
+          if (inside) v[k][j] = load_overwritable_in_place<kWidth>(in[k] + j * group * kWidth);
         }
       }
     }
@@ -121,7 +128,8 @@ __device__ __forceinline__ void add_part(const Op& op, int64_t row, int64_t n, i
   }
 }
 
-// Along rows. Part s of a row leaves its state in partial[s * rows + row].
+// The kernel for the layout by rows: `group` threads share each of the `splits` parts of a row. If
+// there are several, part s leaves its state in partial[s * rows + row].
 template <class Op>
 __global__ void __launch_bounds__(512, 2)
     reduce_rows(const __grid_constant__ Op op, int64_t rows, int64_t n, int splits, int group,
@@ -149,7 +157,9 @@ __global__ void __launch_bounds__(512, 2)
   }
 }
 
-// Across rows; with kWidth = 1, for which the op's element is Any, they may lie anywhere.
+// The kernel for the layout by columns: a thread reduces kWidth neighbouring rows, and the block's
+// lines merge their states. With kWidth = 1, for which the op's element is Any, rows and their
+// elements may lie anywhere.
 template <class Op, int kWidth>
 __global__ void __launch_bounds__(kColumnBlock, 2)
     reduce_columns(const __grid_constant__ Op op, int64_t rows, int64_t n, int64_t inner,
@@ -183,7 +193,7 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
         for (int k = 0; k < kInputs; ++k) {
 #pragma unroll
           for (int e = 0; e < kWidth; ++e) v[k][j].data[e] = from_float<T>(op.fill(state[e]));
-          if (inside) v[k][j] = load_in_order<kWidth>(in[k]);
+          if (inside) v[k][j] = load_overwritable_in_place<kWidth>(in[k]);
           in[k] += at.lines * op.in[k].step;
         }
       }
@@ -232,9 +242,9 @@ __global__ void __launch_bounds__(kColumnBlock, 2)
   }
 }
 
-// Merges partial[s * rows + row] over s. `width` rows share a block.
-constexpr int kMergeBlock = 512;
+constexpr int kMergeBlock = 512;  // threads in a block of merge_partials
 
+// Merges each row's states partial[s * rows + row] over the parts s. `width` rows share a block.
 template <class Op>
 __global__ void __launch_bounds__(kMergeBlock)
     merge_partials(const __grid_constant__ Op op, const typename Op::State* partial, int64_t rows,
@@ -264,36 +274,38 @@ __global__ void __launch_bounds__(kMergeBlock)
   if (active && line == 0) op.finish(row, scratch[threadIdx.x]);
 }
 
-// Over how many blocks a row is split. Depends on sizes and strides only, so that a workspace query
-// and the call it is for agree.
+// Returns over how many blocks a row is split. The answer depends on sizes and strides alone, so
+// that a workspace query and the call it is for agree.
 inline int reduce_splits(const RowLayout& layout, int64_t element_bytes) {
   if (layout.rows == 0 || layout.n == 0) return 1;
   if (layout.columns()) {
-    // At least 64 rows of a block's tile, so that a partial state is small beside what it stands
-    // for; about 8 blocks per multiprocessor of a large GPU.
+    // Each part has at least 64 elements of a row, so that a state is small beside the elements it
+    // stands for; there are at most about 8 blocks per multiprocessor of a large GPU.
     const int64_t width = 16 / element_bytes;
     const int64_t tile = column_lanes(layout.inner, width) * width;
     const int64_t blocks = layout.rows / layout.inner * ceil_div(layout.inner, tile);
     return static_cast<int>(std::min(ceil_div(layout.n, 64), ceil_div(1056, blocks)));
   }
-  // Blocks of at least 8 KB, and enough of them that uneven progress evens out.
+  // Each part has at least 8 KB, and there are enough of them that uneven progress evens out.
   if (layout.rows >= 512) return 1;
   return static_cast<int>(
       std::min(ceil_div(layout.n * element_bytes, 8192), ceil_div(2048, layout.rows)));
 }
 
-// Workspace for the partial states of a reduction.
+// Returns the bytes of workspace that a reduction needs for the states of split rows; 0 if rows are
+// not split.
 template <class State>
 size_t partial_bytes(const RowLayout& layout, int64_t element_bytes) {
   const int64_t splits = reduce_splits(layout, element_bytes);
   return splits == 1 ? 0 : static_cast<size_t>(splits * layout.rows) * sizeof(State);
 }
 
-// 16-byte loads per thread, and the most threads per row where there are rows enough: a longer walk
-// pays better for its start and for the merge.
+// How many 16-byte loads a thread does, and the most threads that share a row where there are rows
+// enough. A thread that does more loads pays less for its start and for the merge.
 constexpr int kReduceItems = 32;
 constexpr int kReduceThreads = 128;
 
+// Chooses how many threads share a row, and launches reduce_rows.
 template <class Op>
 Status launch_reduce_rows(const Op& op, const RowLayout& layout, int splits, void* partial,
                           cudaStream_t stream) {
@@ -307,6 +319,7 @@ Status launch_reduce_rows(const Op& op, const RowLayout& layout, int splits, voi
                       static_cast<typename Op::State*>(partial));
 }
 
+// Launches reduce_columns.
 template <int kWidth, class Op>
 Status launch_reduce_columns(const Op& op, const RowLayout& layout, int splits, void* partial,
                              cudaStream_t stream) {
@@ -318,9 +331,10 @@ Status launch_reduce_columns(const Op& op, const RowLayout& layout, int splits, 
                       static_cast<typename Op::State*>(partial));
 }
 
-// make_op(Tag<T>()) is the op for elements of type T; states have the same size for all types.
-// `partial` has room for partial_bytes<Op::State>(layout, ...). Without kColumns there is no fast
-// path across columns.
+// Reduces all rows. make_op(Tag<T>()) returns the op for elements of type T; T may be Any, and the
+// states of all types have the same size. `partial` is workspace of
+// partial_bytes<Op::State>(layout, ...) bytes and may be null if that is 0. With kColumns = false
+// no fast kernel across columns is compiled, and the general one serves that layout.
 template <bool kColumns = true, class MakeOp>
 Status reduce(DType dtype, const MakeOp& make_op, const RowLayout& layout, void* partial,
               cudaStream_t stream) {

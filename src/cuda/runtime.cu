@@ -1,3 +1,4 @@
+// The CUDA runtime's calls behind runtime.h.
 #include <cuda_runtime_api.h>
 
 #include "cuda/launch.h"
@@ -7,13 +8,13 @@ namespace fk::cuda {
 
 namespace {
 
-// CUDA counts versions as 1000 * major + 10 * minor.
+// Turns CUDA's version number, 1000 * major + 10 * minor, into text; 0 means that there is none.
 std::string version_string(int version) {
   if (version == 0) return "none";
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// Runs `call` with `device` current.
+// Runs `call` while `device` is current and returns its error; `what` names the call in it.
 template <class Call>
 Status on_device(int device, const char* what, const Call& call) {
   const DeviceGuard guard(device);
@@ -26,7 +27,8 @@ Status on_device(int device, const char* what, const Call& call) {
 int device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  // No driver or no GPU is an answer, not an error for a later launch check to find.
+  // Having no driver or no GPU is an answer. The error is cleared, or a later launch check would
+  // find it.
   static_cast<void>(cudaGetLastError());
   return 0;
 }

@@ -1,3 +1,4 @@
+// Encodes tensor maps, by the one driver call that the library needs.
 #include <cuda_runtime_api.h>
 
 #include <string>
@@ -14,7 +15,8 @@ using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*
                             CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                             CUtensorMapFloatOOBfill);
 
-// Through the runtime, so that the library does not link with the driver and loads without one.
+// Finds the driver's function through the runtime, so that the library does not link with the
+// driver and loads on machines without one. Returns null where there is none.
 Encode find_encode() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult result;
@@ -26,12 +28,13 @@ Encode find_encode() {
       cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &result);
 #endif
   if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-    static_cast<void>(cudaGetLastError());  // not for a later launch check to find
+    static_cast<void>(cudaGetLastError());  // clears the error, or a later launch check finds it
     return nullptr;
   }
   return reinterpret_cast<Encode>(entry);
 }
 
+// The driver's name for a dtype; the copy engine moves 8-bit floats as bytes.
 CUtensorMapDataType map_type(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -54,8 +57,8 @@ CUtensorMapDataType map_type(DType dtype) {
   return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 }
 
-// A thread that has made no runtime call yet (torch runs backwards on threads of its own) has no
-// context for the driver; choosing its device gives it one.
+// Gives the calling thread a context for the driver by choosing its current device again. A thread
+// that has made no runtime call yet has none; torch runs backward passes on such threads.
 Status choose_device() {
   int device = 0;
   FK_RETURN_IF_ERROR(check(cudaGetDevice(&device), "cudaGetDevice"));
@@ -74,7 +77,8 @@ Status make_tensor_map(CUtensorMap* map, const void* data, DType dtype, const Te
     sizes[i] = static_cast<cuuint64_t>(shape.sizes[i]);
     box[i] = static_cast<cuuint32_t>(shape.box[i]);
     steps[i] = 1;
-    // A dimension of size 1 may have any stride, but the driver looks at it.
+    // A dimension of size 1 may have any stride, but the driver checks it and wants a multiple of
+    // 16.
     if (i > 0)
       strides[i - 1] = shape.sizes[i] == 1 ? 16 : static_cast<cuuint64_t>(shape.strides[i]);
   }
@@ -85,7 +89,8 @@ Status make_tensor_map(CUtensorMap* map, const void* data, DType dtype, const Te
                   swizzle ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
-  // Ahead of a thread's first call, which would fail, and where someone took the context away.
+  // A thread chooses its device before its first call, which would fail otherwise, and again if
+  // someone has taken its context away since.
   thread_local bool chosen = false;
   if (!chosen) FK_RETURN_IF_ERROR(choose_device());
   chosen = true;

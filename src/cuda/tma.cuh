@@ -1,6 +1,7 @@
-// The copy engine's tensor instructions, and what synchronises with them: one PTX instruction per
-// function. sm_90; a kernel that calls these has its body under `#if __CUDA_ARCH__ >= 900` (or
-// sm_90a's own macro, wgmma.cuh). One thread calls a copy for its whole block.
+// The copy engine's tensor instructions (TMA), and the barriers, fences and cluster instructions
+// that go with them: one PTX instruction per function. They need sm_90; a kernel that calls them
+// has its body under `#if __CUDA_ARCH__ >= 900` (or sm_90a's own macro, see wgmma.cuh). One thread
+// calls a copy for its whole block.
 //
 // Coordinates are in elements, the fastest dimension first, as in TensorMapShape.
 #pragma once
@@ -15,24 +16,27 @@
 
 namespace fk::cuda {
 
-// Who arrives at a barrier for a warp: its first lane, which is enough behind __syncwarp. But
-// compute-sanitizer's racecheck follows every lane by itself: in a build for it, all arrive.
+// A warp's first lane arrives at a barrier for the whole warp, which is enough after __syncwarp.
+// But compute-sanitizer's racecheck follows every lane by itself, so in a build for it all lanes
+// arrive.
 #ifdef FK_RACECHECK
 constexpr bool kEveryLaneArrives = true;
 #else
 constexpr bool kEveryLaneArrives = false;
 #endif
+// Initialises a barrier at which `warps` warps arrive in this way.
 __device__ __forceinline__ void barrier_init_for_warps(uint64_t* barrier, uint32_t warps) {
   barrier_init(barrier, kEveryLaneArrives ? 32 * warps : warps);
 }
 
-// Arrives on a barrier of the own block.
+// Arrives at a barrier of this block.
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
 
-// Arrives on the barrier at the same place in block `rank` of the cluster.
+// Arrives at the barrier that has the same address in the shared memory of block `rank` of the
+// cluster.
 __device__ __forceinline__ void barrier_arrive_remote(uint64_t* barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
@@ -43,7 +47,7 @@ __device__ __forceinline__ void barrier_arrive_remote(uint64_t* barrier, uint32_
       : "memory");
 }
 
-// Adds to the bytes that the current phase waits for, without arriving.
+// Adds `bytes` to what the barrier's current phase waits for, without arriving.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
@@ -51,7 +55,8 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes
       : "memory");
 }
 
-// Whether the phase of the given parity is complete; may wait a while before it says no.
+// Returns whether the phase of the given parity is complete. The hardware may wait a while before
+// it says no.
 __device__ __forceinline__ bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -64,17 +69,19 @@ __device__ __forceinline__ bool barrier_try_wait(uint64_t* barrier, uint32_t par
   return done != 0;
 }
 
-// Shows initialised barriers to the other blocks of the cluster too.
+// Makes initialised barriers visible to the other blocks of the cluster.
 __device__ __forceinline__ void fence_barrier_init_cluster() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Shows what this thread stored in shared memory to the copy engine and the multiplications.
+// Makes what this thread stored in shared memory visible to the copy engine and to the warpgroup's
+// multiplications.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Barriers 1 to 15 of the block, for `threads` of its threads, a multiple of 32.
+// Named barriers of the block, number 1 to 15, for `threads` of its threads, a multiple of 32:
+// `sync` arrives and waits until all have arrived, `arrive` arrives and goes on.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -82,23 +89,27 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// This block's number in its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+// Arrives at the cluster's barrier; what this thread wrote before is visible to those that wait.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// Orders nothing but what a fence has shown.
+// Arrives at the cluster's barrier without making anything visible beyond what a fence already has.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
+// Waits until all threads of the cluster have arrived.
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Stores a value in another block's shared memory, which completes on a barrier there.
+// Stores a value in another block's shared memory, in the background, and completes on a barrier
+// there by its bytes. `to` and `barrier` are addresses from remote_address.
 __device__ __forceinline__ void store_remote(uint32_t to, int value, uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
@@ -116,6 +127,8 @@ __device__ __forceinline__ void store_remote(uint32_t to, float4 value, uint32_t
       "r"(__float_as_uint(value.w)), "r"(barrier)
       : "memory");
 }
+// Returns the address, for store_remote, of what block `rank` of the cluster has at the same place
+// in its shared memory as this block has at p.
 __device__ __forceinline__ uint32_t remote_address(const void* p, uint32_t rank) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -124,12 +137,13 @@ __device__ __forceinline__ uint32_t remote_address(const void* p, uint32_t rank)
   return remote;
 }
 
-// Fetches the map itself, ahead of its first use.
+// Fetches a tensor map itself into the cache, ahead of its first use.
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Loads one box into shared memory; completes on `barrier` by its bytes.
+// Starts to load the box at coordinates c0, c1, ... into shared memory; completes on `barrier` by
+// its bytes. There is one function for each number of dimensions.
 __device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, uint64_t* barrier,
                                             int c0, int c1) {
   asm volatile(
@@ -163,7 +177,7 @@ __device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, ui
       : "memory");
 }
 
-// Brings one box into the L2 cache.
+// Starts to bring the box at these coordinates into the L2 cache.
 __device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int c0, int c1, int c2,
                                                 int c3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
@@ -171,8 +185,8 @@ __device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int c0, 
                : "memory");
 }
 
-// The same into the blocks of the cluster whose bits are set in `blocks`, at the same place, each
-// completing on its own barrier.
+// Loads one box into all blocks of the cluster whose bits are set in `blocks`: to the same place in
+// the shared memory of each, and completing on each block's own barrier.
 __device__ __forceinline__ void tensor_load_multicast(void* to, const CUtensorMap* map,
                                                       uint64_t* barrier, uint16_t blocks, int c0,
                                                       int c1, int c2, int c3) {
@@ -183,7 +197,8 @@ __device__ __forceinline__ void tensor_load_multicast(void* to, const CUtensorMa
       : "memory");
 }
 
-// Stores one box from shared memory; see bulk_commit.
+// Starts to store one box from shared memory, as part of the batch that bulk_commit closes. What
+// lies outside of the tensor is not stored.
 __device__ __forceinline__ void tensor_store(const CUtensorMap* map, const void* from, int c0,
                                              int c1) {
   asm volatile(
@@ -200,7 +215,8 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap* map, const void*
       : "memory");
 }
 
-// Adds one box to what is there, each element atomically.
+// Starts to add one box from shared memory to what the tensor has there, each element atomically,
+// as part of the batch that bulk_commit closes.
 __device__ __forceinline__ void tensor_reduce_add(const CUtensorMap* map, const void* from, int c0,
                                                   int c1, int c2, int c3) {
   asm volatile(
@@ -210,7 +226,8 @@ __device__ __forceinline__ void tensor_reduce_add(const CUtensorMap* map, const 
       : "memory");
 }
 
-// Adds `bytes` (a multiple of 16) of contiguous floats to global memory, each atomically.
+// Starts to add `bytes` (a multiple of 16) of contiguous floats in shared memory to those in global
+// memory, each atomically, as part of the batch that bulk_commit closes.
 __device__ __forceinline__ void bulk_reduce_add(float* to, const void* from, uint32_t bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
@@ -218,25 +235,27 @@ __device__ __forceinline__ void bulk_reduce_add(float* to, const void* from, uin
       : "memory");
 }
 
-// Closes a batch of this thread's stores.
+// Closes a batch of the stores and additions that this thread started.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until at most kPending of this thread's batches still read shared memory.
+// Waits until at most kPending of this thread's latest batches still read shared memory: then the
+// memory of the others may be overwritten.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Waits until at most kPending of this thread's batches are not yet in global memory.
+// Waits until at most kPending of this thread's latest batches are not yet in global memory.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Stores four 8 x 8 matrices of 2-byte elements: lane i gives the address of row i % 8 of matrix
-// i / 8, word i is this lane's pair of matrix i.
+// Stores four 8 x 8 matrices of 2-byte elements in shared memory: lane i gives the address of row i
+// % 8 of matrix i / 8, and word wi is this lane's pair of elements of matrix i. All lanes of the
+// warp call it.
 __device__ __forceinline__ void store_matrices(void* row, uint32_t w0, uint32_t w1, uint32_t w2,
                                                uint32_t w3) {
   asm volatile(
@@ -245,7 +264,8 @@ __device__ __forceinline__ void store_matrices(void* row, uint32_t w0, uint32_t 
       : "memory");
 }
 
-// The same, each matrix transposed: the address is of column i % 8 of matrix i / 8.
+// Stores four matrices as store_matrices does, each transposed: lane i gives the address of column
+// i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_matrices_transposed(void* column, uint32_t w0, uint32_t w1,
                                                           uint32_t w2, uint32_t w3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(

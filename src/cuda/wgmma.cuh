@@ -1,14 +1,16 @@
-// Warpgroup matrix multiply: one PTX instruction per function. Four warps multiply a 64 x 16 tile A
-// (shared memory or registers) by a 16 x N tile B (shared memory) and add to 64 x N floats held in
-// registers, beside whatever else the warps do. Of 8-bit floats the tiles are 64 x 32 and 32 x N,
-// both with K along their rows. sm_90a only: a kernel that calls these has its body under
-// `#if defined(__CUDA_ARCH_FEAT_SM90_ALL)`.
+// Matrix multiplication by a warpgroup (wgmma): one PTX instruction per function. Four warps
+// multiply a 64 x 16 tile A (in shared memory or registers) by a 16 x N tile B (in shared memory)
+// and add the product to 64 x N floats in registers; the instruction runs in the background while
+// the warps do other work. For 8-bit floats the tiles are 64 x 32 and 32 x N, both with K along
+// their rows. The instructions are sm_90a's only: a kernel that calls these functions has its body
+// under `#if defined(__CUDA_ARCH_FEAT_SM90_ALL)`.
 //
-// Where the elements are. With w the warp in its group, g = lane / 4 and t = lane % 4, a thread's
-// d[4 * i + 2 * j + e] is row 16 * w + g + 8 * j, column 8 * i + 2 * t + e. A in registers has the
-// same places: a[j + 2 * i] holds columns 8 * i + 2 * t and + 1 of row g + 8 * j, so that the
-// accumulators of one product, rounded in pairs, are the A of the next. Of 8-bit floats a[j + 2 *
-// i] holds columns 16 * i + 4 * t to + 3 of row g + 8 * j.
+// This is where the elements are. Let w be the warp's number in its group, g = lane / 4 and t =
+// lane % 4. A thread's d[4 * i + 2 * j + e] is row 16 * w + g + 8 * j, column 8 * i + 2 * t + e. A
+// in registers is laid out the same way: a[j + 2 * i] holds columns 8 * i + 2 * t and the one after
+// it of row g + 8 * j, so that the accumulators of one product, rounded in pairs, can be the A of
+// the next. With 8-bit floats, a[j + 2 * i] holds the four columns from 16 * i + 4 * t on of row g
+// + 8 * j.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,7 +24,8 @@
 
 namespace fk::cuda {
 
-// Along which dimension an operand's rows in shared memory run: K, or M or N.
+// Along which dimension the 128-byte rows of an operand in shared memory run: K, or the outer
+// dimension, which is M for A and N for B.
 enum class Major { kK, kOuter };
 
 }  // namespace fk::cuda
@@ -31,12 +34,13 @@ enum class Major { kK, kOuter };
 
 namespace fk::cuda {
 
-// Orders earlier accesses to the registers of A and D before the multiplications that follow.
+// Orders earlier accesses to the registers of A and D before the multiplications that follow. This
+// and the functions below are called by all four warps.
 __device__ __forceinline__ void warpgroup_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// Closes a batch of multiplications.
+// Closes a batch of multiplications, for warpgroup_wait to count.
 __device__ __forceinline__ void warpgroup_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -47,8 +51,9 @@ __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses to registers that a multiplication under way uses. Eight
-// at a time, since each of these statements takes the compiler's time.
+// Keeps the compiler from moving accesses to d across this point: a multiplication under way uses
+// these registers, which the compiler cannot know. Each statement names eight registers, since
+// statements cost compile time.
 template <int N>
 __device__ __forceinline__ void keep_registers(float (&d)[N]) {
   static_assert(N % 8 == 0);
@@ -60,7 +65,9 @@ __device__ __forceinline__ void keep_registers(float (&d)[N]) {
   }
 }
 
-// Moves registers between the warpgroups of a block. kCount is a multiple of 8 from 24 to 240.
+// Move registers between the warpgroups of a block: the one lowers, the other raises the calling
+// warpgroup's registers per thread to kCount, a multiple of 8 from 24 to 240. take_registers waits
+// until others have given enough.
 template <int kCount>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
@@ -70,20 +77,21 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// Tiles in shared memory with the 128-byte swizzle that the copy engine writes: rows of 128 bytes,
-// eight rows (1024 bytes) to a pattern; tiles begin at multiples of 1024 bytes. Wider tiles are
-// several such columns of 64 elements, one after another.
+// The next two functions describe tiles in shared memory with the 128-byte swizzle that the copy
+// engine writes: rows of 128 bytes, of which eight (1024 bytes) form a pattern; a tile begins at a
+// multiple of 1024 bytes. A wider tile is several such columns of 64 elements, one after another.
 
-// Rows run along the outer dimension (M or N), the 128 bytes along K. Add 32 bytes to `tile` for
-// each further 16 elements of K.
+// Returns the descriptor of a tile whose rows of 128 bytes run along K; one row follows another
+// along the outer dimension (M or N). Add 32 bytes to `tile` for each further 16 elements of K.
 __device__ __forceinline__ uint64_t k_major(const void* tile) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | (uint64_t{1} << 16) | ((shared_address(tile) & 0x3ffff) >> 4);
 }
 
-// Rows run along K, the 128 bytes along the outer dimension; the next 64 of the outer dimension are
-// `column_bytes` further. Add 2048 bytes to `tile` for each further 16 elements of K.
+// Returns the descriptor of a tile whose rows of 128 bytes run along the outer dimension; one row
+// follows another along K. The next 64 elements of the outer dimension are `column_bytes` further.
+// Add 2048 bytes to `tile` for each further 16 elements of K.
 __device__ __forceinline__ uint64_t outer_major(const void* tile, uint32_t column_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
@@ -91,24 +99,26 @@ __device__ __forceinline__ uint64_t outer_major(const void* tile, uint32_t colum
          ((shared_address(tile) & 0x3ffff) >> 4);
 }
 
-// A tile that is not swizzled: pieces of 8 rows by 16 bytes, each 128 bytes without gaps. Rows run
-// along the outer dimension, bytes along K; the next piece is `k_bytes` further along K and
-// `outer_bytes` along the outer dimension.
+// Returns the descriptor of a tile that is not swizzled but made of pieces of 8 rows by 16 bytes,
+// each 128 bytes without gaps. A row's bytes run along K; one row follows another along the outer
+// dimension. The next piece is `k_bytes` further along K and `outer_bytes` further along the outer
+// dimension.
 __device__ __forceinline__ uint64_t in_pieces(const void* tile, uint32_t k_bytes,
                                               uint32_t outer_bytes) {
   return (static_cast<uint64_t>(outer_bytes >> 4) << 32) |
          (static_cast<uint64_t>(k_bytes >> 4) << 16) | ((shared_address(tile) & 0x3ffff) >> 4);
 }
 
-// A descriptor of the same kind `bytes` further. Addresses have 18 bits, so nothing carries.
+// Returns the descriptor of a tile of the same kind `bytes` further. Addresses have 18 bits, so the
+// addition does not carry into the fields above.
 __device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t bytes) {
   return descriptor + (bytes >> 4);
 }
 
-// multiply(d, a, b, accumulate): d = a b + (accumulate ? d : 0), for float d[N / 2]. B is in shared
-// memory, A there too (a descriptor) or in registers (uint32_t a[4]). The instruction spells out
-// its registers, so each N needs its own text: FK_TEXT_n names the operands of D, FK_LIST_n lists
-// them, and the numbers given to FK_MULTIPLY are those of the operands behind them.
+// multiply(d, a, b, accumulate) starts d = a b + (accumulate ? d : 0), for float d[N / 2]. B is in
+// shared memory (a descriptor); A is there too, or in registers (uint32_t a[4]). The instruction
+// spells out its registers, so each N needs its own text: FK_TEXT_n names the operands of D,
+// FK_LIST_n lists them, and the numbers given to FK_MULTIPLY are those of the operands after them.
 #define FK_TEXT(a, b, c, d, e, f, g, h) \
   "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
 #define FK_LIST(i)                                                                            \
@@ -165,7 +175,7 @@ __device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t bytes)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                            \
                  "r"(static_cast<int>(accumulate)), "n"(kB == Major::kOuter ? 1 : 0))
 
-// 8-bit floats: always K-major.
+// The same for 8-bit floats, whose operands in shared memory always have their rows along K.
 #define FK_MULTIPLY_SHARED_8(N, a0, a1, a2)                                             \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #a2                                 \
                ", 0;\n"                                                                 \

@@ -1,9 +1,9 @@
 // Attention of a few query rows over one head of the cache, with a running softmax.
 //
-// Floor for one token: the cache's bytes. For a prompt: one multiply-add per row, dimension and
-// vector of keys, twice. Rows are taken kRows at a time and keys in tiles of kKeyTile: one load of
-// keys per dimension serves the scores of all rows (a lane is a key), and one load of values per
-// key serves the sums of all rows (a lane is a dimension).
+// The floor for one token is reading the cache's bytes. For a prompt it is one multiply-add per
+// row, dimension and vector of keys, twice. Rows are taken kRows at a time and keys in tiles of
+// kKeyTile: one load of keys per dimension serves the scores of all rows (a lane is a key), and one
+// load of values per key serves the sums of all rows (a lane is a dimension).
 #include <cmath>
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/attention.cc"

@@ -22,7 +22,7 @@ constexpr int64_t kFetchBytes = int64_t{16} << 10;
 bool integer(const PackedMatrix& m) { return m && !is_float(m.packing); }
 
 // Prefetches the beginning of this thread's part of `w`, which it multiplies next.
-void fetch_part(const PackedMatrix& w, const Team::Member& me) {
+void fetch_part(const PackedMatrix& w, const ThreadTeam::Member& me) {
   if (!w) return;
   const int64_t begin = me.begin(w.groups()), end = me.end(w.groups());
   const int64_t bytes = (end - begin) * group_bytes(w.packing, w.columns);
@@ -30,7 +30,7 @@ void fetch_part(const PackedMatrix& w, const Team::Member& me) {
 }
 
 // Computes this thread's part of the product of `w` with one token.
-void multiply_part(const PackedMatrix& w, const Team::Member& me, const Activations& x,
+void multiply_part(const PackedMatrix& w, const ThreadTeam::Member& me, const Activations& x,
                    float* out) {
   multiply(w, me.begin(w.groups()), me.end(w.groups()), x, 1, out, 0);
 }
@@ -40,7 +40,7 @@ void multiply_part(const PackedMatrix& w, const Team::Member& me, const Activati
 void CpuEngine::decode(int32_t token, float* logits) {
   float* const out = padded(config_.vocab) == config_.vocab ? logits : logits_;
   reserve_rows(config_.heads * (position_ / kKeyChunk + 1));  // a row per head and chunk of keys
-  Team::run([&](Team::Member& me) {
+  ThreadTeam::run([&](ThreadTeam::Member& me) {
     const MemberBuffers& mine = members_[static_cast<size_t>(me.index())];
     const auto norm = [&](const float* add, const float* weight, const float* bias,
                           bool quantized) {
@@ -48,7 +48,7 @@ void CpuEngine::decode(int32_t token, float* logits) {
                    config_.dim, mine.normed.x);
       if (quantized) quantize(mine.normed, 0, 0, config_.dim / 32);
     };
-    read_token(token, position_, mine.x, mine.turn, mine.normed.x);
+    read_token(token, position_, mine.x, mine.rotation, mine.normed.x);
     for (int64_t l = 0; l < config_.layers; ++l) {
       const PackedLayer& layer = layers_[static_cast<size_t>(l)];
       const bool last = l + 1 == config_.layers;
@@ -75,7 +75,7 @@ void CpuEngine::decode(int32_t token, float* logits) {
   ++position_;
 }
 
-void CpuEngine::project_qkv(const PackedLayer& layer, const Team::Member& me,
+void CpuEngine::project_qkv(const PackedLayer& layer, const ThreadTeam::Member& me,
                             const Activations& x) {
   const int64_t count = layer.q.groups() + layer.k.groups() + layer.v.groups();
   const int64_t begin = me.begin(count), end = me.end(count);
@@ -90,7 +90,7 @@ void CpuEngine::project_qkv(const PackedLayer& layer, const Team::Member& me,
 
 // The threads share out (chunk of keys, head) pairs. The thread that has a head's newest chunk also
 // appends the token's key and value to it. Each pair leaves its own maximum, sum and output.
-void CpuEngine::attend_chunks(int64_t l, const Team::Member& me, const MemberBuffers& mine) {
+void CpuEngine::attend_chunks(int64_t l, const ThreadTeam::Member& me, const MemberBuffers& mine) {
   const PackedLayer& layer = layers_[static_cast<size_t>(l)];
   const int64_t dim = config_.head_dim, heads = config_.heads, kv_heads = config_.kv_heads;
   const int64_t group = heads / kv_heads;
@@ -108,13 +108,13 @@ void CpuEngine::attend_chunks(int64_t l, const Team::Member& me, const MemberBuf
       const auto r = static_cast<size_t>(row + j);
       float* q = mine.q + j * dim;
       std::copy_n(qkv_ + (h * group + j) * dim, dim, q);
-      turn_head(layer, true, mine.turn, q);
+      prepare_head(layer, true, mine.rotation, q);
       row_q_[r] = q;
       row_first_[r] = first;
       row_last_[r] = end - 1;
     }
     if (chunk + 1 == chunks) {
-      turn_head(layer, false, mine.turn, keys + h * dim);
+      prepare_head(layer, false, mine.rotation, keys + h * dim);
       append(cache_, l, h, position_, keys + h * dim, values + h * dim);
     }
     const AttentionRows rows = {group,          &row_q_[row],   &row_first_[row], &row_last_[row],
@@ -149,7 +149,7 @@ void CpuEngine::merge_chunks(const PackedLayer& layer, const MemberBuffers& mine
   if (integer(layer.o)) quantize(mine.attended, 0, 0, mine.attended.columns / 32);
 }
 
-void CpuEngine::gate_and_up(const PackedLayer& layer, const Team::Member& me,
+void CpuEngine::gate_and_up(const PackedLayer& layer, const ThreadTeam::Member& me,
                             const Activations& x) {
   constexpr int64_t kGroups = 2;  // 32 rows: their outputs are one int8 block of the next product
   const bool silu = config_.activation == model::Activation::kSilu;

@@ -11,7 +11,7 @@
 #include "engine/kernels.h"
 #include "engine/kv_cache.h"
 #include "engine/packed_matrix.h"
-#include "engine/team.h"
+#include "engine/thread_team.h"
 
 namespace fk::engine {
 
@@ -30,9 +30,9 @@ constexpr int64_t kBatch = 256;
 
 // The buffers each thread has for itself while all threads work on one token. The engine owns them.
 struct MemberBuffers {
-  float* x;     // the residual stream
-  float* turn;  // the rotary embedding at this position: cosines, then sines
-  float* q;     // the rotated queries
+  float* x;         // the residual stream
+  float* rotation;  // the rotary embedding at this position: cosines, then sines
+  float* q;         // the rotated queries
   Activations normed, attended;
 };
 
@@ -74,19 +74,20 @@ class CpuEngine final : public Engine {
   // In cpu_decode.cc: all threads together run one token. `me` is the calling thread, which does
   // its share of the groups or chunks; `mine` are its buffers.
   void decode(int32_t token, float* logits);
-  void project_qkv(const PackedLayer& layer, const Team::Member& me, const Activations& x);
-  void attend_chunks(int64_t l, const Team::Member& me, const MemberBuffers& mine);
+  void project_qkv(const PackedLayer& layer, const ThreadTeam::Member& me, const Activations& x);
+  void attend_chunks(int64_t l, const ThreadTeam::Member& me, const MemberBuffers& mine);
   void merge_chunks(const PackedLayer& layer, const MemberBuffers& mine);
-  void gate_and_up(const PackedLayer& layer, const Team::Member& me, const Activations& x);
+  void gate_and_up(const PackedLayer& layer, const ThreadTeam::Member& me, const Activations& x);
 
   // In cpu_forward.cc: one batch of n <= kBatch tokens. `l` is the number of a layer.
-  // Reads a token's embedding into x and its position's cosines and sines into `turn`. `spare` is
-  // room for one row.
-  void read_token(int32_t token, int64_t position, float* x, float* turn, float* spare) const;
+  // Reads a token's embedding into x and its position's cosines and sines into `rotation`. `spare`
+  // is room for one row.
+  void read_token(int32_t token, int64_t position, float* x, float* rotation, float* spare) const;
   // Returns an error if any of the n rows of logits is not finite, naming the weight to blame.
   Status check_logits(const float* logits, int64_t n) const;
   // Norms (where the layer does) and rotates one head's query or key, and scales a query.
-  void turn_head(const PackedLayer& layer, bool is_query, const float* turn, float* head) const;
+  void prepare_head(const PackedLayer& layer, bool is_query, const float* rotation,
+                    float* head) const;
   void embed(const int32_t* tokens, int64_t n);
   // `pending` is what the layer before left to be added to the residual stream, or null.
   void run_layer(int64_t l, int64_t n, const float* pending);
@@ -118,7 +119,7 @@ class CpuEngine final : public Engine {
   float* projected_ = nullptr;  // the last product's output, still to be added to x_
   float* qkv_ = nullptr;        // queries, keys and values, each padded to whole groups of rows
   int64_t qkv_stride_ = 0;      // from one token's row of qkv_ to the next, in floats
-  float* turn_ = nullptr;       // the rotary embedding: cosines, then sines
+  float* rotations_ = nullptr;  // the rotary embedding: cosines, then sines
   float *gate_ = nullptr, *up_ = nullptr;
   float* logits_ = nullptr;  // kLogitRows rows
   Activations normed_, attended_, hidden_;

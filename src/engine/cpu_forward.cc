@@ -11,11 +11,11 @@ namespace fk::engine {
 namespace {
 
 // Rotates the first 2 * `pairs` values of a head by the angles whose cosines and sines are in
-// `turn`, and multiplies them by `scale`. `interleaved` pairs are neighbours (2 i, 2 i + 1);
+// `rotation`, and multiplies them by `scale`. `interleaved` pairs are neighbours (2 i, 2 i + 1);
 // otherwise value i is paired with value i + pairs.
-void rotate(float* head, const float* turn, int64_t pairs, bool interleaved, float scale) {
-  const float* cosine = turn;
-  const float* sine = turn + pairs;
+void rotate(float* head, const float* rotation, int64_t pairs, bool interleaved, float scale) {
+  const float* cosine = rotation;
+  const float* sine = rotation + pairs;
   for (int64_t i = 0; i < pairs; ++i) {
     const int64_t a = interleaved ? 2 * i : i;
     const int64_t b = interleaved ? 2 * i + 1 : i + pairs;
@@ -78,7 +78,7 @@ Status CpuEngine::check_logits(const float* logits, int64_t n) const {
   return invalid("the model's logits are not finite, though its weights are: they are too large");
 }
 
-void CpuEngine::read_token(int32_t token, int64_t position, float* x, float* turn,
+void CpuEngine::read_token(int32_t token, int64_t position, float* x, float* rotation,
                            float* spare) const {
   model::read_row(decoder_.token_embedding, token, x);
   if (config_.learned_positions) {
@@ -89,8 +89,8 @@ void CpuEngine::read_token(int32_t token, int64_t position, float* x, float* tur
   for (int64_t i = 0; i < pairs; ++i) {
     const float angle =
         static_cast<float>(position) * config_.rope_frequencies[static_cast<size_t>(i)];
-    turn[i] = std::cos(angle) * config_.rope_magnitude;
-    turn[pairs + i] = std::sin(angle) * config_.rope_magnitude;
+    rotation[i] = std::cos(angle) * config_.rope_magnitude;
+    rotation[pairs + i] = std::sin(angle) * config_.rope_magnitude;
   }
 }
 
@@ -98,7 +98,7 @@ void CpuEngine::embed(const int32_t* tokens, int64_t n) {
   parallel(n, 16, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       read_token(tokens[t], position_ + t, x_ + t * padded(config_.dim),
-                 turn_ + t * config_.rotary_dim, normed_.x + t * config_.dim);
+                 rotations_ + t * config_.rotary_dim, normed_.x + t * config_.dim);
     }
   });
 }
@@ -145,8 +145,8 @@ void CpuEngine::project_qkv(const PackedLayer& layer, int64_t n) {
   });
 }
 
-void CpuEngine::turn_head(const PackedLayer& layer, bool is_query, const float* turn,
-                          float* head) const {
+void CpuEngine::prepare_head(const PackedLayer& layer, bool is_query, const float* rotation,
+                             float* head) const {
   const int64_t dim = config_.head_dim;
   const float* weight = is_query ? layer.q_norm : layer.k_norm;
   constexpr bool kRms = true;
@@ -154,7 +154,7 @@ void CpuEngine::turn_head(const PackedLayer& layer, bool is_query, const float* 
     add_and_norm(head, nullptr, weight, nullptr, config_.norm_eps, kRms, dim, head);
   }
   const float scale = is_query ? 1.0f / std::sqrt(static_cast<float>(dim)) : 1.0f;
-  rotate(head, turn, config_.rotary_dim / 2, config_.rope_interleaved, scale);
+  rotate(head, rotation, config_.rotary_dim / 2, config_.rope_interleaved, scale);
   if (!is_query) return;
   for (int64_t i = config_.rotary_dim; i < dim; ++i) head[i] *= scale;
 }
@@ -167,11 +167,12 @@ void CpuEngine::rotate_and_append(int64_t l, int64_t n) {
   parallel(n, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       float* qkv = qkv_ + t * qkv_stride_;
-      const float* turn = turn_ + t * config_.rotary_dim;
-      for (int64_t h = 0; h < config_.heads; ++h) turn_head(layer, true, turn, qkv + h * dim);
+      const float* rotation = rotations_ + t * config_.rotary_dim;
+      for (int64_t h = 0; h < config_.heads; ++h)
+        prepare_head(layer, true, rotation, qkv + h * dim);
       for (int64_t h = 0; h < config_.kv_heads; ++h) {
         float* key = qkv + k_at + h * dim;
-        turn_head(layer, false, turn, key);
+        prepare_head(layer, false, rotation, key);
         append(cache_, l, h, position_ + t, key, qkv + v_at + h * dim);
       }
     }

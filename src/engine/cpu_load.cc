@@ -212,7 +212,7 @@ void CpuEngine::allocate_buffers() {
   x_ = take(kBatch * dim);
   projected_ = take(kBatch * dim);
   qkv_ = take(kBatch * qkv_stride_);
-  turn_ = take(kBatch * config_.rotary_dim + 16);
+  rotations_ = take(kBatch * config_.rotary_dim + 16);
   gate_ = take(kBatch * hidden);
   up_ = take(kBatch * hidden);
   logits_ = take(kLogitRows * padded(config_.vocab));
@@ -250,7 +250,7 @@ bool CpuEngine::reserve_members(int count) {
     const auto take = [&](int64_t n) { return reinterpret_cast<float*>(memory->take(n * 4)); };
     MemberBuffers m;
     m.x = take(padded(config_.dim));
-    m.turn = take(config_.rotary_dim);
+    m.rotation = take(config_.rotary_dim);
     m.q = take(attended);
     m.normed = take_activations(*memory, config_.dim, 1);
     m.attended = take_activations(*memory, attended, 1);
@@ -265,9 +265,9 @@ std::string CpuEngine::description() const {
   std::map<std::string, int64_t> bytes;
   const auto add = [&](const PackedMatrix& m) {
     if (!m) return;
-    const bool plain = m.packing != Packing::kQ8_Float;
+    const bool is_file_type = m.packing != Packing::kQ8_Float;
     const char* name =
-        plain ? model::type_info(static_cast<model::WeightType>(m.packing)).name : "int8";
+        is_file_type ? model::type_info(static_cast<model::WeightType>(m.packing)).name : "int8";
     bytes[name] += m.bytes();
   };
   for (const PackedLayer& l : layers_) {

@@ -1,12 +1,12 @@
-// Weights as the CPU engine keeps them: sixteen rows side by side, so that a vector lane is a row
-// and a product needs no sum across lanes.
+// The layout in which the CPU engine keeps weights: sixteen rows side by side, so that a vector
+// lane is a row and a product needs no sum across lanes.
 //
 // A matrix is cut into groups of 16 rows (the last one padded with zero rows), a group into blocks
 // of columns, in the order in which they are read: the whole matrix is one stream. The bytes of a
 // weight stay what they are in the file, but for Q4_K and Q5_K, whose 6-bit scales become bytes
 // (2.8% and 2.3% more).
 //
-// A block of 32 columns of 16 rows, integer types:
+// With integer types, a block of 32 columns of 16 rows consists of:
 //   parameters   per row: half d [, half m]; K types: byte scale, byte minimum; or two int8 scales
 //   high bits    64 bytes (5-bit types) or 128 (Q6_K)
 //   codes        256 bytes of nibbles, or 512 bytes

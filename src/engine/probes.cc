@@ -50,12 +50,13 @@ uint64_t read(const uint8_t* p, int64_t bytes) {
   const hn::Repartition<uint64_t, Lanes> d;
   const int64_t step = static_cast<int64_t>(hn::Lanes(Lanes())) * 4;
   const int64_t places = kWay == Way::kFour ? 4 : 1;
-  const int64_t apart = kWay == Way::kFour ? bytes / 4 : step, turn = 4 / places * step;
+  const int64_t apart = kWay == Way::kFour ? bytes / 4 : step, iteration_bytes = 4 / places * step;
   auto a = hn::Zero(d), b = a, c = a, e = a;
   const auto take = [&](int64_t i) FK_MATRIX_BODY { return hn::BitCast(d, load(p + i)); };
-  for (int64_t i = 0; i < bytes / places; i += turn) {
+  for (int64_t i = 0; i < bytes / places; i += iteration_bytes) {
     if constexpr (kWay == Way::kAhead) {
-      for (int64_t line = 0; line < turn; line += kLine) hwy::Prefetch(p + i + line + kAhead);
+      for (int64_t line = 0; line < iteration_bytes; line += kLine)
+        hwy::Prefetch(p + i + line + kAhead);
     }
     a = hn::Or(a, take(i));
     b = hn::Or(b, take(i + apart));

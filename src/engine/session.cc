@@ -34,28 +34,28 @@ const char* name_of(Generated::End end) {
 }
 
 std::string StopFilter::push(std::string_view text) {
-  held_ += text;
+  held_back_ += text;
   size_t found = std::string::npos;
   for (const std::string& stop : stops_) {
-    if (!stop.empty()) found = std::min(found, held_.find(stop));
+    if (!stop.empty()) found = std::min(found, held_back_.find(stop));
   }
   if (found != std::string::npos) {
     stopped_ = true;
-    return held_.substr(0, found);
+    return held_back_.substr(0, found);
   }
   size_t keep = 0;
   for (const std::string& stop : stops_) {
-    for (size_t n = std::min(stop.size(), held_.size()); n > keep; --n) {
-      if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) keep = n;
+    for (size_t n = std::min(stop.size(), held_back_.size()); n > keep; --n) {
+      if (held_back_.compare(held_back_.size() - n, n, stop, 0, n) == 0) keep = n;
     }
   }
-  std::string out = held_.substr(0, held_.size() - keep);
-  held_.erase(0, out.size());
+  std::string out = held_back_.substr(0, held_back_.size() - keep);
+  held_back_.erase(0, out.size());
   return out;
 }
 
 std::string StopFilter::finish() {
-  return stopped_ ? std::string() : std::exchange(held_, std::string());
+  return stopped_ ? std::string() : std::exchange(held_back_, std::string());
 }
 
 Status Session::begin(const std::vector<int32_t>& prompt, const GenerateOptions& options) {

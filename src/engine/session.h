@@ -51,7 +51,7 @@ class StopFilter {
 
  private:
   std::vector<std::string> stops_;
-  std::string held_;  // the text held back
+  std::string held_back_;  // the text held back
   bool stopped_ = false;
 };
 

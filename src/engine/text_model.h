@@ -19,8 +19,8 @@ struct OpenOptions {
   std::string cache = "auto";  // "f16" or "f32" keys and values; auto: f32 for float32 models
   int64_t context = 0;         // in tokens; 0: what the model was made for
   bool need_tokenizer = true;  // fail if there is no tokenizer
-  bool make_up_weights =
-      false;  // accept a config.json without weights and make some up, to time it
+  // Accepts a config.json without weights and makes some up, for timing.
+  bool make_up_weights = false;
 };
 
 class TextModel {

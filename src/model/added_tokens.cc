@@ -1,3 +1,4 @@
+// Cuts a text at the added tokens that TokenSearch finds in it, by Hugging Face's rules.
 #include "model/added_tokens.h"
 
 #include <algorithm>
@@ -7,16 +8,16 @@
 namespace fk::model {
 namespace {
 
-constexpr uint64_t kSearchSteps = 2;  // for each byte
+constexpr uint64_t kSearchSteps = 2;  // what searching a byte of the text costs (model/work.h)
 
-// Tells where the character that ends before `end` begins.
+// Returns where the character that ends before `end` begins.
 size_t before(std::string_view text, size_t end) {
   size_t begin = end - 1;
   while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
   return begin;
 }
 
-// Where the white space at the end of `text` begins.
+// Returns where the white space at the end of `text` begins.
 size_t trailing_space(std::string_view text) {
   size_t end = text.size();
   while (end > 0) {
@@ -27,6 +28,7 @@ size_t trailing_space(std::string_view text) {
   return end;
 }
 
+// Returns where the white space at the beginning of `text` ends.
 size_t leading_space(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
@@ -37,7 +39,8 @@ size_t leading_space(std::string_view text) {
   return at;
 }
 
-// Whether a letter, a digit or what joins them is in `text`, of no or one character.
+// Sets *is to whether `text`, which is one character or empty, is a letter, a digit, or a character
+// that joins them into a word.
 Status is_word(std::string_view text, const Pattern& word, Matcher* matcher, bool* is) {
   *is = false;
   if (text.size() == 1) {
@@ -83,7 +86,7 @@ Status AddedTokens::touches_word(std::string_view text, size_t begin, size_t end
   return is_word(text.substr(end, right), *word_, matcher, touches);
 }
 
-Status AddedTokens::cut(std::string_view text, const Ranges& plain, Matcher* matcher,
+Status AddedTokens::cut(std::string_view text, const Ranges& literal, Matcher* matcher,
                         const Piece& piece) const {
   if (search_.empty()) return text.empty() ? Status() : piece(text, -1);
   FK_RETURN_IF_ERROR(matcher->work().steps(kSearchSteps * text.size()));
@@ -91,7 +94,7 @@ Status AddedTokens::cut(std::string_view text, const Ranges& plain, Matcher* mat
   search_.find(text, &found);
   size_t done = 0;
   size_t at = 0;     // where the next token may begin
-  size_t space = 0;  // the end of the white space that was last gone over to the right
+  size_t space = 0;  // the end of the white space that an rstrip token last took along
   for (; !found.empty(); found.pop_back()) {
     size_t begin = found.back().begin;
     if (begin < at) continue;
@@ -99,25 +102,26 @@ Status AddedTokens::cut(std::string_view text, const Ranges& plain, Matcher* mat
     const AddedToken& token = tokens_[index];
     size_t end = begin + contents_[index].size();
     at = end;
-    if (token.special && overlaps(plain, begin, end)) continue;
+    if (token.special && overlaps(literal, begin, end)) continue;
     if (token.single_word) {
       bool touches;
       FK_RETURN_IF_ERROR(touches_word(text, begin, end, matcher, &touches));
       if (touches) continue;
     }
-    // A token inside the white space that another has taken along is still found.
+    // A token may begin inside white space that the token before has taken along: it is still
+    // found.
     if (token.lstrip && begin < done) {
       begin = done;
     } else if (token.lstrip) {
       begin = done + trailing_space(text.substr(done, begin - done));
     }
     if (token.rstrip) {
-      // Tokens of white space follow each other: none goes over all of it again.
+      // Where tokens of white space follow each other, none of them scans all of it again.
       if (end >= space) space = end + leading_space(text.substr(end));
       end = space;
     }
     if (begin > done) FK_RETURN_IF_ERROR(piece(text.substr(done, begin - done), -1));
-    // One of white space that another has taken along whole is nothing.
+    // A token of white space that another has taken along as a whole is left out.
     if (begin < end) FK_RETURN_IF_ERROR(piece(std::string_view(), token.id));
     done = end;
   }

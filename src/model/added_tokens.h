@@ -1,5 +1,5 @@
-// Tokens that are cut out of a text before anything else is done with it, as Hugging Face's
-// `tokenizers` does: from the left, the longest one first.
+// Cuts added tokens, such as "<|im_end|>", out of a text before the rest is encoded, as Hugging
+// Face's `tokenizers` does: from the left, and of several that begin at one place the longest.
 #pragma once
 
 #include <cstdint>
@@ -20,36 +20,43 @@ struct AddedToken {
   int32_t id = -1;
   std::string content;
   bool special = false;
-  bool single_word = false;  // only where no letter touches it
+  bool single_word = false;  // counts only where no letter or digit touches it
   bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;
-  bool normalized = false;  // looked for after normalisation
+  bool rstrip = false;       // takes the white space after it along
+  bool normalized = false;   // is looked for in the normalised text
 };
 
-// Places in a text, in their order, none over another.
+// Ranges [begin, end) of bytes in a text, in ascending order and without overlap.
 using Ranges = std::vector<std::pair<size_t, size_t>>;
+// Whether [begin, end) overlaps one of the ranges.
 bool overlaps(const Ranges& ranges, size_t begin, size_t end);
 
+// A set of added tokens. Add all of them, call `finish` once, then cut as many texts as you like.
 class AddedTokens {
  public:
-  // `content`: what is looked for. An empty one is never found.
+  // Adds a token. `content` is the text to look for, which may differ from token.content; an empty
+  // one is never found.
   void add(const AddedToken& token, std::string content);
+  // Prepares the search.
   Status finish();
 
-  // What lies between tokens comes with the id -1.
+  // Receives one piece of a text: a token's id with an empty `text`, or the text between two tokens
+  // with the id -1.
   using Piece = std::function<Status(std::string_view text, int32_t id)>;
-  // Gives `text` piece by piece. In `plain` ranges special tokens are plain characters.
-  Status cut(std::string_view text, const Ranges& plain, Matcher* matcher,
+  // Passes `text` to `piece`, piece by piece. Inside the ranges `literal`, special tokens are not
+  // looked for: their characters count as text. The work is paid from the matcher's.
+  Status cut(std::string_view text, const Ranges& literal, Matcher* matcher,
              const Piece& piece) const;
 
  private:
+  // Sets *touches to whether a word's character stands right before `begin` or right after `end`.
   Status touches_word(std::string_view text, size_t begin, size_t end, Matcher* matcher,
                       bool* touches) const;
 
   std::vector<AddedToken> tokens_;
   std::vector<std::string> contents_;
   TokenSearch search_;
-  std::shared_ptr<const Pattern> word_;  // null where no token asks for it
+  std::shared_ptr<const Pattern> word_;  // null where no token is a single_word
 };
 
 }  // namespace fk::model

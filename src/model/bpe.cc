@@ -1,3 +1,4 @@
+// Byte-pair encoding: splits a word into symbols and merges neighbours, lowest rank first.
 #include "model/bpe.h"
 
 #include <algorithm>
@@ -8,7 +9,8 @@
 namespace fk::model {
 namespace {
 
-// Longer tokens come only from files made to waste time: every split of each is looked up.
+// The longest token that merges_from_scores accepts, in bytes. Only files made to waste time have
+// longer ones: every way to cut a token in two is looked up.
 constexpr size_t kMaxScoredToken = 256;
 
 }  // namespace
@@ -47,7 +49,7 @@ void Bpe::first_symbols(std::string_view word, Scratch* scratch) const {
     const auto at = static_cast<int32_t>(symbols.size());
     symbols.push_back({id, at - 1, at + 1, -1, -1});
   };
-  int32_t pending = -1;  // an unknown one that may grow
+  int32_t pending = -1;  // an unknown symbol, not yet pushed since the next may be fused with it
   while (!word.empty()) {
     const size_t length = bytes ? 1 : std::max<size_t>(1, utf8_length(word));
     const std::string_view character = word.substr(0, length);
@@ -71,7 +73,8 @@ void Bpe::first_symbols(std::string_view word, Scratch* scratch) const {
   if (pending >= 0) push(pending);
 }
 
-// What the symbol at a place and the next one become, and when.
+// Looks up the merge of the symbol at `at` with the next one, and puts it on the heap if there is
+// one.
 void Bpe::look_up(int32_t at, Scratch* scratch) const {
   Scratch::Symbol& symbol = scratch->symbols[static_cast<size_t>(at)];
   const auto next = static_cast<size_t>(symbol.next);
@@ -84,8 +87,9 @@ void Bpe::look_up(int32_t at, Scratch* scratch) const {
                           static_cast<uint32_t>(at));
 }
 
-// The lowest rank first, and of equal ones the leftmost: a heap of 8 bytes for each merge in sight.
-// One is stale where the symbol at its place has another rank by now.
+// Does all merges, those of the lowest rank first and of equal ranks the leftmost. A heap has 8
+// bytes for each possible merge: its rank and the place of its left symbol. An entry is stale, and
+// is skipped, if the symbol at its place has another rank by now.
 void Bpe::merge(Scratch* scratch) const {
   std::vector<Scratch::Symbol>& symbols = scratch->symbols;
   std::vector<uint64_t>& heap = scratch->heap;
@@ -132,7 +136,7 @@ void Bpe::encode(std::string_view word, Scratch* scratch, std::vector<int32_t>* 
 
 Status merges_from_scores(const Bpe& bpe, const std::vector<float>& scores,
                           std::vector<Merge>* merges) {
-  // Equal scores have one rank: then the leftmost pair goes first, as in SentencePiece.
+  // Equal scores get the same rank, so that the leftmost pair goes first, as in SentencePiece.
   std::vector<float> order;
   bpe.ids.each(
       [&](std::string_view, int32_t id) { order.push_back(scores[static_cast<size_t>(id)]); });

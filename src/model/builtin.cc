@@ -1,6 +1,6 @@
 #include "model/builtin.h"
 
-// The assembler copies the file's bytes; the build names the file.
+// The assembler copies the bytes of the file that the build names into the library.
 asm(R"(
 .section .rodata
 .balign 64

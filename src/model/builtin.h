@@ -1,12 +1,12 @@
-// The model inside the library: what `fk generate` writes with where none is named.
+// The model inside the library, with which `fk generate` writes if the user names none.
 #pragma once
 
 #include <string_view>
 
 namespace fk::model {
 
-// A GGUF file with its tokenizer, 64-byte aligned. examples/train_builtin.py made it, on the plays
-// of Shakespeare and on Frankenstein.
+// Returns the bytes of a GGUF file, 64-byte aligned, which contains its tokenizer.
+// examples/train_builtin.py trained it on the plays of Shakespeare and on Frankenstein.
 std::string_view builtin_model();
 
 }  // namespace fk::model

@@ -1,3 +1,5 @@
+// The C functions of flashkernel/model.h: they check arguments, call the loaders and tokenizers,
+// and turn errors and exceptions into status codes.
 #include "model/c_api.h"
 
 #include <algorithm>
@@ -14,7 +16,8 @@ using fk::null;
 using fk::Status;
 using namespace fk::model;
 
-// Results go to `out` as far as they fit, and their number to `count`.
+// Copies as many of `size` results to `out` as its capacity allows, and sets *count to `size`. Both
+// may be null.
 template <class T>
 void give(const T* values, size_t size, T* out, size_t capacity, size_t* count) {
   if (out != nullptr) std::copy_n(values, std::min(size, capacity), out);
@@ -26,6 +29,7 @@ const char* format_name(FileFormat format) {
   return kNames[static_cast<int>(format)];
 }
 
+// Describes a tokenizer as JSON.
 std::string tokenizer_info(const Tokenizer& tokenizer) {
   static constexpr const char* kChats[] = {"", "chatml", "llama2", "llama3", "mistral"};
   return JsonObject()
@@ -37,6 +41,7 @@ std::string tokenizer_info(const Tokenizer& tokenizer) {
       .text();
 }
 
+// Describes a model as JSON.
 std::string model_info(const Model& model) {
   const Config& c = model.decoder.config;
   return JsonObject()
@@ -74,6 +79,7 @@ std::string model_info(const Model& model) {
       .text();
 }
 
+// Checks the model and the index of one of its weights.
 Status check_index(const fk_model* model, size_t index) {
   if (model == nullptr) return null("model");
   if (index < model->weights.size()) return {};

@@ -1,4 +1,5 @@
-// What stands behind the C ABI's handles, for the other parts of it that take them.
+// The structs behind the C ABI's handles of models and tokenizers. engine/c_api.cc, which takes
+// such handles too, includes them.
 #pragma once
 
 #include <memory>
@@ -9,13 +10,13 @@
 
 struct fk_tokenizer {
   const fk::model::Tokenizer* tokenizer = nullptr;
-  std::unique_ptr<fk::model::Tokenizer> owned;  // where it came without a model
-  std::string info;
+  std::unique_ptr<fk::model::Tokenizer> owned;  // null where it belongs to a model
+  std::string info;                             // the JSON that fk_tokenizer_info returns
 };
 
 struct fk_model {
   fk::model::Model model;
-  fk_tokenizer tokenizer;
+  fk_tokenizer tokenizer;  // its `tokenizer` is null where the model has none
   std::vector<std::pair<std::string, const fk::model::Weight*>> weights;
   std::string info;
 };

@@ -1,5 +1,6 @@
-// Conversations in the formats of the supported families. A template is recognised by the tokens it
-// writes; where families differ in detail, its text says how.
+// Writes conversations in the chat formats of the supported model families. A template is
+// recognised by the tokens that it writes; where models of a family differ in detail, the
+// template's text tells how.
 #include "model/chat.h"
 
 #include <algorithm>
@@ -12,6 +13,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
+// `text` without the characters of `what` at both ends.
 std::string_view trim(std::string_view text, std::string_view what = " \t\n\r\v\f") {
   const size_t begin = text.find_first_not_of(what);
   if (begin == std::string_view::npos) return "";
@@ -22,8 +24,9 @@ std::string_view without_leading_newlines(std::string_view text) {
   return text.substr(std::min(text.find_first_not_of('\n'), text.size()));
 }
 
-// The system text written into a ChatML template: '<|im_start|>system\nText<|im_end|>'. What
-// follows a beginning is searched once, whatever number of beginnings there are.
+// Returns the default system message that a ChatML template has in it, as in
+// '<|im_start|>system\nText<|im_end|>', or "". Each stretch of the template is searched once,
+// however many times the beginning comes.
 std::string written_system(std::string_view chat_template) {
   static constexpr std::string_view kBegin = "<|im_start|>system", kEnd = "<|im_end|>";
   size_t end = 0, quote = 0;
@@ -38,14 +41,15 @@ std::string written_system(std::string_view chat_template) {
     }
     if (end < at) end = chat_template.find(kEnd, at);
     if (end == std::string_view::npos) return "";
-    // A quote ends the literal: what follows is an expression.
+    // A quote ends the template's literal, and an expression follows: that is no default message.
     if (quote < at) quote = chat_template.find_first_of("'\"{}", at);
     if (at < end && quote > end) return std::string(chat_template.substr(at, end - at));
   }
   return "";
 }
 
-// The text under way: the template's own stretches, and the messages' contents.
+// Collects the text of a conversation in parts: stretches of the template's own, in which special
+// tokens count, and the contents of messages, in which they do not. A part's bool says which it is.
 class Writer {
  public:
   Writer& own(std::string_view text) { return add(text, true); }
@@ -60,6 +64,7 @@ class Writer {
   }
 };
 
+// Checks that the roles are known and that only the first message is the system's.
 Status check_roles(const std::vector<ChatMessage>& messages) {
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
@@ -79,7 +84,7 @@ void write_chatml(const Tokenizer& tokenizer, const std::vector<ChatMessage>& me
   if (!messages.empty() && messages[0].role != "system" && !tokenizer.default_system.empty()) {
     writer->own("<|im_start|>system\n" + tokenizer.default_system + "<|im_end|>\n");
   }
-  size_t last_user = messages.size();  // none: no answer keeps its thoughts
+  size_t last_user = messages.size();  // unless a user spoke: then no answer keeps its thoughts
   for (size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].role == "user") last_user = i;
   }
@@ -115,7 +120,7 @@ void write_llama3(const Tokenizer& tokenizer, const std::vector<ChatMessage>& me
   writer->own("<|begin_of_text|>");
   size_t first = 0;
   if (contains(tokenizer.chat_template, "Cutting Knowledge Date")) {
-    // Llama 3.1 and later always have a system message; without a clock they say this date.
+    // Llama 3.1 and later always have a system message, and give this date when they know no other.
     header("system");
     writer->own("Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n");
     if (!messages.empty() && messages[0].role == "system") {
@@ -147,7 +152,8 @@ void write_llama2(const std::vector<ChatMessage>& messages, Writer* writer) {
   }
 }
 
-// The versions differ in the spaces around their marks, and in which turn the system text joins.
+// The versions of Mistral's template differ in the spaces around their marks, and in whether the
+// system text joins the first or the last message of the user.
 void write_mistral(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
                    Writer* writer) {
   std::string text = tokenizer.chat_template;
@@ -174,6 +180,7 @@ void write_mistral(const Tokenizer& tokenizer, const std::vector<ChatMessage>& m
   }
 }
 
+// Writes a conversation in the tokenizer's format.
 Status write_chat(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages, bool prompt,
                   Writer* writer) {
   FK_RETURN_IF_ERROR(check_roles(messages));

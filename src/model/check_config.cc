@@ -1,3 +1,4 @@
+// Checks a decoder's sizes against limits and against each other.
 #include "model/check_config.h"
 
 #include <cmath>

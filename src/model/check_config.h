@@ -1,4 +1,4 @@
-// The sanity of a decoder's sizes, before anything is computed from them.
+// Checks a decoder's sizes, before anything is computed from them.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 
 namespace fk::model {
 
-// Sizes beyond these are mistakes, and products of two of them stay far inside 64 bits.
+// Larger sizes are mistakes or attacks. Within these limits, products of two sizes stay far inside
+// 64 bits.
 constexpr int64_t kMaxDim = 1 << 20;
 constexpr int64_t kMaxHidden = 1 << 22;
 constexpr int64_t kMaxLayers = 1024;
@@ -16,6 +17,8 @@ constexpr int64_t kMaxHeads = 1 << 12;
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxContext = int64_t{1} << 31;
 
+// Returns an error that names the first size that is out of range or does not fit the others;
+// `file` is the file it names.
 Status check_config(const std::string& file, const Config& config);
 
 }  // namespace fk::model

@@ -1,3 +1,4 @@
+// Reads rows of weights and lists them by name.
 #include "model/decoder.h"
 
 namespace fk::model {

@@ -1,5 +1,5 @@
-// What a decoder-only language model is, whatever file it came from. A loader fills one `Decoder`;
-// an engine reads nothing else.
+// Describes a decoder-only language model, whatever file it came from. A loader fills one
+// `Decoder`; an engine reads nothing else.
 //
 // Per layer, with x the residual stream:
 //   h = norm(x, attention_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv
@@ -7,8 +7,8 @@
 //   q, k = rope(q), rope(k)                           where rotary_dim > 0
 //   x += attention(q, k, v; causal, layer.window) Wo + bo
 //   h = norm(x, ffn_norm)
-//   x += (act(h Wgate) * (h Wup)) Wdown               gated
-//   x += act(h Wup + bup) Wdown + bdown               plain
+//   x += (act(h Wgate) * (h Wup)) Wdown               if gated
+//   x += act(h Wup + bup) Wdown + bdown               otherwise
 // logits = norm(x, output_norm) output^T; x starts as token_embedding[id] (+ position_embedding).
 #pragma once
 
@@ -24,29 +24,33 @@ enum class Family : uint8_t { kLlama, kMistral, kQwen2, kQwen3, kGpt2 };
 enum class Norm : uint8_t { kRms, kLayer };
 enum class Activation : uint8_t { kSilu, kGeluTanh };
 
+// The family's name for people, such as "Llama".
 const char* family_name(Family family);
 
-// A matrix (rows = outputs, columns = inputs, y = W x) or a vector (rows = 1) inside a mapped file.
+// A matrix (rows = outputs, columns = inputs, y = W x) or a vector (rows = 1) inside a mapped file,
+// to which it points and which must outlive it.
 struct Weight {
-  const void* data = nullptr;  // of row 0; null where the model has no such weight
+  const void* data = nullptr;  // where row 0 begins; null where the model has no such weight
   WeightType type = WeightType::kF32;
   int64_t rows = 0;
   int64_t columns = 0;
-  // From one stored row to the next. Stored rows are the matrix's rows, or its columns where
-  // `transposed` (GPT-2 in Hugging Face's form; F32, F16 and BF16 only).
+  // The bytes from one stored row to the next. Stored rows are the matrix's rows, or its columns if
+  // it is `transposed` (GPT-2 in Hugging Face's form; F32, F16 and BF16 only).
   int64_t row_bytes = 0;
   bool transposed = false;
-  // kInt8Grouped only: weight (r, c) = int8 * scales[(r * columns + c) / group].
+  // For kInt8Grouped only: weight (r, c) = int8 * scales[(r * columns + c) / group].
   const float* scales = nullptr;
   int64_t group = 0;
 
   explicit operator bool() const { return data != nullptr; }
-  int64_t bytes() const;  // in the file
+  // The size in the file, scales included.
+  int64_t bytes() const;
 };
 
-// One row of any weight, as `columns` floats.
+// Converts one row of any weight to `columns` floats at `out`.
 void read_row(const Weight& weight, int64_t row, float* out);
 
+// One layer's weights, with their shapes.
 struct Layer {
   Weight attention_norm, attention_norm_bias;  // (dim)
   Weight q, k, v;  // (heads * head_dim, dim), (kv_heads * head_dim, dim)
@@ -54,7 +58,7 @@ struct Layer {
   Weight q_norm, k_norm;  // (head_dim)
   Weight o, o_bias;       // (dim, heads * head_dim)
   Weight ffn_norm, ffn_norm_bias;
-  Weight gate;             // (hidden, dim); undefined where the activation is plain
+  Weight gate;             // (hidden, dim); undefined where the activation is not gated
   Weight up, up_bias;      // (hidden, dim)
   Weight down, down_bias;  // (dim, hidden)
   int64_t window = 0;      // a query sees itself and the window - 1 keys before it; 0: all
@@ -71,29 +75,29 @@ struct Config {
   int64_t kv_heads = 0;  // divides heads
   int64_t head_dim = 0;  // heads * head_dim need not be dim
   int64_t vocab = 0;
-  int64_t context = 0;  // positions the model was made for
+  int64_t context = 0;  // how many positions the model was made for
 
   Norm norm = Norm::kRms;
   float norm_eps = 1e-5f;
   Activation activation = Activation::kSilu;
   bool gated = true;
-  bool tied = false;  // output is token_embedding
-  bool learned_positions = false;
-  int64_t window = 0;  // the largest of the layers'; 0: none
+  bool tied = false;               // the output matrix is token_embedding
+  bool learned_positions = false;  // position_embedding is added to x
+  int64_t window = 0;              // the largest of the layers'; 0: none has one
 
-  // Rotary embedding of the first rotary_dim dimensions of each head; 0: none. Pair i is dimensions
-  // (2i, 2i + 1) where interleaved, else (i, i + rotary_dim / 2), turned by position *
-  // rope_frequencies[i]; cosine and sine are multiplied by rope_magnitude. Scaling (linear, Llama
-  // 3, YaRN) is already in both.
+  // The rotary embedding rotates the first rotary_dim dimensions of each head (0: none). Pair i is
+  // dimensions (2i, 2i + 1) if rope_interleaved, else (i, i + rotary_dim / 2); it is rotated by the
+  // angle position * rope_frequencies[i], with cosine and sine multiplied by rope_magnitude.
+  // Scaling (linear, Llama 3, YaRN) is already contained in both.
   int64_t rotary_dim = 0;
   bool rope_interleaved = false;
   float rope_theta = 0;
-  std::string rope_scaling;             // "", "linear", "llama3", "yarn": for show
-  std::vector<float> rope_frequencies;  // rotary_dim / 2
+  std::string rope_scaling;             // "", "linear", "llama3" or "yarn", only to be shown
+  std::vector<float> rope_frequencies;  // rotary_dim / 2 of them
   float rope_magnitude = 1.0f;
 
-  int32_t bos = -1;           // -1: none
-  std::vector<int32_t> eos;   // any of them ends the text
+  int32_t bos = -1;           // the token that begins a text; -1: none
+  std::vector<int32_t> eos;   // the tokens that end a text
   std::string chat_template;  // Jinja text; empty where the file has none
 };
 
@@ -103,12 +107,14 @@ struct Decoder {
   Weight position_embedding;  // (context, dim)
   std::vector<Layer> layers;
   Weight output_norm, output_norm_bias;
-  Weight output;  // (vocab, dim); the same view as token_embedding where tied
+  Weight output;  // (vocab, dim); the same as token_embedding where tied
 
-  int64_t weight_bytes() const;  // of all weights in the file, a tied one once
+  // The size of all weights in the file; a tied one counts once.
+  int64_t weight_bytes() const;
 };
 
-// Every weight with its name ("layers.3.q_bias"), for tools and tests.
+// Lists every weight that the model has with its name, such as "layers.3.q_bias". The pointers are
+// into `decoder`.
 std::vector<std::pair<std::string, const Weight*>> named_weights(const Decoder& decoder);
 
 }  // namespace fk::model

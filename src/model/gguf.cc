@@ -1,3 +1,4 @@
+// Parses GGUF's header, checking every length and offset in it.
 #include "model/gguf.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ constexpr uint32_t kMaxDims = 4;
 constexpr uint64_t kMaxTensorName = 255;
 constexpr int64_t kMaxAlignment = 1 << 16;
 
-// Bytes of one value of a type; 0 for strings and arrays.
+// The size of one value of a type in bytes; 0 for strings and arrays.
 size_t size_of(GgufType type) {
   static constexpr size_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
   return kSizes[static_cast<uint32_t>(type)];
@@ -29,6 +30,7 @@ const char* name_of(GgufType type) {
   return kNames[static_cast<uint32_t>(type)];
 }
 
+// A tensor type that we read, with its number in GGUF.
 struct TensorType {
   uint32_t id;
   WeightType type;
@@ -39,23 +41,25 @@ constexpr TensorType kTensorTypes[] = {
     {8, WeightType::kQ8_0},  {12, WeightType::kQ4_K}, {13, WeightType::kQ5_K},
     {14, WeightType::kQ6_K}, {30, WeightType::kBF16},
 };
-// What GGUF calls the types that we do not read, so that an error can.
+// GGUF's names of all its tensor types, by number, for errors about those that we do not read.
 constexpr const char* kTensorTypeNames[] = {
     "F32",     "F16",    "Q4_0",    "Q4_1",  "Q4_2",   "Q4_3",  "Q5_0",  "Q5_1",
     "Q8_0",    "Q8_1",   "Q2_K",    "Q3_K",  "Q4_K",   "Q5_K",  "Q6_K",  "Q8_K",
     "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS",
     "I8",      "I16",    "I32",     "I64",   "F64",    "IQ1_M", "BF16"};
 
+// The error for a file that ends inside of `where`.
 Status end_of_file(const std::string& file, const std::string& where) {
   return file_error(file, where + ": the file ends in the middle of it");
 }
 
-// Steps over a string; false where it is not whole.
+// Reads a string as a view into the file; returns false if the file ends before it does.
 bool skip_string(Reader* reader, std::string_view* text) {
   uint64_t length;
   return reader->read(&length) && reader->read(length, text);
 }
 
+// Reads the number of a value type and checks it.
 Status read_type(const std::string& file, const std::string& key, Reader* reader, GgufType* type) {
   uint32_t number;
   if (!reader->read(&number)) return end_of_file(file, key);
@@ -67,6 +71,7 @@ Status read_type(const std::string& file, const std::string& key, Reader* reader
   return {};
 }
 
+// Reads the value of `key`. `all` is the whole file, into which the value points.
 Status read_value(const std::string& file, const std::string& key, std::string_view all,
                   Reader* reader, GgufValue* value) {
   FK_RETURN_IF_ERROR(read_type(file, key, reader, &value->type));
@@ -101,12 +106,14 @@ Status read_value(const std::string& file, const std::string& key, std::string_v
   return {};
 }
 
+// A tensor of the header, and where it says that the data begin.
 struct Entry {
   std::string name;
   StoredTensor tensor;
   uint64_t offset;
 };
 
+// Reads the header's tensor number `index`.
 Status read_tensor(const std::string& file, uint64_t index, Reader* reader, Entry* entry) {
   std::string_view name;
   if (!skip_string(reader, &name)) return end_of_file(file, "tensor " + std::to_string(index));
@@ -162,7 +169,8 @@ Status read_tensor(const std::string& file, uint64_t index, Reader* reader, Entr
   return {};
 }
 
-// Where the tensors lie: aligned, inside the file, none over another.
+// Points the tensors at their data, and checks that they are aligned, inside the file, and do not
+// overlap. Sorts the entries by offset.
 Status place_tensors(const std::string& file, std::string_view data, uint64_t alignment,
                      std::vector<Entry>* entries) {
   for (Entry& entry : *entries) {
@@ -270,6 +278,7 @@ std::string type_name(const GgufValue& value) {
   return (value.array ? "an array of " : "") + std::string(name_of(value.type));
 }
 
+// Element `index` of a value whose elements are of type T.
 template <class T>
 T load(const GgufValue& value, uint64_t index) {
   T result;
@@ -277,7 +286,8 @@ T load(const GgufValue& value, uint64_t index) {
   return result;
 }
 
-// Element `index` as an integer; false for other types, and for what int64 cannot hold.
+// Sets *result to element `index` as an integer; returns false if the elements are no integers or
+// int64_t cannot hold this one.
 bool load_integer(const GgufValue& value, uint64_t index, int64_t* result) {
   switch (value.type) {
     case GgufType::kUint8:

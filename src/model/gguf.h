@@ -1,4 +1,4 @@
-// The GGUF container, versions 2 and 3, little endian: typed values by key, then tensors.
+// Reads the GGUF container, versions 2 and 3, little endian: typed values by key, then tensors.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 namespace fk::model {
 
+// The types of values, with the numbers that GGUF gives them.
 enum class GgufType : uint32_t {
   kUint8 = 0,
   kInt8 = 1,
@@ -31,31 +32,37 @@ enum class GgufType : uint32_t {
 struct GgufValue {
   GgufType type;  // of the value, or of an array's elements
   bool array = false;
-  uint64_t count = 1;
-  std::string_view bytes;  // the elements, strings with their lengths; checked to be whole
+  uint64_t count = 1;      // of elements
+  std::string_view bytes;  // the elements in the file, of strings with their lengths; all are whole
 };
 
+// The keys and values of one file. They point into the file's bytes, which must outlive this.
 class Gguf {
  public:
-  // Checks the whole structure and adds the tensors to the table. `file` outlives both.
+  // Checks the whole header, and adds the tensors to the table. `file` is the name for errors; it
+  // must outlive both.
   static Status parse(const std::string& file, std::string_view bytes, Gguf* gguf,
                       TensorTable* table);
 
   const std::string& file() const { return *file_; }
   bool has(const std::string& key) const { return values_.count(key) != 0; }
+  // An error that names the file and the key.
   Status error(const std::string& key, const std::string& what) const;
 
-  // Absent keys leave *value as it is.
+  // Set *value to a key's value, and fail if it has another type. An absent key leaves *value as it
+  // is, so that it keeps its default. An integer must lie in [low, high], and a float must be
+  // finite.
   Status get(const std::string& key, int64_t* value, int64_t low, int64_t high) const;
-  Status get(const std::string& key, double* value) const;  // finite
+  Status get(const std::string& key, double* value) const;
   Status get(const std::string& key, bool* value) const;
   Status get(const std::string& key, std::string* value) const;
-  // Views into the file.
+  // The strings are views into the file.
   Status get(const std::string& key, std::vector<std::string_view>* values) const;
   Status get(const std::string& key, std::vector<float>* values) const;
   Status get(const std::string& key, std::vector<int32_t>* values) const;
 
  private:
+  // The value of a key, or null.
   const GgufValue* find(const std::string& key) const;
 
   const std::string* file_ = nullptr;

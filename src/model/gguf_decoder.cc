@@ -1,4 +1,5 @@
-// A decoder out of a GGUF file: llama (Llama, Mistral, SmolLM), qwen2, qwen3, gpt2.
+// Makes a decoder from a GGUF file of the architecture llama (Llama, Mistral, SmolLM), qwen2, qwen3
+// or gpt2.
 #include <algorithm>
 #include <cmath>
 
@@ -10,6 +11,7 @@
 namespace fk::model {
 namespace {
 
+// Reads the rotary embedding; `prefix` is the architecture and a dot.
 Status read_rope(const Gguf& gguf, const std::string& prefix, const TensorTable& table,
                  Config* config) {
   config->rotary_dim = config->head_dim;
@@ -28,7 +30,7 @@ Status read_rope(const Gguf& gguf, const std::string& prefix, const TensorTable&
   const Status status = set_rope(scaling, config);
   if (!status.ok()) return {status.code(), gguf.file() + ": " + status.message()};
 
-  // Llama 3's scaling comes as one divisor per frequency.
+  // Llama 3's scaling is stored as a tensor with one divisor per frequency.
   if (!table.has("rope_freqs.weight")) return {};
   Weight divisors;
   FK_RETURN_IF_ERROR(table.vector("rope_freqs.weight", config->rotary_dim / 2, &divisors));
@@ -44,6 +46,7 @@ Status read_rope(const Gguf& gguf, const std::string& prefix, const TensorTable&
   return {};
 }
 
+// Reads everything but the weights.
 Status read_config(const Gguf& gguf, const TensorTable& table, Config* config) {
   FK_RETURN_IF_ERROR(gguf.get("general.name", &config->name));
   FK_RETURN_IF_ERROR(gguf.get("general.architecture", &config->architecture));
@@ -107,7 +110,8 @@ Status read_config(const Gguf& gguf, const TensorTable& table, Config* config) {
   config->activation = gpt2 ? Activation::kGeluTanh : Activation::kSilu;
   config->gated = !gpt2;
   config->learned_positions = gpt2;
-  // llama's query and key rows were reordered for neighbouring pairs when the file was made.
+  // When a llama file is made, the rows of its query and key weights are reordered, so that
+  // neighbours are pairs.
   config->rope_interleaved = config->family == Family::kLlama;
   double eps = 1e-5;
   const char* eps_key = gpt2 ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
@@ -137,6 +141,7 @@ Status read_config(const Gguf& gguf, const TensorTable& table, Config* config) {
   return {};
 }
 
+// Finds the weights of layer `index`.
 Status read_layer(const TensorTable& table, const Config& config, int64_t index, Layer* layer) {
   const std::string prefix = "blk." + std::to_string(index) + ".";
   const int64_t dim = config.dim, hidden = config.hidden;

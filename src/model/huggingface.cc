@@ -1,4 +1,4 @@
-// A decoder out of Hugging Face's config.json and the tensors of its safetensors files.
+// Makes a decoder from Hugging Face's config.json and the tensors of its safetensors files.
 #include <algorithm>
 
 #include "model/check_config.h"
@@ -9,6 +9,7 @@
 namespace fk::model {
 namespace {
 
+// Reads which family the model belongs to, and fails for others.
 Status read_family(const JsonFields& fields, Config* config) {
   std::string type;
   FK_RETURN_IF_ERROR(fields.get("model_type", &type));
@@ -37,7 +38,7 @@ Status read_family(const JsonFields& fields, Config* config) {
                      (type.empty() ? "none" : shown_text(type)));
 }
 
-// A size under one of the names in use (GPT-2 has its own).
+// Reads a size from 1 to `limit` that must be there.
 Status need_size(const JsonFields& fields, const char* name, int64_t limit, int64_t* value) {
   if (!fields.has(name)) return fields.error(name, "is missing");
   return fields.get(name, value, 1, limit);
@@ -47,7 +48,8 @@ Status read_rope(const JsonFields& fields, Config* config) {
   double theta = 10000;
   FK_RETURN_IF_ERROR(fields.get("rope_theta", &theta));
   RopeScaling scaling;
-  // Transformers 5 has both in rope_parameters.
+  // Transformers 5 has the theta and the scaling in rope_parameters, earlier versions have the
+  // scaling in rope_scaling.
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     const Json* json = fields.find(name);
     if (json == nullptr) continue;
@@ -72,6 +74,7 @@ Status read_rope(const JsonFields& fields, Config* config) {
   return {};
 }
 
+// Reads GPT-2's sizes and options, which have names of their own.
 Status read_gpt2(const JsonFields& fields, Config* config) {
   FK_RETURN_IF_ERROR(need_size(fields, "n_embd", kMaxDim, &config->dim));
   FK_RETURN_IF_ERROR(need_size(fields, "n_layer", kMaxLayers, &config->layers));
@@ -108,6 +111,7 @@ Status read_gpt2(const JsonFields& fields, Config* config) {
   return check_config(fields.file(), *config);
 }
 
+// Reads the sizes and options of the other families.
 Status read_llama(const JsonFields& fields, Config* config) {
   FK_RETURN_IF_ERROR(need_size(fields, "hidden_size", kMaxDim, &config->dim));
   FK_RETURN_IF_ERROR(need_size(fields, "intermediate_size", kMaxHidden, &config->hidden));
@@ -135,8 +139,9 @@ Status read_llama(const JsonFields& fields, Config* config) {
   return read_rope(fields, config);
 }
 
-// Which layers see only a window: all of Mistral's, Qwen's from max_window_layers on and only
-// where use_sliding_window says so, or those that layer_types names.
+// Sets the window of each layer, 0 for none. Where there is a window, these layers have it: those
+// that layer_types names; or else all of Mistral's, and Qwen's from max_window_layers on if
+// use_sliding_window says so.
 Status read_windows(const JsonFields& fields, Config* config, std::vector<int64_t>* windows) {
   windows->assign(static_cast<size_t>(config->layers), 0);
   if (config->family == Family::kLlama || config->family == Family::kGpt2) return {};
@@ -160,9 +165,9 @@ Status read_windows(const JsonFields& fields, Config* config, std::vector<int64_
   return {};
 }
 
-constexpr size_t kMaxEndIds = 1024;  // each new token is looked up among them
+constexpr size_t kMaxEndIds = 1024;  // limits the list in which each new token is looked up
 
-// A token id, or a list of them.
+// Reads a field that is a token id or a list of them; absent, it leaves *ids as it is.
 Status read_ids(const JsonFields& fields, const char* name, int64_t vocab,
                 std::vector<int32_t>* ids) {
   const Json* json = fields.find(name);
@@ -185,6 +190,7 @@ Status read_ids(const JsonFields& fields, const char* name, int64_t vocab,
   return {};
 }
 
+// Finds the weights of one of GPT-2's layers, whose tensors' names begin with `prefix`.
 Status read_gpt2_layer(const TensorTable& table, const Config& config, const std::string& prefix,
                        Layer* layer) {
   const int64_t dim = config.dim, hidden = config.hidden;
@@ -209,6 +215,7 @@ Status read_gpt2_layer(const TensorTable& table, const Config& config, const std
   return table.vector(prefix + "mlp.c_proj.bias", dim, &layer->down_bias);
 }
 
+// Finds the weights of a layer of the other families.
 Status read_llama_layer(const TensorTable& table, const Config& config, const std::string& prefix,
                         Layer* layer) {
   const int64_t dim = config.dim, hidden = config.hidden;
@@ -268,7 +275,7 @@ Status decoder_from_huggingface(const std::string& config_file, const Json& json
   }
   config.bos = bos.empty() ? -1 : bos[0];
 
-  // A model saved without its head has the names without the outer module's.
+  // If a model was saved without its head, its tensors' names do not begin with the outer module's.
   const std::string outer = gpt2 ? "transformer." : "model.";
   const std::string first = gpt2 ? "wte.weight" : "embed_tokens.weight";
   const std::string prefix = table.has(first) ? "" : outer;

@@ -1,3 +1,4 @@
+// Parses JSON with limits and reads fields with checks.
 #include "model/json.h"
 
 #include <algorithm>
@@ -9,7 +10,8 @@
 namespace fk::model {
 namespace {
 
-// Builds the document as the parser meets it. Returning false stops the parser; `what` says why.
+// Receives the parser's events and builds the document. A function that returns false stops the
+// parser; `what` then says why.
 class Builder : public nlohmann::json_sax<Json> {
  public:
   explicit Builder(Json* root) : root_(root) {}
@@ -39,7 +41,8 @@ class Builder : public nlohmann::json_sax<Json> {
 
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    // The text is "[json.exception.parse_error.101] parse error at line 1, column 2: ..."; only its
+    // last part is shown.
     const std::string text = error.what();
     const size_t colon = text.find(": ");
     what = "is not JSON at byte " + std::to_string(position) +
@@ -50,7 +53,7 @@ class Builder : public nlohmann::json_sax<Json> {
   std::string what;
 
  private:
-  // Puts a value where the document stands and returns its place.
+  // Puts a value into the innermost open container and returns where it is.
   template <class Value>
   Json* place(Value&& value) {
     if (stack_.empty()) {
@@ -86,10 +89,11 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
   Json* root_;
-  std::vector<Json*> stack_;
-  Json* member_ = nullptr;
+  std::vector<Json*> stack_;  // the open containers, the outermost first
+  Json* member_ = nullptr;    // where the value of the last key goes
 };
 
+// Empties a document from the inside out.
 void take_apart(Json* json) noexcept {
   if (!json->is_structured()) return;
   for (Json& part : *json) take_apart(&part);
@@ -103,7 +107,7 @@ JsonDocument::~JsonDocument() { take_apart(this); }
 std::string shown_text(std::string_view text) {
   constexpr size_t kLongest = 60;
   size_t end = std::min(text.size(), kLongest);
-  // A cut inside a character would leave bytes that are no text.
+  // The cut moves to a character's beginning, or half a character would be left.
   while (end < text.size() && end > kLongest - 4 && (text[end] & 0xC0) == 0x80) --end;
   return "\"" + printable(text.substr(0, end)) + (text.size() > end ? "...\"" : "\"");
 }

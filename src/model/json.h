@@ -1,4 +1,5 @@
-// JSON from files that are not trusted: bounded depth, no key twice, valid UTF-8.
+// Reads JSON from files that are not trusted: the depth is bounded, no key comes twice, and the
+// text is valid UTF-8.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,9 @@ using Json = nlohmann::json;
 
 constexpr int kMaxJsonDepth = 64;
 
-// A document of its own. Json's destructor takes memory for each array and object that is not
-// empty, and where there is none the program would end: this one empties them from the inside out.
+// A whole document. Json's own destructor allocates memory for each array and object that is not
+// empty, and if there is none left, it ends the program; this destructor empties them first, from
+// the inside out.
 class JsonDocument : public Json {
  public:
   JsonDocument() = default;
@@ -24,22 +26,26 @@ class JsonDocument : public Json {
   ~JsonDocument();
 };
 
-// `file` is what errors name. The document must be an object.
+// Parses a document, which must be an object. `file` is the name in errors.
 Status parse_json(const std::string& file, std::string_view text, Json* json);
 
-// Fields of an object, with the file and field in the error. An absent field (or null) leaves
-// *value as it is, so that defaults stand.
+// Reads the fields of an object; errors name the file and the field, with `prefix` in front. `get`
+// fails if a field has another type, if an integer is outside [low, high], or if a number is not
+// finite. An absent field, or null, leaves *value as it is, so that it keeps its default. The
+// object must outlive this.
 class JsonFields {
  public:
   JsonFields(std::string file, const Json& object, std::string prefix = "")
       : file_(std::move(file)), prefix_(std::move(prefix)), object_(object) {}
 
   bool has(const char* name) const;
-  const Json* find(const char* name) const;  // null where absent or null
+  // The field's value, or null if it is absent or null.
+  const Json* find(const char* name) const;
   Status get(const char* name, int64_t* value, int64_t low, int64_t high) const;
-  Status get(const char* name, double* value) const;  // finite
+  Status get(const char* name, double* value) const;
   Status get(const char* name, bool* value) const;
   Status get(const char* name, std::string* value) const;
+  // An error about a field.
   Status error(const char* name, const std::string& what) const;
   const std::string& file() const { return file_; }
 
@@ -49,11 +55,13 @@ class JsonFields {
   const Json& object_;
 };
 
-// How a value is shown in an error, shortened.
+// Return how an error shows a value or a text: shortened, and with nothing that controls a
+// terminal.
 std::string shown(const Json& json);
 std::string shown_text(std::string_view text);
 
-// On one line, or with an indent. Bytes that are not UTF-8, as files may have, become U+FFFD.
+// Returns the document as text, on one line or with an indent. Bytes that are not UTF-8, as files
+// may have, become U+FFFD.
 inline std::string dump(const Json& json, int indent = -1) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }

@@ -1,5 +1,6 @@
-// llama2.c's checkpoints. Legacy: seven int32, then float32 weights. Versions 1 and 2: a header of
-// 256 bytes, then float32, or int8 with a float32 scale per group.
+// Makes a decoder from llama2.c's checkpoints. The legacy form is seven int32, then float32
+// weights. Versions 1 and 2 have a header of 256 bytes, then float32 weights (1), or int8 weights
+// with a float32 scale per group (2).
 #include "model/check_config.h"
 #include "model/formats.h"
 #include "model/mapped_file.h"
@@ -14,11 +15,12 @@ constexpr size_t kHeaderBytes = 256;
 
 struct Header {
   uint32_t version = 0;  // 0: legacy
-  bool shared = true;
-  int32_t group = 0;
-  size_t bytes = 0;
+  bool shared = true;    // the output matrix is the embedding
+  int32_t group = 0;     // weights that share a scale; 0 for floats
+  size_t bytes = 0;      // where the weights begin
 };
 
+// Reads the header and checks the sizes in it.
 Status read_header(const std::string& file, std::string_view bytes, Header* header,
                    Config* config) {
   Reader reader(bytes);
@@ -72,12 +74,14 @@ Status read_header(const std::string& file, std::string_view bytes, Header* head
   return {};
 }
 
-// Hands out the weights one after the other. An error is kept until the end asks for it.
+// Hands out the weights in the order of the file. It keeps the first error until `finish` returns
+// it; the weights handed out after it have no data.
 class Cursor {
  public:
   Cursor(const std::string& file, std::string_view bytes, const Header& header)
       : file_(file), bytes_(bytes), at_(header.bytes), group_(header.group) {}
 
+  // The next weight, of float32.
   Weight floats(int64_t rows, int64_t columns) {
     Weight weight;
     weight.rows = rows;
@@ -87,7 +91,7 @@ class Cursor {
     return weight;
   }
 
-  // Of type int8 in version 2.
+  // The next weight, of int8 in version 2 and of float32 otherwise.
   Weight matrix(int64_t rows, int64_t columns) {
     if (group_ == 0) return floats(rows, columns);
     if (columns % group_ != 0 && status_.ok()) {
@@ -107,6 +111,7 @@ class Cursor {
 
   void skip_floats(int64_t count) { take(count * 4); }
 
+  // Returns the first error, or one if the file does not end here.
   Status finish() const {
     FK_RETURN_IF_ERROR(status_);
     if (at_ == bytes_.size()) return {};
@@ -115,7 +120,8 @@ class Cursor {
   }
 
  private:
-  // Sizes were checked to be small enough for their products.
+  // Steps over `count` bytes and returns where they begin. check_config has made sure that the
+  // products of sizes do not overflow.
   const void* take(int64_t count) {
     if (!status_.ok()) return nullptr;
     const size_t left = bytes_.size() - at_;
@@ -148,7 +154,7 @@ Status decoder_from_llama2c(const std::string& file, std::string_view bytes, Dec
   Config& config = decoder->config;
   Header header;
   const Status read = read_header(file, bytes, &header, &config);
-  // The legacy form has no magic number: what no other reader knew comes here.
+  // The legacy form has no magic number, so every file that no other reader knows comes here.
   if (!read.ok() && !is_llama2c(bytes)) {
     return file_error(file, "is neither GGUF, safetensors nor llama2.c (read as llama2.c, " +
                                 read.message().substr(file.size() + 2) + ")");
@@ -161,7 +167,7 @@ Status decoder_from_llama2c(const std::string& file, std::string_view bytes, Dec
   config.rope_theta = 10000;
   config.tied = header.shared;
   config.bos = 1;
-  config.eos = {1, 2};  // training texts follow each other, each begun by <s>
+  config.eos = {1, 2};  // in training, <s> begins each text and so also ends the one before
   const Status rope = set_rope({}, &config);
   if (!rope.ok()) return file_error(file, rope.message());
 
@@ -169,6 +175,7 @@ Status decoder_from_llama2c(const std::string& file, std::string_view bytes, Dec
   const int64_t q_rows = config.heads * head, kv_rows = config.kv_heads * head;
   decoder->layers.resize(static_cast<size_t>(config.layers));
   Cursor cursor(file, bytes, header);
+  // The file has one kind of weight for all layers, then the next kind.
   const auto each = [&](Weight Layer::*member, int64_t rows, int64_t columns, bool norm) {
     for (Layer& layer : decoder->layers) {
       layer.*member = norm ? cursor.floats(rows, columns) : cursor.matrix(rows, columns);
@@ -193,7 +200,7 @@ Status decoder_from_llama2c(const std::string& file, std::string_view bytes, Dec
   each(&Layer::up, hidden, dim, false);
   if (header.version == 0) {
     decoder->output_norm = cursor.floats(1, dim);
-    cursor.skip_floats(config.context * (head / 2) * 2);  // tables of cosines and sines
+    cursor.skip_floats(config.context * (head / 2) * 2);  // skips tables of cosines and sines
   }
   decoder->output = header.shared ? decoder->token_embedding : cursor.matrix(config.vocab, dim);
   return cursor.finish();

@@ -1,3 +1,4 @@
+// Finds out what a path is, calls the format's reader, and puts model and tokenizer together.
 #include "model/load.h"
 
 #include <sys/stat.h>
@@ -22,6 +23,7 @@ bool exists(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0;
 }
 
+// The folder that a path is in.
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -37,10 +39,10 @@ bool ends_with(std::string_view text, std::string_view end) {
 
 bool is_gguf(std::string_view bytes) { return bytes.substr(0, 4) == "GGUF"; }
 
-// A safetensors file's ninth byte opens its header.
+// A safetensors file has its header's length in 8 bytes, then the header, which begins with "{".
 bool is_safetensors(std::string_view bytes) { return bytes.size() > 8 && bytes[8] == '{'; }
 
-// One whose name ends in .gguf must be GGUF.
+// Maps a file. If its name ends in .gguf, it must be one.
 Status open_file(const std::string& path, std::shared_ptr<const MappedFile>* file) {
   FK_RETURN_IF_ERROR(MappedFile::open(path, file));
   const std::string_view bytes = (*file)->bytes();
@@ -54,12 +56,13 @@ Status read_json(const std::string& path, Json* json) {
   return parse_json(path, file->bytes(), json);
 }
 
-// Null where there is no such file.
+// Reads a file that may be absent: *json then stays null.
 Status read_optional_json(const std::string& path, Json* json) {
   if (!exists(path)) return {};
   return read_json(path, json);
 }
 
+// Maps a safetensors file and adds its tensors to the table. The model keeps the mapping.
 Status map_safetensors(const std::string& path, Model* model, TensorTable* table) {
   std::shared_ptr<const MappedFile> file;
   FK_RETURN_IF_ERROR(MappedFile::open(path, &file));
@@ -67,7 +70,8 @@ Status map_safetensors(const std::string& path, Model* model, TensorTable* table
   return read_safetensors(file->path(), file->bytes(), table);
 }
 
-// model.safetensors.index.json: which file each tensor is in.
+// Maps the files that model.safetensors.index.json names, and checks that each tensor is in the
+// file that it says.
 Status map_indexed(const std::string& folder, const std::string& index_path, Model* model,
                    TensorTable* table) {
   JsonDocument index;
@@ -80,9 +84,9 @@ Status map_indexed(const std::string& folder, const std::string& index_path, Mod
   for (const auto& [tensor, file] : map->items()) {
     if (!file.is_string()) return file_error(index_path, "weight_map: expected file names");
     const std::string& name = file.get_ref<const std::string&>();
-    const bool plain = ends_with(name, ".safetensors") && name.find('/') == std::string::npos &&
-                       name.find('\0') == std::string::npos;
-    if (!plain) {
+    const bool in_folder = ends_with(name, ".safetensors") && name.find('/') == std::string::npos &&
+                           name.find('\0') == std::string::npos;
+    if (!in_folder) {
       return file_error(index_path,
                         "weight_map: expected names of .safetensors files in the same "
                         "folder, got " +
@@ -104,6 +108,8 @@ Status map_indexed(const std::string& folder, const std::string& index_path, Mod
   return {};
 }
 
+// Loads the tokenizer.json at `path`, with tokenizer_config.json and chat_template.jinja from
+// `folder` if they are there.
 Status load_json_tokenizer(const std::string& folder, const std::string& path,
                            std::unique_ptr<Tokenizer>* tokenizer) {
   JsonDocument json, config;
@@ -119,6 +125,7 @@ Status load_json_tokenizer(const std::string& folder, const std::string& path,
   return tokenizer_from_json(path, json, config.is_null() ? nullptr : &config, tokenizer);
 }
 
+// Loads the model in a Hugging Face folder. `weights` is the .safetensors file, or "" to find them.
 Status load_huggingface(const std::string& folder, const std::string& weights, Model* model) {
   model->format = FileFormat::kSafetensors;
   const std::string config_path = join(folder, "config.json");
@@ -145,7 +152,8 @@ Status load_huggingface(const std::string& folder, const std::string& weights, M
                                   table, &model->decoder);
 }
 
-// A decoder with all its weights in one place, as large as the largest, full of small numbers.
+// Makes a decoder from a configuration alone. All its weights lie in the same place, which is as
+// large as the largest of them and full of small numbers.
 Status load_made_up(const std::string& config_path, Model* model) {
   JsonDocument config;
   FK_RETURN_IF_ERROR(read_json(config_path, &config));
@@ -170,7 +178,7 @@ Status load_made_up(const std::string& config_path, Model* model) {
     }
     model->made_up.resize(static_cast<size_t>(largest / 2));
   }
-  // From 1/64 to 1/32 in all three types.
+  // The numbers have magnitudes from 1/64 to 1/32, whichever of the three types they are read as.
   const uint16_t least = type == WeightType::kF16 ? 0x2400 : 0x3c80;
   uint32_t state = 1;
   for (uint16_t& half : model->made_up) {
@@ -180,6 +188,7 @@ Status load_made_up(const std::string& config_path, Model* model) {
   return {};
 }
 
+// Loads a model from the bytes of a GGUF or llama2.c file.
 Status load_bytes(const std::string& file, std::string_view bytes, Model* model) {
   if (is_gguf(bytes)) {
     model->format = FileFormat::kGguf;
@@ -195,13 +204,15 @@ Status load_bytes(const std::string& file, std::string_view bytes, Model* model)
   return decoder_from_llama2c(file, bytes, &model->decoder);
 }
 
-// What a decoder and its tokenizer say about each other.
+// Checks that the tokenizer fits the decoder, and completes each one's bos, eos and chat template
+// by the other's.
 Status agree(Model* model) {
   Config& config = model->decoder.config;
   if (model->tokenizer == nullptr) return {};
   Tokenizer& tokenizer = *model->tokenizer;
   if (tokenizer.size() > config.vocab) {
-    // Tokens past the embedding are left-overs of training; one in a text would be out of range.
+    // Empty or special tokens beyond the embedding are left over from training and are accepted.
+    // Any other might come in a text and would be out of range.
     for (int32_t id = static_cast<int32_t>(config.vocab); id < tokenizer.size(); ++id) {
       if (!tokenizer.token(id).empty() && !tokenizer.is_special(id)) {
         return file_error(model->path,
@@ -223,7 +234,7 @@ Status agree(Model* model) {
   return {};
 }
 
-// The tokenizer that lies beside a model, where there is one.
+// Returns the path of the tokenizer beside a model, or "" if there is none.
 std::string beside(const std::string& folder, FileFormat format) {
   const char* name = format == FileFormat::kLlama2c ? "tokenizer.bin" : "tokenizer.json";
   const std::string path = join(folder, name);
@@ -271,7 +282,7 @@ Status load_tokenizer(const std::string& path, int64_t vocab,
   if (ends_with(path, ".safetensors") || is_safetensors(bytes)) {
     return tokenizer_beside(path, FileFormat::kSafetensors, vocab, tokenizer);
   }
-  // A llama2.c model may have no sign at its beginning; its size fits its header, though.
+  // A llama2.c model may have no magic number, but its size fits its header.
   Decoder decoder;
   if (vocab == 0 && decoder_from_llama2c(path, bytes, &decoder).ok()) {
     return tokenizer_beside(path, FileFormat::kLlama2c, decoder.config.vocab, tokenizer);
@@ -318,7 +329,7 @@ Status load(const std::string& path, const LoadOptions& options, Model* model) {
   }
   if (!tokenizer.empty()) {
     const Status status = load_tokenizer(tokenizer, model->decoder.config.vocab, &model->tokenizer);
-    // One that was asked for must be good.
+    // A tokenizer that the user has named must be good.
     if (!status.ok() && !options.tokenizer.empty()) return status;
     model->tokenizer_error = status.message();
   }

@@ -1,6 +1,5 @@
-// Reads a model from what is on the disk. Files are mapped, weights stay where they lie, and
-// nothing in a file is believed before it is checked: an error names the file, the field and what
-// is wrong.
+// Loads a model from files. Files are mapped and weights are used where they lie. Nothing in a file
+// is believed before it is checked; an error names the file, the field and what is wrong.
 #pragma once
 
 #include <memory>
@@ -27,32 +26,35 @@ class Model {
 
   Decoder decoder;
   std::unique_ptr<Tokenizer> tokenizer;  // null where none was found
-  std::string tokenizer_error;           // why none was found or taken
+  std::string tokenizer_error;           // why none was found or accepted
   FileFormat format = FileFormat::kSafetensors;
-  std::string path;
+  std::string path;  // as given to `load`, or the name for errors
   std::vector<std::shared_ptr<const MappedFile>> files;
-  std::vector<uint16_t> made_up;  // where the weights of a configuration alone lie
+  std::vector<uint16_t> made_up;  // the weights of a model that is only a configuration
 };
 
 struct LoadOptions {
-  // tokenizer.json, llama2.c's tokenizer.bin, or a .gguf; empty: what is in or beside the model.
+  // A tokenizer.json, llama2.c's tokenizer.bin, or a .gguf; empty: the one in or beside the model.
   std::string tokenizer;
-  bool need_tokenizer = false;  // without one, fail
-  // A config.json (or a folder that has one and no weights) gives a model whose weights are noise.
+  bool need_tokenizer = false;  // fail if there is none
+  // Accept a config.json, or a folder that has one and no weights, and make up weights of noise.
   bool make_up_weights = false;
 };
 
-// A Hugging Face folder, a .safetensors (config.json beside it), .gguf or llama2.c .bin file.
+// Loads a model from a Hugging Face folder, a .safetensors file (with config.json beside it), a
+// .gguf file or llama2.c's .bin file. An empty path loads the built-in model.
 Status load(const std::string& path, const LoadOptions& options, Model* model);
 
-// A .gguf or llama2.c file that is in memory already; `bytes` (64-byte aligned) must outlive
-// `model`. `name` is what errors call it. `tokenizer`: a tokenizer.bin for llama2.c, else empty.
+// Loads a model from a .gguf or llama2.c file that is in memory already; `bytes` must be 64-byte
+// aligned and outlive `model`. `name` is what errors call it. `tokenizer` is a tokenizer.bin for
+// llama2.c, or empty.
 Status load_memory(std::string_view bytes, std::string_view tokenizer, const std::string& name,
                    Model* model);
 
-// A tokenizer alone, from tokenizer.json (or its folder), tokenizer.bin or .gguf, or from any other
-// file that `load` takes: that beside it; an empty path: the built-in model's. `vocab`: the
-// model's, to check a tokenizer.bin against; 0 where there is no model.
+// Loads a tokenizer alone. `path` is a tokenizer.json or its folder, a tokenizer.bin or a .gguf
+// file; for any other file that `load` takes, it is the tokenizer beside it; an empty path stands
+// for the built-in model's. `vocab` is how many tokens the model has, which a tokenizer.bin is
+// checked against; 0 where there is no model.
 Status load_tokenizer(const std::string& path, int64_t vocab,
                       std::unique_ptr<Tokenizer>* tokenizer);
 

@@ -1,3 +1,4 @@
+// Opens and maps files, and says what is wrong with those that are none.
 #include "model/mapped_file.h"
 
 #include <fcntl.h>
@@ -14,7 +15,7 @@ Status MappedFile::open(const std::string& path, std::shared_ptr<const MappedFil
   const auto failed = [&](const char* what) {
     return file_error(path, std::string(what) + ": " + std::strerror(errno));
   };
-  // Without O_NONBLOCK a pipe would wait for somebody to write.
+  // Without O_NONBLOCK, opening a pipe would wait for somebody to write.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return failed("cannot be opened");
   struct stat status;

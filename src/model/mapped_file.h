@@ -1,4 +1,4 @@
-// A file's bytes, read-only, mapped for as long as the object lives.
+// Maps a file's bytes into memory, read-only, for as long as the object lives.
 #pragma once
 
 #include <memory>
@@ -11,6 +11,7 @@ namespace fk::model {
 
 class MappedFile {
  public:
+  // Maps a regular file that is not empty.
   static Status open(const std::string& path, std::shared_ptr<const MappedFile>* file);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -28,7 +29,8 @@ class MappedFile {
   size_t size_;
 };
 
-// An error in a file: "model.gguf: tokenizer.ggml.tokens: expected ..., got ...".
+// Returns the error "<file>: <what>", as in "model.gguf: tokenizer.ggml.tokens: expected ..., got
+// ...".
 inline Status file_error(const std::string& file, const std::string& what) {
   return invalid(file + ": " + what);
 }

@@ -1,3 +1,4 @@
+// Applies a tokenizer's normalizers to a text.
 #include "model/normalize.h"
 
 #include "model/unicode.h"
@@ -5,9 +6,10 @@
 namespace fk::model {
 namespace {
 
-constexpr uint64_t kStepsPerNfcByte = 8;
+constexpr uint64_t kStepsPerNfcByte = 8;  // what composing a byte of the text costs
 
-// Leaves a text without a match as it is.
+// Replaces all matches of the step's pattern. A text without a match is neither copied nor paid
+// for.
 Status replace(const NormalizeStep& step, Matcher* matcher, std::string* text) {
   std::string out;
   size_t at = 0, begin, end;

@@ -1,4 +1,4 @@
-// What is done with a text before it is split.
+// The changes that a tokenizer makes to a text before it splits it.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,11 @@ namespace fk::model {
 
 struct NormalizeStep {
   enum Kind { kNfc, kPrepend, kReplace } kind;
-  std::string text;  // kPrepend: what; kReplace: by what
-  std::shared_ptr<const Pattern> pattern;
+  std::string text;                        // what kPrepend puts in front, or kReplace in place
+  std::shared_ptr<const Pattern> pattern;  // what kReplace replaces; null otherwise
 };
 
+// Applies the steps to *text in their order. What they cost is paid from the matcher's work.
 Status normalize(const std::vector<NormalizeStep>& steps, Matcher* matcher, std::string* text);
 
 }  // namespace fk::model

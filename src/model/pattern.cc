@@ -1,3 +1,4 @@
+// Translates expressions to PCRE2, compiles them, and counts what matching costs.
 #include "model/pattern.h"
 
 #include <algorithm>
@@ -11,19 +12,20 @@
 namespace fk::model {
 namespace {
 
-constexpr uint32_t kHeapLimit = 64 << 10;  // KiB, where PCRE2 interprets
-constexpr uint64_t kStepsPerCall = 4;
-constexpr size_t kLiteralBytesPerStep = 8;
-constexpr uint64_t kMaxInRanges = 1 << 21;  // 2 ns for each
+constexpr uint32_t kHeapLimit = 64 << 10;   // in KiB, for when PCRE2 interprets an expression
+constexpr uint64_t kStepsPerCall = 4;       // what one call of PCRE2 costs
+constexpr size_t kLiteralBytesPerStep = 8;  // how many bytes a literal search does in one step
+constexpr uint64_t kMaxInRanges = 1 << 21;  // characters in ranges; each takes 2 ns to compile
 constexpr uint32_t kMaxNamedGroups = 4;     // each makes every step a little longer
 
-// Oniguruma's white space is Unicode's property; PCRE2's has U+180E beside it. Its words have marks
-// and connectors, which PCRE2's have not before 10.43.
+// What \s and \w mean in Oniguruma. Its white space is Unicode's property, while PCRE2's also has
+// U+180E. Its words have marks and connectors, which PCRE2's have only from 10.43 on.
 constexpr std::string_view kSpaces = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWords = "\\p{L}\\p{M}\\p{Nd}\\p{Pc}";
 
-// The expression in PCRE2's words. False where it has one of PCRE2's verbs, "(*...)", which would
-// set its options and is nothing in Oniguruma, or quotes with \Q, which is the letter there.
+// Translates an expression from Oniguruma's syntax to PCRE2's. Returns false if it has one of
+// PCRE2's verbs, "(*...)", which would set PCRE2's options and which Oniguruma does not know, or
+// quotes with \Q, which is the letter there.
 bool translate(std::string_view expression, std::string* out) {
   bool in_class = false;
   for (size_t i = 0; i < expression.size(); ++i) {
@@ -116,11 +118,12 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text);
 }
 
-// How often an item is asked for: the larger number of "{2,5}" at its end, 1 where it has none.
+// Returns how often an item of an expression may repeat: the larger number of a "{2,5}" at its end,
+// or 1 if there is none.
 uint32_t repeats(std::string_view item) {
   const size_t open = item.rfind('{');
   if (open == std::string_view::npos) return 1;
-  // \p{Lu}, \x{2581}, and others that name a character.
+  // In \p{Lu}, \x{2581} and the like, the braces hold a name and no number of repeats.
   constexpr std::string_view kNaming = "pPxoNkg";
   if (open >= 2 && item[open - 2] == '\\' && kNaming.find(item[open - 1]) != kNaming.npos) return 1;
   uint32_t most = 1, number = 0;
@@ -135,19 +138,19 @@ uint32_t repeats(std::string_view item) {
 }  // namespace
 
 struct Pattern::Code {
-  // What it takes to try an item of the expression, and to go over one character with it: a class
-  // is searched from its front for every character, and an item of many repeats may fail at the
-  // last.
+  // The steps that it takes to try an item of the expression once, and to go over one character
+  // with it. A class is searched from its front for every character, so a long one costs more; and
+  // an item with many repeats may fail only at the last.
   struct Cost {
     uint32_t once = 1, each = 1;
   };
 
   pcre2_code* code = nullptr;
   std::string expression;
-  std::vector<Cost> costs;  // by place in the expression
+  std::vector<Cost> costs;  // indexed by an item's position in the expression
   ~Code() { pcre2_code_free(code); }
 
-  // PCRE2 calls it for each item of the expression.
+  // Sets the cost of one item; PCRE2 calls it for each item of the expression.
   static int add_cost(pcre2_callout_enumerate_block* block, void* data) {
     auto& self = *static_cast<Code*>(data);
     const size_t place = block->pattern_position;
@@ -198,9 +201,9 @@ Status Pattern::compile_expression(std::string_view expression) {
   if (!translate(expression, &text)) {
     return invalid("is not a regular expression: (*, \\Q and \\E are not known");
   }
-  // A callout at each item counts it, which takes 4 to 8 ns. PCRE2's searches for where a match may
-  // start would not be counted. Without \C nothing matches half a character. What groups match is
-  // not asked for, and to keep it would take time with each item.
+  // AUTO_CALLOUT makes PCRE2 call us at each item, to count it, which takes 4 to 8 ns.
+  // NO_START_OPTIMIZE switches off searches for where a match may start, which would not be
+  // counted. NEVER_BACKSLASH_C forbids \C, so that nothing matches half a character.
   const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT |
                            PCRE2_NO_START_OPTIMIZE | PCRE2_NO_AUTO_CAPTURE;
   int error;
@@ -214,7 +217,7 @@ Status Pattern::compile_expression(std::string_view expression) {
     return invalid("is not a regular expression: " + message_of(error) + " at byte " +
                    std::to_string(offset));
   }
-  // One of them compares any length at once.
+  // A back reference compares any length in one item, so it could not be counted.
   uint32_t back_references = 0;
   pcre2_pattern_info(code_->code, PCRE2_INFO_BACKREFMAX, &back_references);
   if (back_references > 0) return unsupported("back references are not supported");
@@ -226,24 +229,25 @@ Status Pattern::compile_expression(std::string_view expression) {
   }
   code_->costs.resize(text.size() + 1);
   pcre2_callout_enumerate(code_->code, &Code::add_cost, code_.get());
-  pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);  // where it cannot, it interprets
+  pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);  // if this fails, PCRE2 interprets
   return {};
 }
 
+// PCRE2's memory, and what the callout needs to count items.
 struct Matcher::Memory {
   pcre2_match_context* context = nullptr;
   pcre2_match_data* data = nullptr;
   Work* work = nullptr;
-  const std::vector<Pattern::Code::Cost>* costs = nullptr;  // of the pattern under way
+  const std::vector<Pattern::Code::Cost>* costs = nullptr;  // of the pattern being matched
   size_t position = 0;                                      // where the last item was tried
-  uint32_t each = 1;                                        // what it takes for a character
+  uint32_t each = 1;                                        // its steps for each character
 
   ~Memory() {
     pcre2_match_data_free(data);
     pcre2_match_context_free(context);
   }
 
-  // PCRE2 calls it before each item of the expression that it tries.
+  // Pays for an item; PCRE2 calls it before each item of the expression that it tries.
   static int count(pcre2_callout_block* block, void* data) {
     auto& self = *static_cast<Memory*>(data);
     const Pattern::Code::Cost cost = (*self.costs)[block->pattern_position];
@@ -274,7 +278,7 @@ Matches::Matches(const Pattern& pattern, std::string_view text, Matcher* matcher
   }
   memory->work = &matcher_.work_;
   pcre2_set_callout(memory->context, &Matcher::Memory::count, memory.get());
-  pcre2_set_match_limit(memory->context, UINT32_MAX);  // the count of items is exact
+  pcre2_set_match_limit(memory->context, UINT32_MAX);  // our own count replaces PCRE2's limit
   pcre2_set_heap_limit(memory->context, kHeapLimit);
   matcher_.memory_ = std::move(memory);
 }
@@ -284,7 +288,7 @@ bool Matches::next(size_t* begin, size_t* end) {
   return pattern_.literal_.empty() ? next_expression(begin, end) : next_literal(begin, end);
 }
 
-// Knuth, Morris and Pratt's search: each byte of the text is looked at once.
+// Searches by Knuth, Morris and Pratt's method, which looks at each byte of the text once.
 bool Matches::next_literal(size_t* begin, size_t* end) {
   const std::string& literal = pattern_.literal_;
   if (literal.size() == 1) {
@@ -339,7 +343,8 @@ bool Matches::next_expression(size_t* begin, size_t* end) {
                         (heap ? " (" + std::to_string(kHeapLimit) + " KiB)" : ""));
       return false;
     }
-    // \K in a lookahead can end a match before it begins.
+    // With \K in a lookahead, a match can end before it begins. Such matches and empty ones are
+    // left out, and the search goes on at the next character.
     *begin = found[0];
     *end = found[1];
     if (*end > *begin && *begin >= at_) {

@@ -1,6 +1,7 @@
-// A tokenizer's split pattern: a text, or a regular expression as Hugging Face's files write them
-// (Oniguruma's syntax), matched with PCRE2. A hostile expression can take any time for a text, so
-// every item of it that is tried is counted, and paid from the text's work.
+// Finds the matches of a tokenizer's split pattern, which is a literal text or a regular expression
+// in the syntax of Hugging Face's files (Oniguruma's). PCRE2 does the matching. A hostile
+// expression could take any amount of time, so every item of it that is tried is counted and paid
+// from the text's work (model/work.h).
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,11 @@ namespace fk::model {
 
 constexpr size_t kMaxExpression = 8 << 10;  // the longest known one has 900 bytes
 
+// A compiled pattern. It does not change, and several threads may use it.
 class Pattern {
  public:
-  // `literal`: the text itself, no expression.
+  // Compiles an expression; with `literal` it is the text to find. The error does not name the
+  // file.
   static Status compile(std::string_view expression, bool literal,
                         std::shared_ptr<const Pattern>* pattern);
   ~Pattern();
@@ -33,12 +36,13 @@ class Pattern {
   Pattern() = default;
   Status compile_expression(std::string_view expression);
 
-  std::string literal_;             // empty: an expression
-  std::vector<uint32_t> fallback_;  // per beginning of `literal_`, its longest border
-  std::unique_ptr<Code> code_;
+  std::string literal_;  // empty where the pattern is an expression
+  // For each beginning of literal_, the length of its longest border.
+  std::vector<uint32_t> fallback_;
+  std::unique_ptr<Code> code_;  // null where the pattern is a literal
 };
 
-// What matching needs beside the pattern, for one text at a time: its work and PCRE2's memory.
+// What matching one text needs in addition to the pattern: the text's work, and PCRE2's memory.
 class Matcher {
  public:
   explicit Matcher(Work* work);
@@ -56,12 +60,14 @@ class Matcher {
   std::unique_ptr<Memory> memory_;  // made by the first expression
 };
 
-// The matches of a pattern in valid UTF-8, one after the other, empty ones left out.
+// Goes through the matches of a pattern in a text, which is valid UTF-8. Empty matches are left
+// out.
 class Matches {
  public:
   Matches(const Pattern& pattern, std::string_view text, Matcher* matcher);
 
-  // The next [begin, end). False after the last, and where `status` is an error.
+  // Sets [begin, end) to the next match. Returns false after the last one, and if `status` is an
+  // error.
   bool next(size_t* begin, size_t* end);
   const Status& status() const { return status_; }
 
@@ -72,7 +78,7 @@ class Matches {
   const Pattern& pattern_;
   std::string_view text_;
   Matcher& matcher_;
-  size_t at_ = 0;
+  size_t at_ = 0;  // where the search goes on
   Status status_;
 };
 

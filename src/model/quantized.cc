@@ -1,3 +1,4 @@
+// Expands each block type to floats, with the same arithmetic as ggml's.
 #include "model/quantized.h"
 
 #include <strings.h>
@@ -11,6 +12,7 @@ constexpr WeightTypeInfo kInfo[kWeightTypes] = {
     {"Q4_K", 256, 144}, {"Q5_K", 256, 176}, {"Q6_K", 256, 210}, {"I8_GROUPED", 1, 1},
 };
 
+// `expand` converts one block to floats; there is one for each block type.
 void expand(const BlockQ8_0& b, float* out) {
   const float d = half_to_float(b.d);
   for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(b.q[i]);
@@ -32,7 +34,7 @@ void expand(const BlockQ4_1& b, float* out) {
   }
 }
 
-// Bit 4 of weight i, as 0 or 16.
+// Returns bit 4 of weight i, as 0 or 16.
 int fifth_bit(const uint8_t high[4], int i) { return (high[i / 8] >> (i % 8) & 1) << 4; }
 
 void expand(const BlockQ5_0& b, float* out) {
@@ -51,8 +53,8 @@ void expand(const BlockQ5_1& b, float* out) {
   }
 }
 
-// Eight groups of 32 codes, each with a scale and a minimum. `high(group, i)`: the bits of a code
-// above its four low ones.
+// Expands eight groups of 32 codes, each with a scale and a minimum. high(group, i) returns the
+// bits of code i above its four low ones.
 template <class Block, class High>
 void expand_groups(const Block& b, float* out, const High& high) {
   uint8_t scale[8], minimum[8];
@@ -78,7 +80,8 @@ void expand(const BlockQ5_K& b, float* out) {
 void expand(const BlockQ6_K& b, float* out) {
   const float d = half_to_float(b.d);
   for (int i = 0; i < 256; ++i) {
-    // Halves of 128; within one, four runs of 32 share 64 bytes of low and 32 of high bits.
+    // The block has two halves of 128. The four runs of 32 in a half share 64 bytes of low bits and
+    // 32 bytes of high bits.
     const int half = i / 128, run = i % 128 / 32, j = i % 32;
     const int low = b.low[half * 64 + run % 2 * 32 + j] >> (run / 2 * 4) & 15;
     const int high = b.high[half * 32 + j] >> (run * 2) & 3;
@@ -87,6 +90,7 @@ void expand(const BlockQ6_K& b, float* out) {
   }
 }
 
+// Expands `count` weights in blocks of `block`.
 template <class Block>
 void expand_all(const void* data, int64_t count, int block, float* out) {
   for (int64_t i = 0; i < count / block; ++i) expand(read_block<Block>(data, i), out + i * block);

@@ -1,4 +1,4 @@
-// The forms in which model files keep weights, and how each is read as float.
+// The types in which model files keep weights, and the conversion of each to float.
 //
 // A row is a whole number of blocks. The bytes and the arithmetic are those of GGUF (ggml), so
 // dequantised values equal its reference bit for bit. Blocks in a file have no alignment beyond
@@ -29,16 +29,18 @@ enum class WeightType : uint8_t {
 constexpr int kWeightTypes = 12;
 
 struct WeightTypeInfo {
-  const char* name;  // "Q4_1", as GGUF spells it
+  const char* name;  // as GGUF spells it, such as "Q4_1"
   int block;         // weights in a block
   int bytes;         // bytes of a block
 };
 const WeightTypeInfo& type_info(WeightType type);
-// By GGUF's name in any case ("q4_1"); false where there is none.
+// Finds a type by GGUF's name in upper or lower case, such as "q4_1"; returns false if there is
+// none.
 bool find_type(const char* name, WeightType* type);
 
-// 16-bit values (`half`) are IEEE binary16 bits. Low nibbles hold the first half of a block of 32,
-// high nibbles the second.
+// The blocks, as they lie in files. d, m and dmin are the bits of float16 numbers, and x is the
+// weight that code q stands for. Low nibbles hold the first half of a block of 32, high nibbles the
+// second.
 struct BlockQ8_0 {  // x = d * q
   uint16_t d;
   int8_t q[32];
@@ -63,8 +65,8 @@ struct BlockQ5_1 {  // x = d * q + m
   uint8_t high[4];
   uint8_t q[16];
 };
-// K types: 256 weights. Q4_K and Q5_K: 8 groups of 32, each with a 6-bit scale and minimum (see
-// `unpack_scales_k`): x = d * scale * q - dmin * minimum.
+// The K types have blocks of 256 weights. In Q4_K and Q5_K these are 8 groups of 32, each with a
+// 6-bit scale and minimum (see `unpack_scales_k`): x = d * scale * q - dmin * minimum.
 struct BlockQ4_K {
   uint16_t d;
   uint16_t dmin;
@@ -88,6 +90,7 @@ static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(Block
 static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24 && sizeof(BlockQ4_K) == 144);
 static_assert(sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210);
 
+// Copies block number `index` out of data of any alignment.
 template <class Block>
 Block read_block(const void* data, int64_t index = 0) {
   Block block;
@@ -95,7 +98,7 @@ Block read_block(const void* data, int64_t index = 0) {
   return block;
 }
 
-// The 8 scales and 8 minima of a Q4_K or Q5_K block.
+// Unpacks the 8 scales and 8 minima of a Q4_K or Q5_K block, of 6 bits each.
 inline void unpack_scales_k(const uint8_t packed[12], uint8_t scale[8], uint8_t minimum[8]) {
   for (int i = 0; i < 4; ++i) {
     scale[i] = packed[i] & 63;
@@ -105,6 +108,7 @@ inline void unpack_scales_k(const uint8_t packed[12], uint8_t scale[8], uint8_t 
   }
 }
 
+// Converts float16, given as its bits, to float, which is exact.
 inline float half_to_float(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
   const uint32_t magnitude = bits & 0x7fff;
@@ -123,6 +127,7 @@ inline float half_to_float(uint16_t bits) {
   return value;
 }
 
+// Converts bfloat16, given as its bits, to float, which is exact.
 inline float bfloat16_to_float(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   float value;
@@ -130,8 +135,9 @@ inline float bfloat16_to_float(uint16_t bits) {
   return value;
 }
 
-// `count` weights (a multiple of the type's block) from `data` (any alignment) into `out`. Not for
-// kInt8Grouped, whose scales lie elsewhere: see `read_row` in decoder.h.
+// Converts `count` weights, a multiple of the type's block, from `data` of any alignment to floats
+// at `out`. It does nothing for kInt8Grouped, whose scales lie elsewhere: see `read_row` in
+// decoder.h.
 void dequantize(WeightType type, const void* data, int64_t count, float* out);
 
 }  // namespace fk::model

@@ -1,4 +1,4 @@
-// Little-endian values one after the other out of a file's bytes, never past the end.
+// Reads little-endian values one after the other from a file's bytes, and never past their end.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ class Reader {
  public:
   explicit Reader(std::string_view bytes, size_t at = 0) : bytes_(bytes), at_(at) {}
 
-  // False where too few bytes are left; the place then stays.
+  // Reads a number. Returns false if too few bytes are left, and then does not move on.
   template <class T>
   bool read(T* value) {
     static_assert(std::is_arithmetic_v<T>);
@@ -21,6 +21,7 @@ class Reader {
     return true;
   }
 
+  // Reads `length` bytes as a view, in the same way.
   bool read(uint64_t length, std::string_view* value) {
     if (left() < length) return false;
     *value = bytes_.substr(at_, static_cast<size_t>(length));
@@ -28,6 +29,7 @@ class Reader {
     return true;
   }
 
+  // How many bytes have been read, and how many are left.
   size_t at() const { return at_; }
   size_t left() const { return bytes_.size() - at_; }
 
@@ -36,7 +38,8 @@ class Reader {
   size_t at_;
 };
 
-// a * b, or false where it does not fit. Neither is negative.
+// Sets *product to a * b and returns true, or returns false if it does not fit. Neither is
+// negative.
 inline bool multiply(int64_t a, int64_t b, int64_t* product) {
   return !__builtin_mul_overflow(a, b, product);
 }

@@ -1,3 +1,4 @@
+// Computes rotary frequencies as Transformers does, for each kind of scaling.
 #include "model/rope.h"
 
 #include <algorithm>
@@ -6,9 +7,10 @@
 namespace fk::model {
 namespace {
 
-constexpr double kTurn = 6.283185307179586;
+constexpr double kTurn = 6.283185307179586;  // 2 pi, a full rotation
 
-// Llama 3: long waves are stretched, short ones kept, those between blended.
+// Scales a frequency as Llama 3 does: long waves are stretched by the factor, short ones stay, and
+// those between are blended.
 double llama3(double frequency, double context, const RopeScaling& s) {
   const double wave = kTurn / frequency;
   if (wave > context / s.low_freq_factor) return frequency / s.factor;
@@ -18,7 +20,7 @@ double llama3(double frequency, double context, const RopeScaling& s) {
   return (1 - blend) * frequency / s.factor + blend * frequency;
 }
 
-// YaRN: the index at which a pair turns `turns` times within the context.
+// Returns, for YaRN, the index of the pair that makes `turns` full rotations within the context.
 double yarn_index(double turns, double dim, double theta, double context) {
   return dim * std::log(context / (turns * kTurn)) / (2 * std::log(theta));
 }
@@ -27,14 +29,14 @@ double yarn_index(double turns, double dim, double theta, double context) {
 
 Status set_rope(const RopeScaling& scaling, Config* config) {
   const std::string& type = scaling.type;
-  const bool plain = type.empty() || type == "default" || type == "none";
-  if (!plain && type != "linear" && type != "llama3" && type != "yarn") {
+  const bool unscaled = type.empty() || type == "default" || type == "none";
+  if (!unscaled && type != "linear" && type != "llama3" && type != "yarn") {
     return unsupported("rope scaling: expected linear, llama3 or yarn, got " + type);
   }
   const double theta = config->rope_theta;
   if (!(theta > 1))
     return invalid("rope theta: expected more than 1, got " + std::to_string(theta));
-  if (!plain && !(scaling.factor >= 1)) {
+  if (!unscaled && !(scaling.factor >= 1)) {
     return invalid("rope scaling factor: expected at least 1, got " +
                    std::to_string(scaling.factor));
   }
@@ -74,7 +76,7 @@ Status set_rope(const RopeScaling& scaling, Config* config) {
         static_cast<float>(scaling.attention_factor > 0 ? scaling.attention_factor
                                                         : 0.1 * std::log(scaling.factor) + 1);
   }
-  config->rope_scaling = plain ? "" : type;
+  config->rope_scaling = unscaled ? "" : type;
   return {};
 }
 

@@ -1,3 +1,4 @@
+// Parses the header of a safetensors file and checks it against the file's size.
 #include "model/safetensors.h"
 
 #include <algorithm>
@@ -10,13 +11,14 @@ namespace fk::model {
 namespace {
 
 constexpr uint64_t kMaxHeader = 100 << 20;  // the format's own limit
-constexpr size_t kMaxSizes = 8;
+constexpr size_t kMaxSizes = 8;             // dimensions of a tensor
 
+// A dtype of the format.
 struct StoredType {
   const char* name;
   int bytes;
-  bool readable;
-  WeightType type;
+  bool readable;    // weights may have it
+  WeightType type;  // if `readable`
 };
 constexpr StoredType kTypes[] = {
     {"F32", 4, true, WeightType::kF32},      {"F16", 2, true, WeightType::kF16},
@@ -29,18 +31,20 @@ constexpr StoredType kTypes[] = {
     {"BOOL", 1, false, WeightType::kF32},
 };
 
+// The bytes of a tensor in the file's buffer.
 struct ByteRange {
   int64_t begin, end;
   std::string name;
 };
 
-// A whole number that is not negative.
+// Reads a whole number that is not negative; returns false for anything else.
 bool read_size(const Json& json, int64_t* value) {
   if (!json.is_number_unsigned() || json.get<uint64_t>() > INT64_MAX) return false;
   *value = json.get<int64_t>();
   return true;
 }
 
+// Reads one tensor's entry in the header; `buffer` is the data behind the header.
 Status read_tensor(const std::string& file, const std::string& name, const Json& json,
                    std::string_view buffer, StoredTensor* tensor, ByteRange* range) {
   const auto error = [&](const std::string& what) {

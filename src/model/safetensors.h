@@ -1,5 +1,5 @@
-// The safetensors container: eight bytes of header length, a JSON header, one buffer that the
-// tensors fill without gap or overlap.
+// Reads the safetensors container: eight bytes of header length, a JSON header, and one buffer that
+// the tensors fill without gap or overlap.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@
 
 namespace fk::model {
 
-// Adds the tensors of one file to the table. `file` outlives the table.
+// Adds the tensors of one file to the table. `file` is the name for errors and must outlive the
+// table, as must `bytes`.
 Status read_safetensors(const std::string& file, std::string_view bytes, TensorTable* table);
 
 }  // namespace fk::model

@@ -1,4 +1,4 @@
-// How a pattern's matches cut a text into words: Hugging Face's "behaviors".
+// Splits a text into words at a pattern's matches, by Hugging Face's "behaviors".
 #pragma once
 
 #include <memory>
@@ -10,21 +10,24 @@
 
 namespace fk::model {
 
-// Which segments get a space (or its sign) in front.
+// Which segments of a text get a space (or the sign that stands for one) in front.
 enum class Prepend { kNever, kFirst, kAlways };
 
+// One of a tokenizer's pre-tokenizers.
 struct SplitStep {
   enum Kind { kPattern, kMetaspace, kByteLevel } kind = kPattern;
-  std::shared_ptr<const Pattern> pattern;  // null where it does not split
+  std::shared_ptr<const Pattern> pattern;  // null where the step does not split
+  // What becomes of a match: a word of its own, nothing, a part of the word before or after it, or
+  // one word with the matches next to it.
   enum Behavior { kIsolated, kRemoved, kWithPrevious, kWithNext, kContiguous } behavior = kIsolated;
-  bool invert = false;
-  Prepend prepend = Prepend::kNever;  // kMetaspace, kByteLevel
-  std::string sign;                   // kMetaspace
+  bool invert = false;                // matches and what lies between them change places
+  Prepend prepend = Prepend::kNever;  // of kMetaspace and kByteLevel
+  std::string sign;                   // of kMetaspace: what replaces a space
 };
 
-// Takes the matches and what lies between them in their order, and gives them on, joined as the
-// behavior says: `word(begin, end)` is called as soon as a word is complete, so that a text of many
-// words takes no memory for them.
+// Receives the matches and what lies between them, in their order, and joins them as the behavior
+// says. It calls word(begin, end) as soon as a word is complete, so that no list of words takes up
+// memory.
 template <class Word>
 class Joiner {
  public:
@@ -32,27 +35,27 @@ class Joiner {
 
   Status add(size_t begin, size_t end, bool match) {
     match = match != step_.invert;
-    const bool joins = held_ && joined(match);
+    const bool joins = has_word_ && joined(match);
     last_ = match;
     if (joins) {
       end_ = end;
       return {};
     }
     FK_RETURN_IF_ERROR(finish());
-    held_ = match ? step_.behavior != SplitStep::kRemoved : true;
+    has_word_ = match ? step_.behavior != SplitStep::kRemoved : true;
     begin_ = begin;
     end_ = end;
     return {};
   }
 
   Status finish() {
-    if (!held_) return {};
-    held_ = false;
+    if (!has_word_) return {};
+    has_word_ = false;
     return word_(begin_, end_);
   }
 
  private:
-  // Whether what comes belongs to what was held back.
+  // Whether the next stretch belongs to the word that is held back.
   bool joined(bool match) const {
     switch (step_.behavior) {
       case SplitStep::kContiguous:
@@ -68,11 +71,12 @@ class Joiner {
 
   const SplitStep& step_;
   const Word& word_;
-  bool held_ = false, last_ = false;
+  bool has_word_ = false;  // there is a word that may still grow: [begin_, end_)
+  bool last_ = false;      // the last stretch was a match
   size_t begin_ = 0, end_ = 0;
 };
 
-// Calls `word(begin, end)` for each word of `text`.
+// Calls word(begin, end) for each word of `text`. The step must have a pattern.
 template <class Word>
 Status split(const SplitStep& step, std::string_view text, Matcher* matcher, const Word& word) {
   Joiner<Word> joiner(step, word);

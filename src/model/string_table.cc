@@ -1,3 +1,4 @@
+// A hash table with open addressing.
 #include "model/string_table.h"
 
 #include <cstring>
@@ -47,7 +48,7 @@ void StringTable::grow(size_t slots) {
   }
 }
 
-// Finds the place where the text stands, or where it would be put.
+// Returns the slot that has the text, or else the empty slot where it would be put.
 size_t StringTable::slot_of(std::string_view text, uint32_t hash) const {
   size_t at = hash & (slots_.size() - 1);
   for (; slots_[at] != 0; at = (at + 1) & (slots_.size() - 1)) {

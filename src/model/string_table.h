@@ -1,6 +1,6 @@
-// Numbers by strings, for tokens: strings lie one after the other in one block, and are looked up
-// without a copy. The hash has a secret of the process, so that no file can choose strings that all
-// meet in one place.
+// Maps strings to numbers, for tokens. The strings lie one after the other in one block, and a
+// lookup copies nothing. The hash uses a secret of the process, so that no file can choose strings
+// whose hashes collide.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,10 @@
 
 namespace fk::model {
 
-// A number that nobody outside the process knows.
+// Returns a random number that nobody outside the process knows, the same at every call.
 uint64_t hash_secret();
 
+// Mixes two numbers into one: the two halves of their product.
 inline uint64_t mix(uint64_t a, uint64_t b) {
   __extension__ using Wide = unsigned __int128;
   const Wide product = static_cast<Wide>(a) * b;
@@ -21,11 +22,15 @@ inline uint64_t mix(uint64_t a, uint64_t b) {
 
 class StringTable {
  public:
+  // Makes room for that many strings.
   void reserve(size_t strings);
-  void set(std::string_view text, int32_t value);  // over an earlier one
-  int32_t find(std::string_view text) const;       // -1 where it is not there
+  // Sets the string's number, in place of an earlier one if it has one.
+  void set(std::string_view text, int32_t value);
+  // Returns the string's number, or -1 if it has none.
+  int32_t find(std::string_view text) const;
   bool empty() const { return entries_.empty(); }
 
+  // Calls function(text, value) for each string, in the order in which they were first set.
   template <class Function>
   void each(const Function& function) const {
     for (const Entry& e : entries_) function(text_of(e), e.value);
@@ -47,7 +52,7 @@ class StringTable {
 
   std::string block_;
   std::vector<Entry> entries_;
-  std::vector<uint32_t> slots_;  // a power of two; an entry's index and 1, or 0
+  std::vector<uint32_t> slots_;  // a power of two of them: an entry's index plus 1, or 0 if empty
 };
 
 }  // namespace fk::model

@@ -1,3 +1,4 @@
+// Finds a decoder's weights among the tensors of its files and checks their shapes.
 #include "model/tensor_table.h"
 
 #include "model/mapped_file.h"

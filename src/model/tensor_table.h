@@ -1,4 +1,4 @@
-// The tensors of one model's files by name, and how they become a decoder's weights.
+// The tensors of one model's files by name, from which a decoder's weights are taken.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace fk::model {
 
+// A tensor in a mapped file.
 struct StoredTensor {
-  const std::string* file = nullptr;  // outlives the table
+  const std::string* file = nullptr;  // the file's name for errors; it outlives the table
   const char* data = nullptr;
   int64_t bytes = 0;
   std::vector<int64_t> shape;  // outermost first
@@ -25,40 +26,43 @@ class TensorTable {
  public:
   explicit TensorTable(std::string file) : file_(std::move(file)) {}
 
-  // False where there is one of that name already.
+  // Adds a tensor; returns false if there already is one of that name.
   bool add(std::string name, StoredTensor tensor);
+  // Returns the tensor of that name, or null.
   const StoredTensor* find(const std::string& name) const;
   bool has(const std::string& name) const { return find(name) != nullptr; }
   size_t size() const { return tensors_.size(); }
 
-  // From now on every weight that is asked for is there, with this type and at this address: what
-  // a configuration without weights gives. Optional vectors are not.
+  // Makes the table pretend that every weight it is asked for exists, with this type and at this
+  // address, for configurations without weights. Optional vectors still do not exist.
   void make_up(WeightType type, const void* data);
   bool made_up() const { return made_up_ != nullptr; }
 
-  // A weight of exactly this shape; an error where it is missing or not so.
+  // Set *weight to a weight of exactly this shape, or return an error if it is missing or
+  // different. This one finds a matrix.
   Status matrix(const std::string& name, int64_t rows, int64_t columns, Weight* weight) const;
-  // A matrix stored as (columns, rows).
+  // Finds a matrix that is stored as (columns, rows).
   Status transposed(const std::string& name, int64_t rows, int64_t columns, Weight* weight) const;
-  // A vector of floats (F32, F16 or BF16).
+  // Finds a vector of floats (F32, F16 or BF16).
   Status vector(const std::string& name, int64_t size, Weight* weight) const;
-  // As `vector`, but the weight stays undefined where the files have none.
+  // Does the same as `vector`, but leaves *weight as it is if the files have no such tensor.
   Status optional_vector(const std::string& name, int64_t size, Weight* weight) const;
 
  private:
+  // Finds a weight of that shape, outermost dimension first.
   Status find_weight(const std::string& name, const std::vector<int64_t>& shape,
                      Weight* weight) const;
 
-  std::string file_;  // for errors about what is missing
+  std::string file_;  // the name in errors about missing tensors
   const void* made_up_ = nullptr;
   WeightType made_up_type_ = WeightType::kF32;
   std::map<std::string, StoredTensor> tensors_;
 };
 
-// Rows [begin, begin + rows) of a matrix, or that part of a vector.
+// Returns rows [begin, begin + rows) of a matrix, or these elements of a vector.
 Weight slice(const Weight& weight, int64_t begin, int64_t rows);
 
-// "(32, 64)"
+// Returns a shape as an error shows it, such as "(32, 64)".
 std::string shown_shape(const std::vector<int64_t>& shape);
 
 }  // namespace fk::model

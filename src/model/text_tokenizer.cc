@@ -1,3 +1,4 @@
+// Encodes and decodes text with the parts that a format's reader has filled in.
 #include "model/text_tokenizer.h"
 
 #include <algorithm>
@@ -7,12 +8,13 @@
 namespace fk::model {
 namespace {
 
-constexpr size_t kMaxText = size_t{1} << 30;
-// What ids may decode to: hostile files have tokens of any length.
+constexpr size_t kMaxText = size_t{1} << 30;  // bytes of the longest text that is encoded
+// How many bytes ids may decode to, for each id and in addition. Hostile files have tokens of any
+// length.
 constexpr uint64_t kDecodedPerId = 64;
 constexpr uint64_t kFreeDecoded = 16 << 20;
 
-// The value of "<0x0A>", -1 for other spellings.
+// Returns the byte that a spelling like "<0x0A>" stands for, or -1 for other spellings.
 int byte_of(std::string_view spelling) {
   if (spelling.size() != 6 || spelling.substr(0, 3) != "<0x" || spelling[5] != '>') return -1;
   int value = 0;
@@ -43,7 +45,8 @@ bool starts_with(std::string_view text, std::string_view prefix) {
 
 }  // namespace
 
-// In the order of a tokenizer's own description: contractions, words, numbers, other signs, spaces.
+// The alternatives of each pattern stand in the order of the model's own description: contractions,
+// words, numbers, other signs, spaces.
 const char kGpt2Pattern[] =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 const char kLlama3Pattern[] = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|)"
@@ -59,7 +62,7 @@ const char kNumberPattern[] = R"(\p{N})";
 const std::array<std::string, 256>& byte_alphabet() {
   static const auto* alphabet = [] {
     auto* made = new std::array<std::string, 256>;
-    uint32_t next = 256;  // bytes that do not print move up there
+    uint32_t next = 256;  // the code points of bytes that do not print begin here
     for (uint32_t b = 0; b < 256; ++b) {
       const bool prints =
           (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
@@ -93,7 +96,7 @@ bool from_byte_alphabet(std::string_view spelling, std::string* bytes) {
 
 void set_byte_level_ids(TextTokenizer* tokenizer) {
   tokenizer->bpe.bytes = true;
-  const bool whole_words = tokenizer->bpe.ignore_merges;  // else only merges make long tokens
+  const bool whole_words = tokenizer->bpe.ignore_merges;  // otherwise only bytes are looked up
   std::string bytes;
   for (size_t i = 0; i < tokenizer->tokens.size(); ++i) {
     if (tokenizer->tokens[i].empty() || !from_byte_alphabet(tokenizer->tokens[i], &bytes)) continue;
@@ -160,6 +163,7 @@ Status TextTokenizer::finish() {
   return after_.finish();
 }
 
+// The state of encoding one text.
 struct TextTokenizer::Encoding {
   Encoding(size_t bytes, std::vector<int32_t>* out) : work(bytes), matcher(&work), ids(out) {}
 
@@ -172,37 +176,37 @@ struct TextTokenizer::Encoding {
 Status TextTokenizer::encode_parts(const std::vector<TextPart>& parts, bool add_special,
                                    std::vector<int32_t>* ids) const {
   std::string text;
-  Ranges plain;
+  Ranges ignore_special;
   for (const TextPart& part : parts) {
     const size_t begin = text.size();
     if (part.text.size() <= kMaxText) text += to_utf8(part.text);
     if (part.text.size() > kMaxText || text.size() > kMaxText) {
       return invalid("text: expected at most " + std::to_string(kMaxText) + " bytes, got more");
     }
-    if (!part.parse_special && text.size() > begin) plain.emplace_back(begin, text.size());
+    if (!part.parse_special && text.size() > begin) ignore_special.emplace_back(begin, text.size());
   }
   Encoding encoding(text.size(), ids);
   if (add_special) ids->insert(ids->end(), prefix.begin(), prefix.end());
-  FK_RETURN_IF_ERROR(
-      before_.cut(text, plain, &encoding.matcher, [&](std::string_view segment, int32_t id) {
+  FK_RETURN_IF_ERROR(before_.cut(
+      text, ignore_special, &encoding.matcher, [&](std::string_view segment, int32_t id) {
         if (id >= 0) {
           ids->push_back(id);
           return Status();
         }
         const size_t begin = static_cast<size_t>(segment.data() - text.data());
-        const bool hides = overlaps(plain, begin, begin + segment.size());
+        const bool hides = overlaps(ignore_special, begin, begin + segment.size());
         return encode_segment(segment, begin == 0, hides, &encoding);
       }));
   if (add_special) ids->insert(ids->end(), suffix.begin(), suffix.end());
   return {};
 }
 
-Status TextTokenizer::encode_segment(std::string_view text, bool first, bool plain,
+Status TextTokenizer::encode_segment(std::string_view text, bool first, bool ignore_special,
                                      Encoding* encoding) const {
   std::string normal(text);
   FK_RETURN_IF_ERROR(normalize(normalizers, &encoding->matcher, &normal));
   Ranges all;
-  if (plain && !normal.empty()) all.emplace_back(0, normal.size());
+  if (ignore_special && !normal.empty()) all.emplace_back(0, normal.size());
   return after_.cut(normal, all, &encoding->matcher, [&](std::string_view segment, int32_t id) {
     if (id >= 0) {
       encoding->ids->push_back(id);
@@ -221,7 +225,7 @@ Status TextTokenizer::encode_words(std::string_view text, bool first, size_t ste
   }
   const SplitStep& how = splits[step];
   const bool wanted = how.prepend == Prepend::kAlways || (how.prepend == Prepend::kFirst && first);
-  std::string changed;  // what `text` then views
+  std::string changed;  // holds the changed text, to which `text` then points
   if (how.kind == SplitStep::kMetaspace) {
     const auto spaces = static_cast<size_t>(std::count(text.begin(), text.end(), ' '));
     FK_RETURN_IF_ERROR(encoding->work.write(text.size() + (spaces + 1) * how.sign.size()));

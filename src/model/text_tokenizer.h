@@ -1,5 +1,6 @@
-// The tokenizer of every supported model, as the parts that its file describes: added tokens are
-// cut out of the text, the rest is normalised, split into words, and each word encoded by BPE.
+// The tokenizer of every supported model, made of the parts that the model's file describes: added
+// tokens are cut out of the text, the rest is normalised and split into words, and each word is
+// encoded by BPE.
 #pragma once
 
 #include <array>
@@ -17,7 +18,8 @@
 
 namespace fk::model {
 
-constexpr std::string_view kMetaspace = "\xE2\x96\x81";  // U+2581, a space in SentencePiece
+// U+2581, which stands for a space in SentencePiece.
+constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
 class TextTokenizer : public Tokenizer {
  public:
@@ -32,53 +34,56 @@ class TextTokenizer : public Tokenizer {
   int32_t size() const override { return static_cast<int32_t>(tokens.size()); }
   bool strips_first_space() const override { return strip_first_space; }
 
-  // Filled by a format's reader; `finish` then checks and prepares them.
-  std::vector<std::string> tokens;  // spelling by id; empty: no such id
+  // A format's reader fills these, and then calls `finish`.
+  std::vector<std::string> tokens;  // the spelling of each id; empty: there is no such id
   std::vector<AddedToken> added;
   std::vector<NormalizeStep> normalizers;
   std::vector<SplitStep> splits;
   Bpe bpe;
-  std::vector<int32_t> prefix, suffix;  // ids around every text
+  std::vector<int32_t> prefix, suffix;  // the ids before and after every text
   bool byte_level = false;              // spellings are in the byte-level alphabet
-  std::string space;                    // what stands for a space in spellings, if anything
-  bool byte_tokens = false;             // "<0x0A>" is the byte 10
-  bool strip_first_space = false;
+  std::string space;                    // what stands for a space in spellings; empty: nothing does
+  bool byte_tokens = false;             // a token spelled "<0x0A>" is the byte 10
+  bool strip_first_space = false;       // see strips_first_space
 
-  // The error does not name the file.
+  // Checks and prepares the parts. The error does not name the file.
   Status finish();
 
  private:
-  struct Encoding;  // what encoding one text needs beside the text
+  struct Encoding;
 
-  // `plain`: special tokens are plain characters in it. `first`: it begins where the text begins.
-  Status encode_segment(std::string_view text, bool first, bool plain, Encoding* encoding) const;
-  // With the splits from `step` on.
+  // Encodes text between two added tokens that are looked for before normalisation. `first` says
+  // that the text begins here; `ignore_special` that special tokens in it count as characters.
+  Status encode_segment(std::string_view text, bool first, bool ignore_special,
+                        Encoding* encoding) const;
+  // Splits a segment by the splits from number `step` on and encodes the words.
   Status encode_words(std::string_view text, bool first, size_t step, Encoding* encoding) const;
 
-  std::vector<std::string> pieces_;  // bytes by id
-  std::vector<bool> special_;
+  std::vector<std::string> pieces_;  // the bytes that each id stands for
+  std::vector<bool> special_;        // whether each id is special
   StringTable by_spelling_;
-  AddedTokens before_, after_;  // normalisation
+  AddedTokens before_, after_;  // those looked for before and after normalisation
 };
 
-// The byte-level alphabet (GPT-2's): a printable character for each byte.
+// Returns GPT-2's byte-level alphabet, which has a printable character for each byte.
 const std::array<std::string, 256>& byte_alphabet();
-// The bytes that a spelling stands for; false where it has a character outside the alphabet.
+// Sets *bytes to what a spelling in that alphabet stands for; returns false if it has a character
+// outside of the alphabet.
 bool from_byte_alphabet(std::string_view spelling, std::string* bytes);
 
-// Gives the BPE its ids where spellings are in the byte-level alphabet.
+// Sets the BPE's ids for a tokenizer whose spellings are in the byte-level alphabet.
 void set_byte_level_ids(TextTokenizer* tokenizer);
-// The ids of "<0x00>" to "<0xFF>".
+// Sets the BPE's ids of bytes to those of the tokens "<0x00>" to "<0xFF>".
 void set_byte_token_ids(TextTokenizer* tokenizer);
-// SentencePiece's form, from bpe.ids and the scores by id: merges and byte tokens. The error does
-// not name the file.
+// Sets the BPE's merges and ids of bytes for a SentencePiece tokenizer, from bpe.ids and the score
+// of each id. The error does not name the file.
 Status set_sentencepiece_ids(const std::vector<float>& scores, TextTokenizer* tokenizer);
 
-// The patterns of the tokenizers we know by name.
+// The split patterns of the tokenizers that GGUF files name.
 extern const char kGpt2Pattern[];
 extern const char kLlama3Pattern[];
 extern const char kQwen2Pattern[];
 extern const char kTekkenPattern[];
-extern const char kNumberPattern[];  // one digit each
+extern const char kNumberPattern[];  // matches one digit
 
 }  // namespace fk::model

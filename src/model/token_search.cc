@@ -1,3 +1,4 @@
+// Builds the automaton breadth first from the sorted tokens, and runs it over texts.
 #include "model/token_search.h"
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 namespace fk::model {
 namespace {
 
+// Whether a comes before b when both are read from their ends.
 bool reads_before(std::string_view a, std::string_view b) {
   return std::lexicographical_compare(
       a.rbegin(), a.rend(), b.rbegin(), b.rend(),
@@ -25,7 +27,8 @@ void TokenSearch::build(const std::vector<std::string>& tokens) {
   std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return reads_before(tokens[a], tokens[b]); });
 
-  // A node is a range of tokens in that order, whose last `depth` bytes are the same.
+  // A node stands for a range of tokens in that order, whose last `depth` bytes are the same.
+  // `open` has the nodes whose children are not yet made.
   struct Range {
     uint32_t node, begin, end, depth;
   };
@@ -60,7 +63,7 @@ void TokenSearch::build(const std::vector<std::string>& tokens) {
     }
   }
   nodes_.shrink_to_fit();
-  // Nodes stand level by level, so what a node falls back to is known before it.
+  // Nodes are ordered by level, and a fallback is on an earlier level, so it is complete already.
   for (uint32_t node = 1; node < nodes_.size(); ++node) {
     Node& n = nodes_[node];
     if (parent[node] != 0) n.fallback = next(nodes_[parent[node]].fallback, n.byte);

@@ -1,3 +1,4 @@
+// Turns ids into text as they come, in whole characters.
 #include "model/tokenizer.h"
 #include "model/unicode.h"
 

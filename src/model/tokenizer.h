@@ -1,4 +1,5 @@
-// Text to token ids and back, as Hugging Face's `tokenizers` does it for the same model.
+// The interface of tokenizers, which turn text into token ids and back, with the same results as
+// Hugging Face's `tokenizers` for the same model; and conversations as text or ids.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +14,17 @@
 namespace fk::model {
 
 struct ChatMessage {
-  std::string role;  // "system", "user", "assistant"
+  std::string role;  // "system", "user" or "assistant"
   std::string content;
 };
 
-// The formats we write natively; a template's text says which one it is.
+// The chat formats that we write without running a template. The template's text tells which one it
+// is.
 enum class ChatFormat : uint8_t { kNone, kChatMl, kLlama2, kLlama3, kMistral };
 
 struct EncodeOptions {
-  bool add_special = true;    // what the model's own post-processor adds, <s> in front for example
-  bool parse_special = true;  // "<|im_end|>" in the text is that token; else its plain characters
+  bool add_special = true;    // add the tokens that the model's post-processor adds, such as <s>
+  bool parse_special = true;  // read "<|im_end|>" in the text as that token, not as characters
 };
 
 // A stretch of a text, and whether special tokens are looked for in it.
@@ -36,57 +38,63 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
 
   // Appends the ids of the parts' joined text to *ids. Bytes that are not UTF-8 are read as U+FFFD.
-  // Fails where the file asks for more work than the text may take.
+  // Fails if the tokenizer's file asks for more work than a text may take (model/work.h).
   virtual Status encode_parts(const std::vector<TextPart>& parts, bool add_special,
                               std::vector<int32_t>* ids) const = 0;
   Status encode(std::string_view text, const EncodeOptions& options,
                 std::vector<int32_t>* ids) const {
     return encode_parts({{text, options.parse_special}}, options.add_special, ids);
   }
-  // All the text of `ids`; bytes that form no UTF-8 come out as U+FFFD. Unknown ids give nothing.
-  // Fails where the file's tokens are so long that the text would take much memory.
+  // Sets *text to the text of `ids`. Bytes that are not UTF-8 come out as U+FFFD, and unknown ids
+  // give nothing. Fails if the file's tokens are so long that the text would take much memory.
   virtual Status decode(const std::vector<int32_t>& ids, bool skip_special,
                         std::string* text) const = 0;
 
-  // The bytes that one token adds in the middle of a text. May be a part of a character.
+  // Returns the bytes that one token adds in the middle of a text, which may be a part of a
+  // character.
   virtual std::string token_bytes(int32_t id) const = 0;
-  virtual int32_t find(std::string_view token) const = 0;  // by its spelling in the file; -1: none
-  virtual std::string token(int32_t id) const = 0;         // its spelling in the file
+  // Returns the id of the token with this spelling in the file, or -1.
+  virtual int32_t find(std::string_view token) const = 0;
+  // Returns a token's spelling in the file, or "" if there is no such id.
+  virtual std::string token(int32_t id) const = 0;
   virtual bool is_special(int32_t id) const = 0;
+  // Returns the number of ids; the largest is one less.
   virtual int32_t size() const = 0;
   // Whether a text's first token loses its leading space (SentencePiece's dummy prefix).
   virtual bool strips_first_space() const = 0;
 
-  int32_t bos = -1;
-  std::vector<int32_t> eos;  // ends of text, and of a turn
+  int32_t bos = -1;          // the token that begins a text; -1: none
+  std::vector<int32_t> eos;  // the tokens that end a text or a message
   ChatFormat chat_format = ChatFormat::kNone;
-  std::string chat_template;
-  std::string default_system;  // what the template says where no system message is given
+  std::string chat_template;   // Jinja text; empty where the file has none
+  std::string default_system;  // the system message that the template writes if none is given
 };
 
-// Text of a growing sequence, never cut inside a UTF-8 character: what `push` and `finish` return,
-// joined, is what `decode` gives.
+// Turns ids into text as they come, and never cuts inside a UTF-8 character. What `push` and
+// `finish` return, joined, is what `decode` returns.
 class TokenStream {
  public:
-  // `continues`: the ids follow others (a prompt), so that a first space is kept.
+  // `continues` says that the ids follow others (a prompt), so that a leading space is kept.
   explicit TokenStream(const Tokenizer& tokenizer, bool continues = true, bool skip_special = true);
-  std::string push(int32_t id);  // the text that is now certain; often empty
-  std::string finish();          // what is left, an unfinished character as U+FFFD
+  // Adds a token and returns the text that is now certain, which is often empty.
+  std::string push(int32_t id);
+  // Returns what is left; an unfinished character becomes U+FFFD.
+  std::string finish();
 
  private:
   const Tokenizer& tokenizer_;
-  bool first_;
+  bool first_;  // the next text begins a text, and loses its leading space
   bool skip_special_;
-  std::string pending_;
+  std::string pending_;  // the first bytes of a character
 };
 
-// The text of a conversation, special tokens spelled out, up to where the assistant speaks
-// (`prompt`) or to the last message's end. Encode it with add_special = false, parse_special =
-// true. A user's content that spells a special token is encoded as that token, as in Transformers;
-// `encode_chat` is the safe way.
+// Writes a conversation as text, with special tokens spelled out: with `prompt`, up to where the
+// assistant speaks, otherwise to the last message's end. Encode it with add_special = false and
+// parse_special = true. If a user's content spells a special token, it is then encoded as that
+// token, as in Transformers; `encode_chat` is the safe way.
 Status format_chat(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
                    bool prompt, std::string* text);
-// The same as ids, with the contents' own characters never read as special tokens.
+// Writes a conversation as ids. The contents of messages are never read as special tokens.
 Status encode_chat(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
                    bool prompt, std::vector<int32_t>* ids);
 

@@ -1,4 +1,4 @@
-// The tokenizer that a GGUF file carries: "gpt2" (byte-level BPE) or "llama" (SentencePiece).
+// Reads the tokenizer inside a GGUF file: "gpt2" (byte-level BPE) or "llama" (SentencePiece).
 #include <algorithm>
 
 #include "model/chat.h"
@@ -10,6 +10,7 @@
 namespace fk::model {
 namespace {
 
+// The numbers in tokenizer.ggml.token_type.
 enum TokenType {
   kNormal = 1,
   kUnknown = 2,
@@ -19,13 +20,13 @@ enum TokenType {
   kByte = 6
 };
 
-// How the models with these names (tokenizer.ggml.pre) split text.
+// How the models of one name in tokenizer.ggml.pre split text.
 struct PreTokenizer {
   const char* name;
   const char* pattern;
-  bool digits;   // numbers are cut into digits first
-  bool nfc;      // text is composed first
-  bool add_bos;  // where the file does not say
+  bool digits;   // numbers are cut into digits before
+  bool nfc;      // the text is composed (NFC) before
+  bool add_bos;  // <s> begins every text, where the file does not say
 };
 constexpr PreTokenizer kPreTokenizers[] = {
     {"gpt-2", kGpt2Pattern, false, false, false},
@@ -40,6 +41,7 @@ constexpr PreTokenizer kPreTokenizers[] = {
     {"tekken", kTekkenPattern, false, false, true},
 };
 
+// Reads the tokens and their types.
 Status read_tokens(const Gguf& gguf, TextTokenizer* tokenizer, std::vector<int32_t>* types) {
   std::vector<std::string_view> tokens;
   FK_RETURN_IF_ERROR(gguf.get("tokenizer.ggml.tokens", &tokens));
@@ -71,6 +73,7 @@ Status read_tokens(const Gguf& gguf, TextTokenizer* tokenizer, std::vector<int32
   return {};
 }
 
+// Reads the merges, whose order is their rank.
 Status read_merges(const Gguf& gguf, TextTokenizer* tokenizer) {
   std::vector<std::string_view> lines;
   FK_RETURN_IF_ERROR(gguf.get("tokenizer.ggml.merges", &lines));
@@ -104,6 +107,7 @@ Status read_merges(const Gguf& gguf, TextTokenizer* tokenizer) {
   return {};
 }
 
+// Reads what a "gpt2" tokenizer needs. *add_bos: see PreTokenizer.
 Status read_byte_level(const Gguf& gguf, TextTokenizer* tokenizer, bool* add_bos) {
   std::string name = "default";
   FK_RETURN_IF_ERROR(gguf.get("tokenizer.ggml.pre", &name));
@@ -135,6 +139,7 @@ Status read_byte_level(const Gguf& gguf, TextTokenizer* tokenizer, bool* add_bos
   return read_merges(gguf, tokenizer);
 }
 
+// Reads what a "llama" tokenizer needs.
 Status read_sentencepiece(const Gguf& gguf, const std::vector<int32_t>& types,
                           TextTokenizer* tokenizer, bool* add_bos) {
   std::vector<float> scores;
@@ -150,7 +155,7 @@ Status read_sentencepiece(const Gguf& gguf, const std::vector<int32_t>& types,
   split.kind = SplitStep::kMetaspace;
   split.sign = kMetaspace;
   tokenizer->splits.push_back(split);
-  // Even where a space is there already.
+  // The space is put in front even where the text already begins with one.
   if (prefix) tokenizer->normalizers.push_back({NormalizeStep::kPrepend, " ", nullptr});
   *add_bos = true;
   int64_t unknown = -1;

@@ -1,5 +1,5 @@
-// Hugging Face's tokenizer.json: the parts that the supported models use. A part that we do not
-// know is an error, never left out.
+// Reads Hugging Face's tokenizer.json, of which it knows the parts that the supported models use. A
+// part that it does not know is an error: leaving it out would give other ids.
 #include <algorithm>
 
 #include "model/chat.h"
@@ -12,22 +12,26 @@
 namespace fk::model {
 namespace {
 
-constexpr int kMaxSequence = 4;  // sequences inside sequences
-// Known tokenizers have up to 6 normalizers or pre-tokenizers, and 3 ids around a text.
+constexpr int kMaxSequence = 4;  // how deep sequences may lie inside sequences
+// The most normalizers or pre-tokenizers, and the most ids around a text. Known tokenizers have up
+// to 6 and 3.
 constexpr size_t kMaxParts = 32;
 constexpr size_t kMaxTemplateIds = 1024;
 
+// The "type" of a part, or "".
 std::string type_of(const Json& json) {
   if (!json.is_object()) return "";
   const auto type = json.find("type");
   return type != json.end() && type->is_string() ? type->get<std::string>() : "";
 }
 
+// The error for a part whose type is not supported.
 Status unknown_part(const std::string& file, const char* part, const Json& json) {
   return unsupported(file + ": " + part + ": " + shown_text(type_of(json)) + " is not supported");
 }
 
-// Calls `step` for a part, or for each part of a sequence. `list` is the field that holds them.
+// Calls step(json) for a part, or for each part of a sequence, whose field `list` holds them.
+// `part` is the name in errors.
 template <class Step>
 Status each_part(const std::string& file, const char* part, const char* list, const Json& json,
                  const Step& step, int depth = 0) {
@@ -43,7 +47,7 @@ Status each_part(const std::string& file, const char* part, const char* list, co
   return {};
 }
 
-// {"String": text} or {"Regex": expression}
+// Reads the field "pattern", which is {"String": text} or {"Regex": expression}.
 Status read_pattern(const JsonFields& fields, std::shared_ptr<const Pattern>* pattern) {
   const Json* json = fields.find("pattern");
   if (json == nullptr || !json->is_object() || json->size() != 1 ||
@@ -81,6 +85,7 @@ Status read_normalizer(const std::string& file, const Json& json, TextTokenizer*
   return {};
 }
 
+// Reads when a space is put in front, for which there are two fields.
 Status read_prepend(const JsonFields& fields, Prepend* prepend) {
   std::string scheme = "always";
   bool add = true;
@@ -96,13 +101,14 @@ Status read_prepend(const JsonFields& fields, Prepend* prepend) {
   return {};
 }
 
-// What Metaspace has for a space.
+// Reads the character that Metaspace writes for a space.
 Status read_sign(const JsonFields& fields, std::string* sign) {
   FK_RETURN_IF_ERROR(fields.get("replacement", sign));
   if (!sign->empty() && utf8_length(*sign) == sign->size()) return {};
   return fields.error("replacement", "expected one character, got " + shown_text(*sign));
 }
 
+// Reads a Split.
 Status read_split(const JsonFields& fields, SplitStep* step) {
   FK_RETURN_IF_ERROR(read_pattern(fields, &step->pattern));
   FK_RETURN_IF_ERROR(fields.get("invert", &step->invert));
@@ -139,7 +145,7 @@ Status read_pre_tokenizer(const std::string& file, const Json& json, TextTokeniz
     step.sign = kMetaspace;
     step.behavior = SplitStep::kWithNext;
     FK_RETURN_IF_ERROR(read_sign(fields, &step.sign));
-    bool split = true;  // words begin at the sign
+    bool split = true;  // whether each sign begins a word
     FK_RETURN_IF_ERROR(fields.get("split", &split));
     if (split) FK_RETURN_IF_ERROR(Pattern::compile(step.sign, true, &step.pattern));
     FK_RETURN_IF_ERROR(read_prepend(fields, &step.prepend));
@@ -158,7 +164,8 @@ Status read_pre_tokenizer(const std::string& file, const Json& json, TextTokeniz
   return {};
 }
 
-// Which of the decoders' effects there are; their order is always the same.
+// Reads a decoder. Decoders may come in any number, but their effects always have the same order,
+// so only what they are is kept.
 Status read_decoder(const std::string& file, const Json& json, TextTokenizer* tokenizer) {
   const JsonFields fields(file, json, "decoder.");
   const std::string type = type_of(json);
@@ -201,11 +208,11 @@ Status read_decoder(const std::string& file, const Json& json, TextTokenizer* to
   return {};
 }
 
-// The template of one text: special tokens, the sequence, special tokens.
+// Reads the template of a single text: special tokens, the text, special tokens.
 Status read_post_processor(const std::string& file, const Json& json, TextTokenizer* tokenizer) {
   const JsonFields fields(file, json, "post_processor.");
   const std::string type = type_of(json);
-  if (type == "ByteLevel") return {};  // only the offsets, which we do not give
+  if (type == "ByteLevel") return {};  // changes only offsets, which we do not return
   if (type != "TemplateProcessing") return unknown_part(file, "post_processor", json);
   const Json* single = fields.find("single");
   const Json* special = fields.find("special_tokens");
@@ -246,7 +253,8 @@ Status read_post_processor(const std::string& file, const Json& json, TextTokeni
   return {};
 }
 
-// Ids may have holes, but not so many that a small file asks for much memory.
+// Returns a bound for ids. Some ids may be unused, but not so many that a small file asks for much
+// memory.
 uint64_t id_limit(size_t tokens) {
   return std::min<uint64_t>(kMaxVocab, 2 * uint64_t{tokens} + (1 << 16));
 }
@@ -269,6 +277,7 @@ Status place_token(const std::string& file, const std::string& where, const std:
   return {};
 }
 
+// Reads the merges, whose order is their rank.
 Status read_merges(const JsonFields& fields, const Json& vocab, TextTokenizer* tokenizer) {
   const Json* list = fields.find("merges");
   if (list == nullptr || !list->is_array()) return fields.error("merges", "expected an array");
@@ -295,7 +304,7 @@ Status read_merges(const JsonFields& fields, const Json& vocab, TextTokenizer* t
     } else {
       return error("expected two tokens");
     }
-    // A merge with nothing would never end.
+    // A merge with an empty token would repeat forever.
     if (left.empty() || right.empty()) return error("expected two tokens of a character or more");
     const auto a = vocab.find(left), b = vocab.find(right), result = vocab.find(left + right);
     if (a == vocab.end() || b == vocab.end() || result == vocab.end()) {
@@ -308,6 +317,7 @@ Status read_merges(const JsonFields& fields, const Json& vocab, TextTokenizer* t
   return {};
 }
 
+// Reads the vocabulary and the options of BPE.
 Status read_model(const std::string& file, const Json& json, TextTokenizer* tokenizer) {
   const JsonFields fields(file, json, "model.");
   if (type_of(json) != "BPE" && json.is_object() && json.contains("type")) {
@@ -351,6 +361,7 @@ Status read_model(const std::string& file, const Json& json, TextTokenizer* toke
   return read_merges(fields, *vocab, tokenizer);
 }
 
+// Reads the added tokens.
 Status read_added(const std::string& file, const Json& json, TextTokenizer* tokenizer) {
   if (json.is_null()) return {};
   if (!json.is_array()) return file_error(file, "added_tokens: expected an array");
@@ -375,7 +386,8 @@ Status read_added(const std::string& file, const Json& json, TextTokenizer* toke
   return {};
 }
 
-// "<s>", or {"content": "<s>", ...}; -1 where absent or not a token.
+// Returns the id of a token that tokenizer_config.json names as "<s>" or as {"content": "<s>",
+// ...}; -1 if it names none or no token.
 int32_t find_named(const Json* config, const char* name, const TextTokenizer& tokenizer) {
   if (config == nullptr || !config->contains(name)) return -1;
   const Json* token = &(*config)[name];
@@ -383,7 +395,8 @@ int32_t find_named(const Json* config, const char* name, const TextTokenizer& to
   return token->is_string() ? tokenizer.find(token->get<std::string>()) : -1;
 }
 
-// A template, or a list of named ones.
+// Returns the chat template, which may be a text or a list of named ones, of which "default"
+// counts.
 std::string find_template(const Json* config) {
   if (config == nullptr || !config->contains("chat_template")) return "";
   const Json& json = (*config)["chat_template"];

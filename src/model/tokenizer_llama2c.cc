@@ -1,5 +1,6 @@
-// llama2.c's tokenizer.bin: the longest token's length, then per token its score, length and bytes.
-// Spaces are spaces; tokens 0 to 2 are <unk>, <s>, </s>, then 256 bytes.
+// Reads llama2.c's tokenizer.bin: the longest token's length, then for each token its score, length
+// and bytes. Spaces in tokens are plain spaces. Tokens 0 to 2 are <unk>, <s> and </s>, then come
+// 256 bytes.
 #include <cmath>
 
 #include "model/check_config.h"

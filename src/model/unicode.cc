@@ -1,3 +1,4 @@
+// Canonical decomposition and composition, with tables from the Unicode database.
 #include "model/unicode.h"
 
 #include <algorithm>
@@ -8,17 +9,20 @@
 namespace fk::model {
 namespace {
 
+// A run of characters that have the same combining class.
 struct CombiningRun {
   uint32_t first, last;
   uint8_t combining_class;
 };
+// A character and the one or two that it decomposes to; `second` is 0 if there is one.
 struct Decomposition {
   uint32_t composed, first, second;
-  bool composes;  // false: a composition exclusion
+  bool composes;  // false if the two do not compose again (a composition exclusion)
 };
 
 #include "model/unicode_tables.inc"
 
+// Hangul syllables are computed, not looked up: these are the first syllable and its parts' codes.
 constexpr uint32_t kHangul = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTrail = 0x11A7;
 constexpr uint32_t kLeads = 19, kVowels = 21, kTrails = 28;
 constexpr uint32_t kHanguls = kLeads * kVowels * kTrails;
@@ -38,6 +42,7 @@ uint8_t combining_class(uint32_t c) {
   return found != std::end(kCombining) && found->first <= c ? found->combining_class : 0;
 }
 
+// Appends a character's full decomposition.
 void decompose(uint32_t c, std::vector<uint32_t>* out) {
   if (c - kHangul < kHanguls) {
     const uint32_t index = c - kHangul;
@@ -55,7 +60,7 @@ void decompose(uint32_t c, std::vector<uint32_t>* out) {
   if (found->second != 0) decompose(found->second, out);
 }
 
-// The character that two compose to, 0 where there is none.
+// Returns the character that two compose to, or 0 if there is none.
 uint32_t compose(uint32_t a, uint32_t b) {
   if (a - kLead < kLeads && b - kVowel < kVowels) {
     return kHangul + ((a - kLead) * kVowels + (b - kVowel)) * kTrails;
@@ -83,21 +88,22 @@ bool is_white_space(uint32_t c) {
 }
 
 std::string nfc(std::string_view text) {
-  // Nothing below U+0300 combines with or changes into anything.
-  const bool plain = std::all_of(text.begin(), text.end(),
-                                 [](char c) { return static_cast<unsigned char>(c) < 0xCC; });
-  if (plain) return std::string(text);
+  // No character below U+0300 combines with another one or changes, and 0xCC is the first byte of
+  // U+0300.
+  const bool unchanged = std::all_of(text.begin(), text.end(),
+                                     [](char c) { return static_cast<unsigned char>(c) < 0xCC; });
+  if (unchanged) return std::string(text);
   std::vector<uint32_t> all;
   while (!text.empty()) {
     const size_t length = utf8_length(text);
     decompose(utf8_decode(text.substr(0, length)), &all);
     text.remove_prefix(length);
   }
-  // Classes stand above the characters, so that each is looked up once.
+  // The combining class is kept in the bits above the character, so that it is looked up once.
   constexpr uint32_t kClassShift = 24, kCharacter = (1u << kClassShift) - 1;
   const auto class_of = [](uint32_t c) { return static_cast<int>(c >> kClassShift); };
   for (uint32_t& c : all) c |= uint32_t{combining_class(c)} << kClassShift;
-  // Marks between two starters in the order of their classes.
+  // Sorts the marks between two starters (characters of class 0) by their classes.
   const auto before = [&](uint32_t a, uint32_t b) { return class_of(a) < class_of(b); };
   for (auto begin = all.begin(); begin != all.end();) {
     const auto is_starter = [&](uint32_t c) { return class_of(c) == 0; };
@@ -109,7 +115,7 @@ std::string nfc(std::string_view text) {
   // A mark joins the last starter unless one of its class or higher stands between them.
   std::vector<uint32_t> joined;
   size_t starter = SIZE_MAX;
-  int last_class = -1;  // of what stands after the starter; -1: nothing
+  int last_class = -1;  // the class of the last mark after the starter; -1: there is none
   for (const uint32_t mark : all) {
     const int k = class_of(mark);
     const uint32_t c = mark & kCharacter;

@@ -1,4 +1,4 @@
-// Unicode beyond its encoding: white space and canonical composition.
+// White space and canonical composition in Unicode; core/utf8.h has its encoding.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@
 
 namespace fk::model {
 
+// Whether a character has Unicode's property White_Space.
 bool is_white_space(uint32_t code_point);
 
-// Normal form C of valid UTF-8.
+// Returns the normal form C of a text, which must be valid UTF-8.
 std::string nfc(std::string_view text);
 
 }  // namespace fk::model

@@ -1,3 +1,4 @@
+// The budget of encoding one text, and the errors for when it is spent.
 #include "model/work.h"
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 namespace fk::model {
 namespace {
 
-// Of encoding a byte of a word, by the measure of large ones.
+// What encoding a byte of a word costs, as measured on large words.
 constexpr uint64_t kStepsPerWordByte = 8;
 
 }  // namespace

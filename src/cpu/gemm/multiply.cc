@@ -99,8 +99,8 @@ void multiply(const Product& p, float* scratch, FinishBlock finish, const void* 
   const ProductJob job{p, product_blocks(p.rows, p.columns), scratch, finish, finish_job};
   if (!takes_few_rows(p)) {
     const auto kernel = FK_CPU_DISPATCH(product_block);
-    share_out(exec, worker_limit(), job.blocks.count(),
-              [&](int64_t worker, int64_t item) { kernel(job, worker, item); });
+    run_on_workers(exec, worker_limit(), job.blocks.count(),
+                   [&](int64_t worker, int64_t item) { kernel(job, worker, item); });
     return;
   }
   FK_CPU_DISPATCH(product_few_rows_of_a)(job);

@@ -7,7 +7,7 @@
 #include "core/exec.h"
 #include "core/workspace.h"
 #include "cpu/matrix_view.h"
-#include "cpu/share_out.h"
+#include "cpu/workers.h"
 
 namespace fk::cpu {
 

@@ -4,7 +4,7 @@
 // ddt. A block takes a token: one sum over its row, then one pass that scales; the second read of a
 // row comes from L1.
 #include "cuda/gates.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/gated_ssm/gated_ssm.h"
 #include "ops/gated_ssm/weights.h"
 #include "ops/selective_scan/problem.h"
@@ -15,9 +15,9 @@ namespace {
 constexpr int kGatedThreads = 128;
 
 struct GatedArgs {
-  scan::View x, dt, B, C;  // `channel`: along D or N
-  scan::View y, dx, ddt, dB, dC;
-  scan::View g, s;  // without channels
+  scan::StepView x, dt, B, C;  // `channel`: along D or N
+  scan::StepView y, dx, ddt, dB, dC;
+  scan::StepView g, s;  // without channels
   int64_t length, channels, states, tokens;
   float scale;  // of the weights
 };
@@ -38,7 +38,7 @@ __device__ __forceinline__ float row_sum(const T* left, int64_t left_stride, con
 struct Token {
   int64_t b, l;
   template <class T>
-  __device__ __forceinline__ T* row(const scan::View& v) const {
+  __device__ __forceinline__ T* row(const scan::StepView& v) const {
     return static_cast<T*>(v.data) + b * v.batch + l * v.step;
   }
 };
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kGatedThreads) gate_back(const __grid_constant
   }
 }
 
-scan::View token_view(const Tensor& t) {
+scan::StepView token_view(const Tensor& t) {
   if (!t) return {};
   return {t.data, t.dtype, t.stride(0), t.stride(1), 0};
 }

@@ -13,19 +13,19 @@ namespace fk::cuda::linear {
 
 namespace {
 
-struct Place {
+struct StridedRows {
   void* data = nullptr;
   Rows rows;
   int64_t column = 0;
 };
 
-Place place_of(const Tensor& t) {
+StridedRows strided_rows(const Tensor& t) {
   if (!t) return {};
   return {t.data, rows_of(t), t.stride(-1)};
 }
 
 struct InnerArguments {
-  Place dy, before, dresidual;
+  StridedRows dy, before, dresidual;
   void* inner;
   float* sums;
   int64_t rows, columns, piece, width;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kWide* kHigh)
   float sum[kWidth] = {};
   const auto rows = [&](auto kind) {
     for (int64_t m = begin + threadIdx.y; m < end; m += kHigh) {
-      const auto at = [&](const Place& p) {
+      const auto at = [&](const StridedRows& p) {
         return static_cast<T*>(p.data) + p.rows.offset(m) + column * p.column;
       };
       const Vec<T, kWidth> dy = load<kWidth>(at(a.dy));
@@ -93,7 +93,7 @@ __global__ void linear_dbias(const float* sums, int64_t pieces, int64_t width, i
 }
 
 struct CopyArguments {
-  Place from;
+  StridedRows from;
   DType from_dtype, dtype;
   void* to;
   int64_t columns, width, count;
@@ -132,9 +132,9 @@ Status launch_inner(const InnerArguments& f, bool vectors, cudaStream_t stream) 
 
 Status make_inner(const LinearBwd& a, void* inner, float* sums, cudaStream_t stream) {
   InnerArguments f = {};
-  f.dy = place_of(a.dy);
-  f.before = place_of(a.before);
-  f.dresidual = place_of(a.dresidual);
+  f.dy = strided_rows(a.dy);
+  f.before = strided_rows(a.before);
+  f.dresidual = strided_rows(a.dresidual);
   f.inner = inner;
   f.sums = a.dbias ? sums : nullptr;
   f.rows = f.dy.rows.count;
@@ -162,7 +162,7 @@ Status make_inner(const LinearBwd& a, void* inner, float* sums, cudaStream_t str
 }
 
 Status copy_matrix(const Tensor& from, DType dtype, void* to, cudaStream_t stream) {
-  CopyArguments f = {place_of(from),        from.dtype,  dtype, to, from.size(-1),
+  CopyArguments f = {strided_rows(from),    from.dtype,  dtype, to, from.size(-1),
                      padded(from.size(-1)), from.numel()};
   if (f.count == 0) return {};
   const unsigned blocks = static_cast<unsigned>(std::min<int64_t>((f.count + 255) / 256, 1 << 16));

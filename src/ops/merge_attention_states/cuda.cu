@@ -12,7 +12,7 @@
 #include <cmath>
 
 #include "cuda/any_element.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/merge_attention_states/merge_attention_states.h"
 #include "ops/merge_attention_states/places.h"
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ Vec<T, kWidth> load_columns(const T* row, int64_t, in
 template <int kWidth>
 __device__ __forceinline__ Vec<Any, kWidth> load_columns(const AnyPointer& row, int64_t stride,
                                                          int64_t column) {
-  return load_in_order<kWidth>(row + column * stride);
+  return load_overwritable_in_place<kWidth>(row + column * stride);
 }
 
 template <int kWidth, class T>

@@ -2,14 +2,14 @@
 //
 // Floors (bytes of T per element): forward 1 read; sum's backward 1 write; max's backward 1 read +
 // 1 write. That one counts the largest entries of a row, then shares dy among them: out of
-// registers where a row fits (row_tile.cuh), else it reads the row twice.
+// registers where a row fits (row_in_registers.cuh), else it reads the row twice.
 //
-// All are the row loops of row_reduce.cuh, row_map.cuh and row_tile.cuh, which also say how they
-// are tiled.
+// All are the row loops of row_reduce.cuh, row_map.cuh and row_in_registers.cuh, which also say how
+// they are tiled.
 #include "core/workspace.h"
+#include "cuda/row_in_registers.cuh"
 #include "cuda/row_map.cuh"
 #include "cuda/row_reduce.cuh"
-#include "cuda/row_tile.cuh"
 #include "ops/reduce/reduce.h"
 
 namespace fk::cuda {

@@ -7,7 +7,7 @@
 // before the first is used. Anything else goes one pair per thread. In place is safe: both members
 // of a pair are read and written by one thread.
 #include "cuda/any_element.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/rope/rope.h"
 
 namespace fk::cuda {
@@ -83,10 +83,10 @@ __global__ void __launch_bounds__(kRotateThreads, 2)
     for (int j = 0; j < kHeads; ++j) {
       const int64_t head = step + int64_t{j} * head_steps;
       if (head < a.heads) {
-        v[j][0] = load_in_order<kWidth, false>(x + head * a.x_strides[2] + at);
+        v[j][0] = load_overwritable_in_place<kWidth, false>(x + head * a.x_strides[2] + at);
         if (kVectors == 2 && rotates) {
           v[j][kVectors - 1] =
-              load_in_order<kWidth, false>(x + head * a.x_strides[2] + at + a.pairs);
+              load_overwritable_in_place<kWidth, false>(x + head * a.x_strides[2] + at + a.pairs);
         }
       }
     }

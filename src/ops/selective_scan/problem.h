@@ -49,7 +49,7 @@ inline Sequences sequences_of(const Tensor& x, const Tensor& cu_seqlens) {
 }
 
 // A tensor (B, L, D) as (batch, step, channel), strides in elements.
-struct View {
+struct StepView {
   void* data = nullptr;  // NULL: not there
   DType dtype = DType::kFloat32;
   int64_t batch = 0, step = 0, channel = 0;
@@ -62,7 +62,7 @@ struct GroupView {
   int64_t batch = 0, step = 0, group = 0, state = 0;
 };
 
-inline View view_of(const Tensor& t) {
+inline StepView view_of(const Tensor& t) {
   if (!t) return {};
   return {t.data, t.dtype, t.stride(0), t.stride(1), t.stride(2)};
 }

@@ -30,8 +30,8 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
+using state_update::HeadView;
 using state_update::Problem;
-using state_update::View;
 using Vec = hn::Vec<F32>;
 using F64 = hn::Repartition<double, F32>;
 
@@ -39,7 +39,7 @@ constexpr float kLog2e = 1.44269504f;
 constexpr int64_t kStates = 256;  // of B and C that are kept at a time
 
 // `count` <= lanes entries from `offset` on, `stride` apart; 0 beyond.
-HWY_INLINE Vec load_entries(const View& v, int64_t offset, int64_t stride, int64_t count) {
+HWY_INLINE Vec load_entries(const HeadView& v, int64_t offset, int64_t stride, int64_t count) {
   const F32 d;
   const float* p = static_cast<const float*>(v.data) + offset;
   if (v.dtype == DType::kFloat32 && count == static_cast<int64_t>(hn::Lanes(d))) {
@@ -59,7 +59,8 @@ HWY_INLINE hn::Vec<F64> upper(Vec x) {
   return hn::PromoteTo(F64(), hn::UpperHalf(hn::Half<F32>(), x));
 }
 
-HWY_INLINE void store_entries(Vec x, const View& v, int64_t offset, int64_t stride, int64_t count) {
+HWY_INLINE void store_entries(Vec x, const HeadView& v, int64_t offset, int64_t stride,
+                              int64_t count) {
   const F32 d;
   if (v.dtype == DType::kFloat32 && stride == 1 && count == static_cast<int64_t>(hn::Lanes(d))) {
     hn::StoreU(x, d, static_cast<float*>(v.data) + offset);
@@ -137,7 +138,7 @@ void update_items(const Problem& p, bool softplus, int64_t begin, int64_t end) {
   for (int64_t item = begin; item < end; ++item) {
     const int64_t c = item % blocks * lanes, h = item / blocks % p.heads;
     const int64_t b = item / blocks / p.heads, count = std::min(lanes, p.channels - c);
-    const auto load = [&](const View& v) HWY_ATTR {
+    const auto load = [&](const HeadView& v) HWY_ATTR {
       if (v.data == nullptr) return hn::Zero(d);
       return load_entries(v, v.offset(b, h, c), v.channel, count);
     };

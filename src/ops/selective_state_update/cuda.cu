@@ -6,8 +6,8 @@
 // Neighbouring threads take kVec neighbouring states each, a power of two of them a channel; where
 // there is enough to do, of kChannels channels, which share B and C. All loads are issued as raw
 // words before the first is used, and no load waits for another.
-#include "cuda/held.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/raw_vec.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/selective_scan/cuda/step.cuh"
 #include "ops/selective_state_update/heads.h"
 
@@ -19,7 +19,7 @@ constexpr int kUpdateVec = 4;       // states of a thread, where they lie side b
 constexpr int kUpdateChannels = 4;  // of a thread, where enough threads are left
 constexpr int64_t kEnoughThreads = 1 << 14;
 
-using state_update::View;
+using state_update::HeadView;
 
 struct UpdateArgs {
   state_update::Problem p;
@@ -31,14 +31,14 @@ struct UpdateArgs {
 // N elements as they lie in memory, float or T, N of them side by side.
 template <class T, int N>
 struct Raw {
-  Held<float, N> wide = {};
-  Held<T, N> narrow = {};
+  RawVec<float, N> wide = {};
+  RawVec<T, N> narrow = {};
 
-  __device__ __forceinline__ static bool is_wide(const View& view) {
+  __device__ __forceinline__ static bool is_wide(const HeadView& view) {
     return sizeof(T) == 4 || view.dtype == DType::kFloat32;
   }
 
-  __device__ __forceinline__ void load(const View& view, int64_t at) {
+  __device__ __forceinline__ void load(const HeadView& view, int64_t at) {
     if (is_wide(view)) {
       wide.load(static_cast<const float*>(view.data) + at);
     } else {
@@ -46,7 +46,7 @@ struct Raw {
     }
   }
 
-  __device__ __forceinline__ void decode(const View& view, float (&out)[N]) const {
+  __device__ __forceinline__ void decode(const HeadView& view, float (&out)[N]) const {
     if (is_wide(view)) {
       wide.unpack_to(out);
     } else {
@@ -56,7 +56,7 @@ struct Raw {
 };
 
 template <class T, int N>
-__device__ __forceinline__ void put(const View& view, int64_t at, const float (&values)[N]) {
+__device__ __forceinline__ void put(const HeadView& view, int64_t at, const float (&values)[N]) {
   if (sizeof(T) == 4 || view.dtype == DType::kFloat32) {
     store(static_cast<float*>(view.data) + at, pack<float, N>(values));
   } else {
@@ -65,14 +65,14 @@ __device__ __forceinline__ void put(const View& view, int64_t at, const float (&
 }
 
 template <class T>
-__device__ __forceinline__ Raw<T, 1> raw_at(const View& view, int64_t at) {
+__device__ __forceinline__ Raw<T, 1> raw_at(const HeadView& view, int64_t at) {
   Raw<T, 1> raw;
   if (view.data != nullptr) raw.load(view, at);
   return raw;
 }
 
 template <class T>
-__device__ __forceinline__ float value_of(const View& view, const Raw<T, 1>& raw) {
+__device__ __forceinline__ float value_of(const HeadView& view, const Raw<T, 1>& raw) {
   float value[1];
   raw.decode(view, value);
   return view.data == nullptr ? 0.f : value[0];
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(kUpdateThreads)
   do {
     const int64_t n = first + lane * kVec;
     const bool has = exists && n < p.states;
-    Held<T, kVec> B_in = {}, C_in = {};
-    Held<float, kVec> A_in[kChannels] = {};
+    RawVec<T, kVec> B_in = {}, C_in = {};
+    RawVec<float, kVec> A_in[kChannels] = {};
     Raw<T, kVec> state_in[kChannels];
     if (has) {
 #pragma unroll
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
     if (!ready) {
       ready = true;
       if (owns) {
-        Held<T, 1> x_in, dt_in, z_in;
+        RawVec<T, 1> x_in, dt_in, z_in;
         x_in.load(static_cast<const T*>(p.x.data) + p.x.offset(b, h, own));
         dt_in.load(static_cast<const T*>(p.dt.data) + p.dt.offset(b, h, own));
         if (p.z.data != nullptr) {
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
 // Whether kUpdateVec states of every channel can be loaded at once.
 bool has_vectors(const state_update::Problem& p) {
   if (p.states % kUpdateVec != 0) return false;
-  const auto whole = [](const View& v) {
+  const auto whole = [](const HeadView& v) {
     return v.data == nullptr ||
            (v.state == 1 && v.batch % kUpdateVec == 0 && v.head % kUpdateVec == 0 &&
             v.channel % kUpdateVec == 0 &&

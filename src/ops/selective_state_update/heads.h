@@ -11,7 +11,7 @@
 namespace fk::state_update {
 
 // Strides in elements; 0 along what a tensor does not have.
-struct View {
+struct HeadView {
   void* data = nullptr;  // NULL: not there
   DType dtype = DType::kFloat32;
   int64_t batch = 0, head = 0, channel = 0, state = 0;
@@ -24,16 +24,16 @@ struct View {
 struct Problem {
   int64_t batch, heads, channels, states;  // channels: of a head
   int64_t group_heads, group_channels;     // that share B and C; the channels only without heads
-  View state, x, dt, A, D, z, dt_bias, y, new_state;
-  View B, C;  // `head`: the stride from group to group
+  HeadView state, x, dt, A, D, z, dt_bias, y, new_state;
+  HeadView B, C;  // `head`: the stride from group to group
 
   FK_HOST_DEVICE int64_t group(int64_t h, int64_t p) const {
     return heads == 1 ? p / group_channels : h / group_heads;
   }
 };
 
-inline View view_of(const Tensor& t, bool has_heads, bool has_batch, bool has_states) {
-  View v;
+inline HeadView view_of(const Tensor& t, bool has_heads, bool has_batch, bool has_states) {
+  HeadView v;
   if (!t) return v;
   v.data = t.data;
   v.dtype = t.dtype;
@@ -45,8 +45,8 @@ inline View view_of(const Tensor& t, bool has_heads, bool has_batch, bool has_st
   return v;
 }
 
-inline View shared_view_of(const Tensor& t) {
-  View v;
+inline HeadView shared_view_of(const Tensor& t) {
+  HeadView v;
   v.data = t.data;
   v.dtype = t.dtype;
   v.batch = t.stride(0);

@@ -3,14 +3,14 @@
 // Floors (bytes of T per element): softmax and log_softmax 1 read + 1 write, their backwards 2
 // reads + 1 write, logsumexp 1 read, its backward 1 read + 1 write.
 //
-// Rows of up to 32 KB stay in registers between the statistics and the output (row_tile.cuh).
-// Longer rows, and rows across the fastest dimension, are reduced to their statistics in the
-// workspace and read a second time (row_map.cuh).
+// Rows of up to 32 KB stay in registers between the statistics and the output
+// (row_in_registers.cuh). Longer rows, and rows across the fastest dimension, are reduced to their
+// statistics in the workspace and read a second time (row_map.cuh).
 #include "core/workspace.h"
 #include "cuda/math.cuh"
+#include "cuda/row_in_registers.cuh"
 #include "cuda/row_map.cuh"
 #include "cuda/row_reduce.cuh"
-#include "cuda/row_tile.cuh"
 #include "ops/softmax/softmax.h"
 
 namespace fk::cuda {

@@ -436,10 +436,10 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   if (memory.items > 0) {
     const GradientJob gradient{job, memory.splits, memory.keys, works_in_pairs(job)};
     const auto kernel = FK_CPU_DISPATCH(backward_item);
-    attention::share_out(exec, memory.workers, memory.items,
-                         [&](int64_t worker, int64_t item, int64_t next) {
-                           kernel(gradient, memory.scratch.of(worker), worker, item, next);
-                         });
+    attention::run_neighbours_on_workers(
+        exec, memory.workers, memory.items, [&](int64_t worker, int64_t item, int64_t next) {
+          kernel(gradient, memory.scratch.of(worker), worker, item, next);
+        });
     if (memory.splits > 1) add_up_items(gradient, exec);
   }
   if (job.has_dbias) run_bias_gradient(job, memory.scratch, memory.workers, exec);

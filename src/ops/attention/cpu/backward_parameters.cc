@@ -154,17 +154,17 @@ int64_t bias_items(const BackwardJob& job) {
 void run_bias_gradient(const BackwardJob& job, const WorkerMemory& memory, int64_t workers,
                        const Exec& exec) {
   const auto kernel = FK_CPU_DISPATCH(bias_item);
-  attention::share_out(exec, workers, bias_items(job), [&](int64_t worker, int64_t item, int64_t) {
-    kernel(job, memory.of(worker), item);
-  });
+  attention::run_neighbours_on_workers(
+      exec, workers, bias_items(job),
+      [&](int64_t worker, int64_t item, int64_t) { kernel(job, memory.of(worker), item); });
 }
 
 void run_sink_gradient(const BackwardJob& job, const WorkerMemory& memory, int64_t workers,
                        const Exec& exec) {
   const auto kernel = FK_CPU_DISPATCH(sink_item);
-  attention::share_out(exec, workers, job.call.p.heads, [&](int64_t worker, int64_t item, int64_t) {
-    kernel(job, memory.of(worker), item);
-  });
+  attention::run_neighbours_on_workers(
+      exec, workers, job.call.p.heads,
+      [&](int64_t worker, int64_t item, int64_t) { kernel(job, memory.of(worker), item); });
 }
 
 }  // namespace fk::cpu

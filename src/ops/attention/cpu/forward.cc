@@ -350,7 +350,7 @@ Status run(const AttentionFwd& a, const Exec& exec) {
                       [&](int64_t begin, int64_t end) { copy(job, begin, end); });
   }
   const auto kernel = FK_CPU_DISPATCH(forward_block);
-  attention::share_out(
+  attention::run_neighbours_on_workers(
       exec, memory.workers, job.blocks.count, [&](int64_t worker, int64_t item, int64_t next) {
         kernel(job, memory.scratch + worker * static_cast<int64_t>(memory.scratch_bytes), item,
                next);

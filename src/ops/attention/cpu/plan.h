@@ -6,17 +6,19 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
-#include <thread>
 
 #include "core/exec.h"
 #include "core/workspace.h"
 #include "cpu/matrix_view.h"
+#include "cpu/workers.h"
 #include "ops/attention/problem.h"
 
 namespace fk::attention {
 
+using cpu::kMostWorkers;
 using cpu::MatrixView;
 using cpu::padded_columns;
+using cpu::worker_limit;
 
 // Queries that are worked on together: a multiple of every instruction set's panel_width().
 constexpr int64_t kQueryBlock = 64;
@@ -189,16 +191,6 @@ inline int64_t most_query_blocks(const Problem& p) {
                    : p.batch * blocks_of(p.q_len));
 }
 
-constexpr int64_t kMostWorkers = 256;
-
-// Threads that can have scratch memory of their own. Fixed for the life of the process, because a
-// call must find the workspace it was told to bring.
-inline int64_t worker_limit() {
-  static const int64_t limit = std::clamp<int64_t>(
-      static_cast<int64_t>(std::thread::hardware_concurrency()), 1, kMostWorkers);
-  return limit;
-}
-
 inline int64_t workers_for(const Problem& p, int64_t items) {
   if (products_of(p) <= kInlineProducts) return 1;
   return std::clamp<int64_t>(items, 1, worker_limit());
@@ -209,7 +201,7 @@ inline int64_t workers_for(const Problem& p, int64_t items) {
 // it touches in the caches near it, and helps others with theirs when it is done. Which worker gets
 // an item is up to chance; what it does must not depend on it.
 template <class Body>
-void share_out(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
+void run_neighbours_on_workers(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
   struct alignas(64) Counter {
     std::atomic<int64_t> value;
   };

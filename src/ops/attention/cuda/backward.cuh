@@ -36,7 +36,7 @@ struct Backward {
   float* dq_sums;               // patches (cuda/tiles.cuh); NULL: not wanted here
   int64_t dq_rows, dq_columns;  // of a head
   int group;                    // query heads a key head
-  int tiles, together;          // see find_place
+  int tiles, together;          // see find_block_rows
 
   Result dbias;                 // (batch, head, row: query; column: key), with strides of 0
   int bias_queries, bias_keys;  // 1 where repeated

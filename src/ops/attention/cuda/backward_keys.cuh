@@ -10,7 +10,7 @@ namespace fk::cuda::attention {
 template <class Tile>
 __device__ __forceinline__ void split_block(const Backward& p, KeysBlock& block, uint32_t k_tile,
                                             uint32_t v_tile) {
-  const Place place = block.place;
+  const BlockRows place = block.place;
   const int64_t row = block.sequence.k_begin + place.begin;
   const int valid = block.window.keys - place.begin;
   const auto split = [&](uint32_t tile, const Operand& x, const float* floats) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
   KeysBlock& block = *reinterpret_cast<KeysBlock*>(shared + Tile::kSharedBytes - sizeof(KeysBlock));
   const int group = p.group;
   {
-    const Place place = find_place<kKeys, false>(
+    const BlockRows place = find_block_rows<kKeys, false>(
         p.problem, p.tiles, static_cast<int>(p.problem.kv_heads), p.together, false);
     if (!place.any) return;
     const Sequence sequence = p.problem.sequence(place.b);
@@ -176,7 +176,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
         }
         if (!plain) {
           // A group's heads differ in slope and bias.
-          Place query_place = block.place;
+          BlockRows query_place = block.place;
           query_place.head = query_place.head * group + step_group;
           const HeadScore score(p.change, query_place, operand_scale<Tile>(block),
                                 block.window.offset);
@@ -323,7 +323,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
     }
   }
 
-  const Place place = block.place;
+  const BlockRows place = block.place;
   const int64_t row = block.sequence.k_begin + place.begin;
   const int valid = static_cast<int>(block.sequence.k_len) - place.begin;
   const float dk_factor = p.change.scale * (kScaledOperands<Tile> ? block.ds_scale : 1.f) *

@@ -192,9 +192,9 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   if (bias) {
     if (threadIdx.x == 0) block = find_bias<Tile>(p);
   } else {
-    const Place found =
-        find_place<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads), 0,
-                                      p.problem.mask.right < Mask::kUnlimited);
+    const BlockRows found =
+        find_block_rows<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads), 0,
+                                           p.problem.mask.right < Mask::kUnlimited);
     if (!found.any) return;
     if (threadIdx.x == 0) {
       const Sequence sequence = p.problem.sequence(found.b);
@@ -299,7 +299,7 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
     __syncthreads();
   } while (block.place.any);
 
-  const Place place = block.place;
+  const BlockRows place = block.place;
   const float factor =
       bias ? 1.f
            : p.change.scale * block.ds_scale * scale_of<Tile>(p.k, place.batch, block.kv_head);

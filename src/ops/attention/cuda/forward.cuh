@@ -25,7 +25,7 @@ struct Forward {
   View sinks;
   DType sinks_dtype;
   int group;            // query heads a key head
-  int tiles, together;  // see find_place
+  int tiles, together;  // see find_block_rows
 };
 
 struct ForwardBlock : Block {
@@ -93,7 +93,7 @@ __device__ __forceinline__ RowEnd end_row(const Forward& p, int head, float high
   return {highest, all, none ? 0.f : quotient, none};
 }
 
-__device__ __forceinline__ float& lse_of_row(const Forward& p, const Place& place,
+__device__ __forceinline__ float& lse_of_row(const Forward& p, const BlockRows& place,
                                              const Sequence& sequence, int i) {
   return static_cast<float*>(
       p.lse.data)[place.batch * p.lse.batch + (sequence.q_begin + i) * p.lse.row +
@@ -142,9 +142,9 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
 
   int keys_begin;
   {
-    const Place place =
-        find_place<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
-                                      p.together, p.problem.mask.right < Mask::kUnlimited);
+    const BlockRows place =
+        find_block_rows<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
+                                           p.together, p.problem.mask.right < Mask::kUnlimited);
     if (!place.any) return;
     const Sequence sequence = p.problem.sequence(place.b);
     const int queries = static_cast<int>(sequence.q_len);
@@ -323,7 +323,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
     multiply_add<kDim>(out, weights, v_at.fresh(), Tile::kKeyBytes);
   }
 
-  const Place place = block.place;
+  const BlockRows place = block.place;
   const Sequence sequence = block.sequence;
   const int thread = Tile::kTerms == 2 ? thread_index() : static_cast<int>(threadIdx.x);
   const int warp = thread / 32 % Tile::kRowWarps, lane = thread % 32;

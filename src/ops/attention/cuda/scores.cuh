@@ -36,7 +36,7 @@ struct HeadScore {
   int offset;
   bool direct = false;  // gradients are wanted of scores, as those of bias are
 
-  __device__ __forceinline__ HeadScore(const ScoreChange& c, const Place& place,
+  __device__ __forceinline__ HeadScore(const ScoreChange& c, const BlockRows& place,
                                        float operand_scale, int offset_) {
     bias = c.bias.data;
     bias_dtype = c.bias_dtype;

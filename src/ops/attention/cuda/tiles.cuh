@@ -102,7 +102,7 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
 }
 
 // A block's work: rows [begin, begin + kRows) of a sequence.
-struct Place {
+struct BlockRows {
   int64_t batch;  // of the tensors: 0 where sequences are packed
   int64_t b;      // the sequence
   int head;
@@ -114,8 +114,8 @@ struct Place {
 // Grids are (tiles, heads); see tile_grid. The last `together` heads of a batch come tile by tile
 // (see heads_together). Packed sequences are looked up by each warp, 32 at a time.
 template <int kRows, bool kQueries>
-__device__ __forceinline__ Place find_place(const Problem& p, int tiles, int heads, int together,
-                                            bool last_first) {
+__device__ __forceinline__ BlockRows find_block_rows(const Problem& p, int tiles, int heads,
+                                                     int together, bool last_first) {
   int64_t rest;
   int tile;
   if (gridDim.y == 1) {  // 32-bit divisions are far quicker
@@ -134,7 +134,7 @@ __device__ __forceinline__ Place find_place(const Problem& p, int tiles, int hea
     tile = static_cast<int>(index - rest * tiles);
   }
   if (last_first) tile = tiles - 1 - tile;
-  Place place;
+  BlockRows place;
   if (!p.packed) {
     place.b = place.batch =
         gridDim.y == 1 ? static_cast<unsigned>(rest) / static_cast<unsigned>(heads) : rest / heads;
@@ -231,7 +231,7 @@ struct Window {
 
 // What a block works on; kept in shared memory where registers are short.
 struct Block {
-  Place place;
+  BlockRows place;
   Sequence sequence;
   Window window;
 };

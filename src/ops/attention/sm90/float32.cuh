@@ -179,7 +179,7 @@ __device__ __forceinline__ void multiply_rows(const Forward& p, uint8_t* shared,
     phase ^= 1;
   }
 
-  const Place place = block.place;
+  const BlockRows place = block.place;
   const Sequence sequence = block.sequence;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int first_row = warp * 16 + lane / 4;  // in the tile
@@ -245,9 +245,9 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   auto* const barriers = reinterpret_cast<FloatBarriers*>(shared + Tile::kTileBytes);
   ForwardBlock& block = *reinterpret_cast<ForwardBlock*>(barriers + 1);
-  const Place place =
-      find_place<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
-                                    p.together, p.problem.mask.right < Mask::kUnlimited);
+  const BlockRows place =
+      find_block_rows<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
+                                         p.together, p.problem.mask.right < Mask::kUnlimited);
   if (!place.any) return;
   const Sequence sequence = p.problem.sequence(place.b);
   const Window window(p.problem.mask, sequence);

@@ -238,7 +238,7 @@ __device__ __forceinline__ float split_queries(const Forward& p, const ForwardBl
   constexpr int kWarpRows = Splitter::kWarpRows, kAccesses = Splitter::kAccesses;
   Splitter splitter{1 + warpgroup, barriers->largest[warpgroup][0],
                     static_cast<int>(threadIdx.x) / 32 % 4};
-  const Place& tile_place = block.place;
+  const BlockRows& tile_place = block.place;
   const int row = tile_place.begin + warpgroup * 64 + splitter.warp * kWarpRows;
   const typename Splitter::Source source(
       p.q,

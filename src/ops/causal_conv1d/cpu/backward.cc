@@ -21,7 +21,7 @@ constexpr int64_t kItems = 32;
 
 struct BackwardJob {
   Input in;
-  scan::View dy, dx;
+  scan::StepView dy, dx;
   Tensor dfinal_state, dinitial_state, dweight, dbias;
   int64_t items;
   float* sums;  // [item, W + 1, padded channels]

@@ -19,18 +19,18 @@ namespace {
 
 struct ForwardJob {
   Input in;
-  scan::View y;
+  scan::StepView y;
   Tensor final_state;
 };
 
 // A vector of steps is a tile of L = 1 in the update.
 struct UpdateJob {
-  scan::View x, y;
+  scan::StepView x, y;
   Tensor state, weight, bias, new_state;
   int64_t batch, length, channels, width, activation;
 };
 
-scan::View update_view(const Tensor& t) {
+scan::StepView update_view(const Tensor& t) {
   if (!t || t.ndim == 3) return scan::view_of(t);
   return {t.data, t.dtype, t.stride(0), 0, t.stride(1)};
 }

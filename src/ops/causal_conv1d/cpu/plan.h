@@ -4,14 +4,14 @@
 #include <algorithm>
 
 #include "core/workspace.h"
-#include "cpu/share_out.h"
 #include "cpu/tile_rows.h"
+#include "cpu/workers.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/selective_scan/problem.h"
 
 namespace fk::scan {
 
-inline cpu::TileRows tile_rows(const View& v, int64_t batch, int64_t step, int64_t channel) {
+inline cpu::TileRows tile_rows(const StepView& v, int64_t batch, int64_t step, int64_t channel) {
   const cpu::TileRows rows{v.data, v.dtype, v.step, v.channel};
   return rows.at(batch * v.batch + step * v.step + channel * v.channel);
 }
@@ -24,7 +24,7 @@ constexpr int64_t kSteps = 64;  // of a tile
 constexpr int64_t kHistory = kMaxConvWidth - 1;
 
 struct Input {
-  scan::View x;
+  scan::StepView x;
   scan::Sequences sequences;
   Tensor weight, bias, initial_state;
   int64_t width, channels, activation;

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
 #pragma unroll 1
     for (int i = 0; i < Ring::kStages - 1; ++i) copy();
     // Asked for together with the taps.
-    Held<T, kVec> before[kTaps - 1];
+    RawVec<T, kVec> before[kTaps - 1];
     const int64_t channel = active ? place.channel : a.channels - kVec;
     inputs_before(a, g, g.first + start - g.begin, channel, before);
     const ConvWeights<kTaps, kVec> w = channel_weights<T, kTaps, kVec>(a, channel);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
 #pragma unroll 1
       for (; t + kRows <= end; t += kRows) {
         turn();
-        Held<T, kVec> in[kRows], grad[kRows];
+        RawVec<T, kVec> in[kRows], grad[kRows];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           in[r].load(x_ring.at(r));
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
     turn();
 #pragma unroll 1
     for (int r = 0; t < steps; ++t, ++r) {
-      Held<T, kVec> in, grad;
+      RawVec<T, kVec> in, grad;
       float value[kVec];
       in.load(x_ring.at(r));
       grad.load(dy_ring.at(r));

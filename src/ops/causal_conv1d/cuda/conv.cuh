@@ -8,10 +8,10 @@
 #include "cuda/convert.cuh"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/gates.cuh"
-#include "cuda/held.cuh"
 #include "cuda/launch.h"
 #include "cuda/parameter.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/raw_vec.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/selective_scan/cuda/segments.h"
 
@@ -26,8 +26,8 @@ struct ConvState {
 };
 
 struct ConvArgs {
-  scan::View x, y;  // y: dy in the backward
-  scan::View dx;
+  scan::StepView x, y;  // y: dy in the backward
+  scan::StepView dx;
   const void *weight, *bias;  // bias: NULL without one
   bool weight_is_float, bias_is_float;
   int64_t weight_channel, weight_tap, bias_channel;
@@ -118,7 +118,7 @@ __device__ __forceinline__ ConvWeights<kTaps, kCount> channel_weights(const Conv
   ConvWeights<kTaps, kCount> w;
   const int missing = missing_taps<kTaps>(a);
   const int64_t row = channel * a.weight_channel - missing * a.weight_tap;
-  Held<T, 1> bias[kCount] = {}, tap[kTaps][kCount] = {};
+  RawVec<T, 1> bias[kCount] = {}, tap[kTaps][kCount] = {};
 #pragma unroll
   for (int c = 0; c < kCount; ++c) {
     w.bias[c] = 0;
@@ -164,7 +164,7 @@ __device__ __forceinline__ ConvWeights<kTaps, kCount> channel_weights(const Conv
 // 0 or not below kCount.
 template <class T, int kVec, int kCount>
 __device__ __forceinline__ void inputs_before(const ConvArgs& a, const Segment& g, int64_t first,
-                                              int64_t channel, Held<T, kVec> (&in)[kCount]) {
+                                              int64_t channel, RawVec<T, kVec> (&in)[kCount]) {
   if (first > 0) {
     const T* x = static_cast<const T*>(a.x.data) + g.batch * a.x.batch +
                  (g.begin + first - kCount) * a.x.step + channel * a.x.channel;
@@ -199,7 +199,7 @@ inline ConvState conv_state(const Tensor& t) {
 }
 
 // x or y of the update, of one step or several.
-inline scan::View update_view(const Tensor& t) {
+inline scan::StepView update_view(const Tensor& t) {
   if (!t) return {};
   return {t.data, t.dtype, t.stride(0), t.ndim == 3 ? t.stride(1) : 0, t.stride(-1)};
 }

@@ -9,7 +9,7 @@
 //
 // Time contiguous: a warp takes a channel, a lane 16 bytes of time, through a ring in shared
 // memory, from which the W - 1 inputs before them come too.
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/causal_conv1d/cuda/forward_time.cuh"
 #include "ops/causal_conv1d/cuda/rows.cuh"
 
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kConvThreads, kChannelBlocks)
   const RowPrefetch<T, kVec, kRows> prefetch(x, a.x.step, place.lane);
   if (kVec > 1) prefetch(0, a.x.step, steps);
   // Asked for together with the taps.
-  Held<T, kVec> before[kTaps - 1];
+  RawVec<T, kVec> before[kTaps - 1];
   inputs_before(a, g, g.first - g.begin, place.channel, before);
   const ConvWeights<kTaps, kVec> w = channel_weights<T, kTaps, kVec>(a, place.channel);
   RowWindow<kTaps, kVec> window(before);
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kConvThreads, kChannelBlocks)
 #pragma unroll 1
   for (; t + kRows <= steps; t += kRows) {
     if (kVec > 1) prefetch(t + kRows, a.x.step, steps);
-    Held<T, kVec> in[kRows];
+    RawVec<T, kVec> in[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) in[r].load(x + r * a.x.step);
     x += kRows * a.x.step;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kConvThreads, kChannelBlocks)
   }
 #pragma unroll 1
   for (; t < steps; ++t) {
-    Held<T, kVec> in;
+    RawVec<T, kVec> in;
     in.load(x);
     x += a.x.step;
     in.unpack_to(window.rows[0]);

@@ -51,7 +51,7 @@ struct TimeItem {
         min(a.segments.sequences.length - first(a), a.segments.steps + int64_t{1 << 20}));
   }
   template <class T>
-  __device__ __forceinline__ T* at(const ConvArgs& a, const scan::View& v) const {
+  __device__ __forceinline__ T* at(const ConvArgs& a, const scan::StepView& v) const {
     return static_cast<T*>(v.data) + sequence * v.batch + channel * v.channel + first(a);
   }
 };
@@ -79,7 +79,7 @@ struct LaneTap {
     float value[1] = {__uint_as_float(word)};
     if constexpr (sizeof(T) == 2) {
       if (!(lane == a.width ? a.bias_is_float : a.weight_is_float)) {
-        Held<T, 1>{{word}}.unpack_to(value);
+        RawVec<T, 1>{{word}}.unpack_to(value);
       }
     }
     ConvWeights<kTaps, 1> w;
@@ -208,7 +208,7 @@ struct TimeStream {
   // The lane's inputs and the kHalo before them.
   template <int kHalo>
   __device__ __forceinline__ void inputs(float (&window)[kHalo + kVec]) const {
-    Held<T, kVec> own;
+    RawVec<T, kVec> own;
     own.load(ring.x + (at & kMask));
     float values[kVec];
     own.unpack_to(values);
@@ -217,7 +217,7 @@ struct TimeStream {
     constexpr int kPart = kHalo <= 4 ? 4 : kVec, kParts = (kHalo + kPart - 1) / kPart;
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
-      Held<T, kPart> held;
+      RawVec<T, kPart> held;
       held.load(ring.x + ((at - (p + 1) * kPart) & kMask));
       float part[kPart];
       held.unpack_to(part);
@@ -230,7 +230,7 @@ struct TimeStream {
   }
 
   __device__ __forceinline__ void gradients(float (&value)[kVec]) const {
-    Held<T, kVec> held;
+    RawVec<T, kVec> held;
     held.load(ring.dy + (at & kMask));
     held.unpack_to(value);
   }

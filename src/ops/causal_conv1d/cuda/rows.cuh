@@ -5,7 +5,7 @@
 #include <climits>
 
 #include "cuda/mma.cuh"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/causal_conv1d/cuda/conv.cuh"
 
 namespace fk::cuda {
@@ -101,7 +101,8 @@ struct RowWindow {
 
   // With the inputs before row 0.
   template <class T>
-  __device__ __forceinline__ explicit RowWindow(const Held<T, kVec> (&before)[kTaps - 1]) : rows{} {
+  __device__ __forceinline__ explicit RowWindow(const RawVec<T, kVec> (&before)[kTaps - 1])
+      : rows{} {
 #pragma unroll
     for (int k = 1; k < kTaps; ++k) before[k - 1].unpack_to(rows[k]);
   }

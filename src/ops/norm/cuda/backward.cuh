@@ -12,9 +12,9 @@
 namespace fk::cuda::norm {
 
 struct Backward {
-  View inputs[3];  // dy, x, dsum
-  View dx;
-  View mean, rstd;  // mean: layer_norm's
+  UntypedRows inputs[3];  // dy, x, dsum
+  UntypedRows dx;
+  UntypedRows mean, rstd;  // mean: layer_norm's
   Parameter weight;
   float* dweight = nullptr;  // partial sums, [blocks, columns]; NULL: not wanted
   float* dbias = nullptr;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   int turn = 0;
   for (uint32_t row = first; row < rows; row += step, turn ^= 1) {
     const float mean = next_mean, rstd = next_rstd;
-    RowPart<T, kVecs> parts[3];
+    RowVectors<T, kVecs> parts[3];
     loader.take(row, parts);
     fetch_statistics(row + step);
     Pair sums = {0, 0};  // of g, of g * (x - mean)

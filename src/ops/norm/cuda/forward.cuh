@@ -13,9 +13,9 @@
 namespace fk::cuda::norm {
 
 struct Forward {
-  View inputs[2];  // x, residual
-  View y, sum;
-  View mean, rstd;
+  UntypedRows inputs[2];  // x, residual
+  UntypedRows y, sum;
+  UntypedRows mean, rstd;
   Parameter weight, bias;
   int64_t rows = 0, columns = 0;
   float eps = 0;
@@ -37,7 +37,7 @@ struct Statistics {
 
 // The sum of the row's squares.
 template <class T, class Team, int kVecs>
-__device__ __forceinline__ float row_squares(const RowPart<T, kVecs>& s, int vectors,
+__device__ __forceinline__ float row_squares(const RowVectors<T, kVecs>& s, int vectors,
                                              float* scratch) {
   constexpr int kWidth = kVecWidth<T>;
   float sum = 0;
@@ -62,7 +62,7 @@ struct alignas(16) Moments {
 // distance from the warp's mean is at most entries / kWidth times the variance: what m2 loses to
 // cancellation is bounded, whatever the row's mean is.
 template <class T, class Team, int kVecs>
-__device__ __forceinline__ Moments row_moments(const RowPart<T, kVecs>& s, int vectors,
+__device__ __forceinline__ Moments row_moments(const RowVectors<T, kVecs>& s, int vectors,
                                                Moments* scratch) {
   constexpr int kWidth = kVecWidth<T>;
   const int warp = Team::rank() / kWarpSize;
@@ -125,11 +125,11 @@ __device__ __forceinline__ Moments row_moments(const RowPart<T, kVecs>& s, int v
 }
 
 template <class T, class Team, int kVecs>
-__device__ __forceinline__ void load_row(const T* data, int vectors, RowPart<T, kVecs>& part) {
+__device__ __forceinline__ void load_row(const T* data, int vectors, RowVectors<T, kVecs>& part) {
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int v = Team::rank() + i * Team::kSize;
-    if (v < vectors) part[i] = load_ordered<kVecWidth<T>>(data + v * kVecWidth<T>);
+    if (v < vectors) part[i] = load_read_only_in_place<kVecWidth<T>>(data + v * kVecWidth<T>);
   }
 }
 
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
-  RowPart<T, kVecs> s, residual;
+  RowVectors<T, kVecs> s, residual;
   load_row<T, Team, kVecs>(x, vectors, s);
   if (kAll || added != nullptr) {
     load_row<T, Team, kVecs>(added, vectors, residual);

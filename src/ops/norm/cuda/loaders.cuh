@@ -11,9 +11,10 @@ namespace fk::cuda::norm {
 template <class T, int kInputs, class Team, int kVecs, bool kPlain>
 class DirectLoader {
  public:
-  __device__ DirectLoader(const View* sources, uint32_t, uint32_t, int vectors, uint32_t, int)
+  __device__ DirectLoader(const UntypedRows* sources, uint32_t, uint32_t, int vectors, uint32_t,
+                          int)
       : sources_(sources), vectors_(vectors) {}
-  __device__ __forceinline__ void take(uint32_t row, RowPart<T, kVecs> (&parts)[kInputs]) {
+  __device__ __forceinline__ void take(uint32_t row, RowVectors<T, kVecs> (&parts)[kInputs]) {
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
       if (!kPlain && !sources_[k]) continue;
@@ -21,14 +22,15 @@ class DirectLoader {
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
         const int v = Team::rank() + i * Team::kSize;
-        if (v < vectors_) parts[k][i] = load_ordered<kVecWidth<T>>(data + v * kVecWidth<T>);
+        if (v < vectors_)
+          parts[k][i] = load_read_only_in_place<kVecWidth<T>>(data + v * kVecWidth<T>);
       }
     }
   }
   __device__ __forceinline__ void refill(uint32_t) {}
 
  private:
-  const View* sources_;
+  const UntypedRows* sources_;
   int vectors_;
 };
 
@@ -39,7 +41,7 @@ constexpr int kMaxStages = 4;
 template <class T, int kInputs, class Team, int kVecs, bool kPlain>
 class BulkLoader {
  public:
-  __device__ BulkLoader(const View* sources, uint32_t first, uint32_t step, int vectors,
+  __device__ BulkLoader(const UntypedRows* sources, uint32_t first, uint32_t step, int vectors,
                         uint32_t rows, int stages)
       : sources_(sources), step_(step), rows_(rows), vectors_(vectors), stages_(stages) {
     extern __shared__ uint4 shared_rows[];
@@ -56,7 +58,7 @@ class BulkLoader {
       for (int s = 0; s < stages && row < rows; ++s, row += step) issue(s, row);
     }
   }
-  __device__ __forceinline__ void take(uint32_t, RowPart<T, kVecs> (&parts)[kInputs]) {
+  __device__ __forceinline__ void take(uint32_t, RowVectors<T, kVecs> (&parts)[kInputs]) {
     barrier_wait(&full_[stage_], phase_);
     const uint4* slot = ring_ + stage_ * kInputs * vectors_;
 #pragma unroll
@@ -95,7 +97,7 @@ class BulkLoader {
     }
   }
 
-  const View* sources_;
+  const UntypedRows* sources_;
   uint32_t step_, rows_;
   int vectors_, stages_;
   int stage_ = 0;

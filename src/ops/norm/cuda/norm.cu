@@ -94,8 +94,8 @@ Status with_backward_tile(int64_t vectors, bool special, const Body& body) {
 constexpr int kLoopedThreads = 512;
 constexpr int kLoopedBlocksPerMultiprocessor = 2;
 
-View view_of(const Tensor& t, int inner_dims) {
-  View view;
+UntypedRows view_of(const Tensor& t, int inner_dims) {
+  UntypedRows view;
   if (!t) return view;
   view.data = t.data;
   view.rows = rows_of(t, inner_dims);

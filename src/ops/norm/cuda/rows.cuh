@@ -10,7 +10,7 @@
 namespace fk::cuda::norm {
 
 // A tensor of type [..., N], or of one entry per row. Without data: not given.
-struct View {
+struct UntypedRows {
   void* data = nullptr;
   Rows rows;
   int64_t column_stride = 1;
@@ -137,7 +137,7 @@ constexpr int kSpecialCode = 90;  // DeviceProperties::code from which on there 
 
 // A thread's share of a row: kVecs vectors, vector i at position rank + i * team size.
 template <class T, int kVecs>
-using RowPart = Vec<T, kVecWidth<T>>[kVecs];
+using RowVectors = Vec<T, kVecWidth<T>>[kVecs];
 
 // A thread's share of a parameter, held in registers as it is stored. One in float32 beside 16-bit
 // activations would take twice the room and is read again whenever it is asked for. kGiven: it is
@@ -156,7 +156,7 @@ class HeldParameter {
         for (int j = 0; j < kWidth; ++j) otherwise[j] = p.otherwise;
         held_[i] = pack<T>(otherwise);
       } else if (kGiven || std::is_same_v<T, float> || !p.is_float) {
-        held_[i] = load_ordered<kWidth>(static_cast<const T*>(p.data) + v * kWidth);
+        held_[i] = load_read_only_in_place<kWidth>(static_cast<const T*>(p.data) + v * kWidth);
       }
     }
   }
@@ -185,7 +185,7 @@ class HeldParameter {
  private:
   static constexpr int kWidth = kVecWidth<T>;
   const Parameter& p_;
-  RowPart<T, kVecs> held_;
+  RowVectors<T, kVecs> held_;
 };
 
 }  // namespace fk::cuda::norm

@@ -143,13 +143,14 @@ void backward_tile(const BackwardJob& job, const Block& block, const TilePlace& 
   const Inputs& in = job.in;
   const int64_t lanes = hn::Lanes(d), size = place.count * lanes;
   const bool gated = in.z.data != nullptr;
-  const auto rows = [&](const scan::View& v) {
+  const auto rows = [&](const scan::StepView& v) {
     return scan::rows_of(v, place.batch, place.step, block.first);
   };
   load_inputs(in, block, place.batch, place.step, place.count, &tile.in, tile.slope);
   load_tile(rows(job.dy), place.count, block.count, gated ? tile.dy : tile.dg);
   if (gated) load_tile(rows(in.z), place.count, block.count, tile.z);
-  for (const scan::View* v : {&in.u, &in.delta, &in.z, &job.dy, &job.du, &job.ddelta, &job.dz}) {
+  for (const scan::StepView* v :
+       {&in.u, &in.delta, &in.z, &job.dy, &job.du, &job.ddelta, &job.dz}) {
     if (v->data != nullptr) prefetch_next(rows(*v), place.count);
   }
   const Vec skip = load_parameter(in.D, block);
@@ -384,8 +385,8 @@ Status run(const SelectiveScanBwd& a, const Exec& exec) {
   // Too little work to wake a thread for.
   constexpr int64_t kInline = 1 << 16;
   const int64_t work = in.p.batch * in.p.length * in.p.channels * in.p.states;
-  share_out(exec, work < kInline ? 1 : memory.workers, job.items(),
-            [&](int64_t worker, int64_t item) { kernel(job, worker, item); });
+  run_on_workers(exec, work < kInline ? 1 : memory.workers, job.items(),
+                 [&](int64_t worker, int64_t item) { kernel(job, worker, item); });
   finish_sums(job, exec);
   return {};
 }

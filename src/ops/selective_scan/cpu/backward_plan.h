@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/workspace.h"
-#include "cpu/share_out.h"
+#include "cpu/workers.h"
 #include "ops/selective_scan/cpu/plan.h"
 
 namespace fk::scan {
@@ -29,7 +29,7 @@ struct Cut {
 
 struct BackwardJob {
   Inputs in;
-  View dy, du, ddelta, dz;
+  StepView dy, du, ddelta, dz;
   Tensor dlast_state, checkpoints, dA, dB, dC, dD, ddelta_bias, dinitial_state;
   Cut cut;
   int64_t lanes, blocks_per_group;

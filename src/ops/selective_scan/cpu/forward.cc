@@ -174,7 +174,7 @@ void scan_steps(const ForwardJob& job, const Block& block, int64_t batch, int64_
     if (spacing > 0) next = std::min(next, (step / spacing + 1) * spacing);
     const Steps steps = steps_of(in, batch, block.group, step, next - step);
     load_inputs(in, block, batch, step, steps.count, &tile);
-    for (const scan::View* v : {&in.u, &in.delta, &in.z, &job.y}) {
+    for (const scan::StepView* v : {&in.u, &in.delta, &in.z, &job.y}) {
       if (v->data != nullptr) {
         prefetch_next(scan::rows_of(*v, batch, step, block.first), steps.count);
       }

@@ -17,7 +17,7 @@ using cpu::TileRows;
 constexpr int64_t kTileSteps = 64;
 constexpr int64_t kTile = kTileSteps * kMaxLanes;
 
-inline TileRows rows_of(const View& v, int64_t batch, int64_t step, int64_t channel) {
+inline TileRows rows_of(const StepView& v, int64_t batch, int64_t step, int64_t channel) {
   const TileRows rows{v.data, v.dtype, v.step, v.channel};
   return rows.at(batch * v.batch + step * v.step + channel * v.channel);
 }
@@ -42,7 +42,7 @@ struct Parameters {
 // The inputs of a forward and of a backward, prepared.
 struct Inputs {
   Problem p;
-  View u, delta, z;
+  StepView u, delta, z;
   GroupView B, C;  // float32
   const float* A;  // [state, channel], times log2(e)
   int64_t A_stride;
@@ -73,7 +73,7 @@ struct Block {
 
 struct ForwardJob {
   Inputs in;
-  View y;
+  StepView y;
   Tensor last_state, checkpoints;
   int64_t algorithm;
   // Chunked: the state each chunk begins with, and its sum of dt; see cpu/forward.cc.

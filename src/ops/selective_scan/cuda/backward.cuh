@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   enum { kDelta, kU, kDy, kZ, kDu, kDdelta, kDz, kTensors };
   __shared__ BlockTensor tensors[kTensors];
   // Each by another warp, where there are so many.
-  const auto set_tensor = [&](int which, const scan::View& view) {
+  const auto set_tensor = [&](int which, const scan::StepView& view) {
     if (threadIdx.x == which * 32 % blockDim.x) tensors[which].template set<T>(a, place, view);
   };
   set_tensor(kDelta, a.delta);
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     }
     const auto put_all = [&](auto whole_pairs) {
       constexpr bool kPairs = decltype(whole_pairs)::value;
-      const auto put = [&](int which, const scan::View& view, auto&& pair_of) {
+      const auto put = [&](int which, const scan::StepView& view, auto&& pair_of) {
         if (view.data == nullptr) return;
         const int64_t next = tensors[which].next;
         T* p = pairs.at<kPairs>(tensors[which].template at<T>(i), view);
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
         const auto load_all = [&](auto whole_pairs) {
           constexpr bool kPairs = decltype(whole_pairs)::value;
           const auto load = [&](PairValues<T>& values, const BlockTensor& t,
-                                const scan::View& view) {
+                                const scan::StepView& view) {
             values.template load<kPairs>(pairs.at<kPairs>(t.template at<const T>(i), view), t.next,
                                          view.channel, exist);
           };

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kCarryBlocks)
                              (place.channel + channel) * from.channel + (first + s) * from.state);
     }
   }
-  const scan::View& second_view = kReverse ? a.dy : a.u;
+  const scan::StepView& second_view = kReverse ? a.dy : a.u;
   const scan::GroupView& states_view = kReverse ? a.C : a.B;
   const bool gated = kReverse && a.z.data != nullptr;
   const bool state_steps = states_view.step == 1 && states_view.state != 1;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kCarryBlocks)
 #pragma unroll 1
       for (int from = 0; from < ChunkPairs::kCount; from += kBatch) {
         Vec<T, 2> delta[kBatch], second[kBatch], z[kBatch];
-        const auto load = [&](const scan::View& view, Vec<T, 2>(&to)[kBatch]) {
+        const auto load = [&](const scan::StepView& view, Vec<T, 2>(&to)[kBatch]) {
           const int64_t next = pairs.next(view);
           const T* p = pairs.at<const T>(view, place, step) + from * next;
 #pragma unroll

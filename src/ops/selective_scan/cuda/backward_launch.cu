@@ -1,5 +1,5 @@
 // How the backward's kernels are launched, for each dtype.
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/selective_scan/cuda/backward.cuh"
 #include "ops/selective_scan/cuda/backward_carry.cuh"
 #include "ops/selective_scan/cuda/backward_short.cuh"

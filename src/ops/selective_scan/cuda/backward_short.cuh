@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kShortThreads)
   const int bc_l = state_steps ? thread % kPiece : thread / kStates;
   const int bc_n = state_steps ? thread / kPiece : thread % kStates;
   const int next_l = state_steps ? 0 : kPiece / 2, next_n = state_steps ? kStates / 2 : 0;
-  const auto at = [&](const scan::View& view) {
+  const auto at = [&](const scan::StepView& view) {
     return static_cast<T*>(view.data) + place.batch * view.batch +
            (place.begin + stage_l) * view.step + (first_channel + stage_c) * view.channel;
   };

@@ -80,7 +80,7 @@ struct BackwardPlace {
                before;
   }
   template <class T>
-  __device__ __forceinline__ T* at(const scan::View& view, int64_t step) const {
+  __device__ __forceinline__ T* at(const scan::StepView& view, int64_t step) const {
     return static_cast<T*>(view.data) + segment.batch * view.batch + step * view.step +
            channel * view.channel;
   }
@@ -135,7 +135,7 @@ struct ChunkPairs {
     return step_of(i) < steps ? place.channels - 2 * pair_of(i) : 0;
   }
   template <class T>
-  __device__ __forceinline__ T* at(const scan::View& view, const BackwardPlace& place,
+  __device__ __forceinline__ T* at(const scan::StepView& view, const BackwardPlace& place,
                                    int64_t first) const {
     return at(place.at<T>(view, first), view);
   }
@@ -153,10 +153,10 @@ struct ChunkPairs {
   }
   // Of a tensor at a chunk's beginning, where the first is. kPairs: channels are neighbours.
   template <bool kPairs = false, class T>
-  __device__ __forceinline__ T* at(T* chunk, const scan::View& view) const {
+  __device__ __forceinline__ T* at(T* chunk, const scan::StepView& view) const {
     return chunk + (times(step, view.step) + (kPairs ? 2 * pair : times(2 * pair, view.channel)));
   }
-  __device__ __forceinline__ int64_t next(const scan::View& view) const {
+  __device__ __forceinline__ int64_t next(const scan::StepView& view) const {
     return times(next_step, view.step) + times(2 * next_pair, view.channel);
   }
 };
@@ -170,7 +170,7 @@ struct BlockTensor {
 
   template <class T>
   __device__ __forceinline__ void set(const BackwardArgs& a, const BackwardPlace& place,
-                                      const scan::View& view) {
+                                      const scan::StepView& view) {
     first = view.data == nullptr ? nullptr : place.at<T>(view, place.segment.first);
     chunk = kChunk * view.step;
     next = ChunkPairs(a.warps, a.time_contiguous, 0).next(view);

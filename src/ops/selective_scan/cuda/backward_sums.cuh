@@ -2,7 +2,7 @@
 // and ddelta_bias, all in one kernel.
 #pragma once
 
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/selective_scan/cuda/backward_stage.cuh"
 
 namespace fk::cuda {

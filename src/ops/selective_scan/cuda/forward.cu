@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/workspace.h"
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/selective_scan/cuda/forward.cuh"
 #include "ops/selective_scan/cuda/forward_chunks.cuh"
 #include "ops/selective_scan/cuda/forward_few.cuh"
@@ -136,7 +136,7 @@ struct Units {
              whole(v.batch, a.batch);
     };
     channels = whole(a.channels / a.groups, a.groups);
-    for (const scan::View* v : {&a.u, &a.delta, &a.z, &a.y}) {
+    for (const scan::StepView* v : {&a.u, &a.delta, &a.z, &a.y}) {
       if (v->data == nullptr) continue;
       channels = channels && begins(*v) && v->channel == 1 && whole(v->step, a.length);
       in_time = in_time && (v->step == 1 || a.length <= 1);
@@ -175,7 +175,7 @@ bool in_chunks(const SelectiveScanFwd& op, const scan::Problem& p, const ScanPla
   const Units units(a, 8);
   if (!units.states || !(a.time_contiguous ? units.steps : units.channels)) return false;
   const auto repeats = [](int64_t stride, int64_t size) { return size > 1 && stride <= 0; };
-  for (const scan::View* v : {&a.u, &a.delta, &a.z, &a.y}) {
+  for (const scan::StepView* v : {&a.u, &a.delta, &a.z, &a.y}) {
     if (v->data == nullptr) continue;
     if (repeats(v->step, a.length) || repeats(v->channel, a.channels) ||
         repeats(v->batch, a.batch)) {

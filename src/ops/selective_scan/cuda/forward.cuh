@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const Place place = Place::of_block(a, Tile::kNarrow ? a.block_channels : Tile::kChannels);
+  const BlockChannels place =
+      BlockChannels::of_block(a, Tile::kNarrow ? a.block_channels : Tile::kChannels);
   const Segment& segment = place.segment;
   if (!segment.exists) return;
   const int tiles = static_cast<int>((segment.last - segment.first + kT - 1) / kT);

@@ -25,7 +25,7 @@ namespace fk::cuda {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
 // What the threads do that chain chunks: a warp for even states, one for odd ones.
-__device__ __forceinline__ void chain_chunks(const ScanArgs& a, const Place& place,
+__device__ __forceinline__ void chain_chunks(const ScanArgs& a, const BlockChannels& place,
                                              const ChunkTurns& turns, ChunkTile::Shared& s,
                                              int thread) {
   using Tile = ChunkTile;
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(ChunkTile::kThreads, 1)
     fence_barrier_init_cluster();
     fence_barrier_init();
   }
-  const Place place = chunk_place(a);
+  const BlockChannels place = chunk_channels(a);
   const ChunkTurns turns(a);
   const ChunkLoader<T, kTime> loader{a, maps, place, turns, s, thread % Tile::kLoad};
   if (thread < Tile::kScan) {

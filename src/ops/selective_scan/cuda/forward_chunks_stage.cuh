@@ -72,8 +72,8 @@ struct ChunkTurns {
 };
 
 // Sequences are neither packed nor cut. Blocks of channels along x, groups and batches along y.
-__device__ __forceinline__ Place chunk_place(const ScanArgs& a) {
-  Place p;
+__device__ __forceinline__ BlockChannels chunk_channels(const ScanArgs& a) {
+  BlockChannels p;
   p.block = static_cast<int>(blockIdx.x);
   p.group = 0;
   unsigned batch = blockIdx.y;
@@ -96,7 +96,7 @@ struct ChunkLoader {
   using Tile = ChunkTile;
   const ScanArgs& a;
   const ChunkMaps& maps;
-  const Place& place;
+  const BlockChannels& place;
   const ChunkTurns& turns;
   Tile::Shared& s;
   const int thread;
@@ -204,7 +204,7 @@ template <class T, bool kTime, bool kScans>
 __device__ __forceinline__ void begin_chunks(const ChunkLoader<T, kTime>& loader, int thread) {
   using Tile = ChunkTile;
   const ScanArgs& a = loader.a;
-  const Place& place = loader.place;
+  const BlockChannels& place = loader.place;
   Tile::Shared& s = loader.s;
   static_assert(Tile::kThreads == 2 * Tile::kT && Tile::kScan == Tile::kChannels * Tile::kStates);
   const int step = thread % Tile::kT, half = thread / Tile::kT;

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scan_few(const __grid_const
 
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const Place place = Place::of_block(a, a.block_channels);
+  const BlockChannels place = BlockChannels::of_block(a, a.block_channels);
   const Segment& segment = place.segment;
   if (!segment.exists) return;
   const RowSteps counted = RowSteps::of<Tile>(segment);

@@ -71,9 +71,9 @@ struct RowSteps {
 
 // What the threads do that bring something: put tiles kLead ahead of the one that is scanned, two
 // more on their way.
-template <class Tile, class Held, class Ask, class Put>
-__device__ __forceinline__ void bring_tiles(const RowSteps& steps, Held (&held)[2], const Ask& ask,
-                                            const Put& put) {
+template <class Tile, class TileInFlight, class Ask, class Put>
+__device__ __forceinline__ void bring_tiles(const RowSteps& steps, TileInFlight (&held)[2],
+                                            const Ask& ask, const Put& put) {
   ask(0, held[0]);
   ask(1, held[1]);
 #pragma unroll 1
@@ -101,10 +101,10 @@ struct UnitStager {
   static constexpr int kT = Tile::kT, kUnits = Tile::kUnits;
   static constexpr bool kTime = kLayout == ScanLayout::kSteps;
   static constexpr bool kAny = kLayout == ScanLayout::kAny;
-  using Held = HeldUnits<T, kUnits>;
+  using TileInFlight = HeldUnits<T, kUnits>;
 
   const ScanArgs& a;
-  const Place& place;
+  const BlockChannels& place;
   const RowSteps steps;
   float* const shared;
   const int quads, across;
@@ -112,9 +112,9 @@ struct UnitStager {
   const T *u, *other;             // of the tile that is asked for next
   T* y;                           // of the next one that is put
   float own[kTime ? kUnits : 4];  // delta_bias or D of the units' channels
-  Held held[2];
+  TileInFlight held[2];
 
-  __device__ __forceinline__ UnitStager(const ScanArgs& args, const Place& block,
+  __device__ __forceinline__ UnitStager(const ScanArgs& args, const BlockChannels& block,
                                         const RowSteps& count, float* floats, int thread,
                                         bool for_outputs)
       : a(args),
@@ -126,7 +126,7 @@ struct UnitStager {
     step = kTime ? thread % (kT / 4) * 4 : thread / quads * kUnits;
     channel = kTime ? thread / (kT / 4) : thread % quads * 4;
     if (thread >= kT / kUnits * quads) channel = Tile::kChannels;  // nothing to do
-    const auto at = [&](const scan::View& view) {
+    const auto at = [&](const scan::StepView& view) {
       return place.template at<T>(view, place.segment.first) + step * view.step +
              channel * view.channel;
     };
@@ -140,7 +140,7 @@ struct UnitStager {
     }
   }
   // From one unit to the next.
-  __device__ __forceinline__ int64_t apart(const scan::View& view) const {
+  __device__ __forceinline__ int64_t apart(const scan::StepView& view) const {
     return kTime ? across * view.channel : view.step;
   }
   __device__ __forceinline__ int channel_of(int i) const {
@@ -151,8 +151,8 @@ struct UnitStager {
     return channel_of(i) < place.channels && step_of(i) < count;
   }
   // A tile at `from`, which then is the next one.
-  __device__ __forceinline__ void load(Quad (&to)[kUnits], const T*& from, const scan::View& view,
-                                       int count) const {
+  __device__ __forceinline__ void load(Quad (&to)[kUnits], const T*& from,
+                                       const scan::StepView& view, int count) const {
     if (!kAny && count == kT && place.channels == 4 * quads) {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) to[i] = Quad::at(from + i * apart(view));
@@ -169,18 +169,18 @@ struct UnitStager {
   }
 
   // Tiles are asked for in order.
-  __device__ __forceinline__ void ask_inputs(int tile, Held& to) {
+  __device__ __forceinline__ void ask_inputs(int tile, TileInFlight& to) {
     if (tile >= steps.tiles) return;
     load(to.other, other, a.delta, steps.in<Tile>(tile));
     load(to.u, u, a.u, steps.in<Tile>(tile));
   }
-  __device__ __forceinline__ void ask_outputs(int tile, Held& to) {
+  __device__ __forceinline__ void ask_outputs(int tile, TileInFlight& to) {
     if (tile >= steps.tiles) return;
     load(to.u, u, a.u, steps.in<Tile>(tile));
     if (a.z.data != nullptr) load(to.other, other, a.z, steps.in<Tile>(tile));
   }
 
-  __device__ __forceinline__ void put_inputs(int tile, const Held& from) const {
+  __device__ __forceinline__ void put_inputs(int tile, const TileInFlight& from) const {
     const int count = steps.in<Tile>(tile);
     float* out = inputs_of<Tile>(shared, tile) + Tile::kTimes;
     float time[kUnits][4], input[kUnits][4];
@@ -258,7 +258,7 @@ struct UnitStager {
       store(to, pack<T, 4>(out));
     }
   }
-  __device__ __forceinline__ void put_outputs(int tile, const Held& from) {
+  __device__ __forceinline__ void put_outputs(int tile, const TileInFlight& from) {
     const int count = steps.in<Tile>(tile);
     const float* sums = shared + Tile::kSums + (tile & 1) * Tile::kSumFloats;
     float out[kUnits][4];
@@ -319,8 +319,8 @@ struct UnitStager {
   __device__ __forceinline__ void run_inputs() {
     if (channel >= 4 * quads) return run_nothing();  // whole warps: the others meet at barriers
     bring_tiles<Tile>(
-        steps, held, [&](int tile, Held& to) { ask_inputs(tile, to); },
-        [&](int tile, const Held& from) { put_inputs(tile, from); });
+        steps, held, [&](int tile, TileInFlight& to) { ask_inputs(tile, to); },
+        [&](int tile, const TileInFlight& from) { put_inputs(tile, from); });
   }
   __device__ __forceinline__ void run_outputs() {
     if (channel >= 4 * quads || (a.y.data == nullptr && a.sums_after == nullptr)) {
@@ -351,7 +351,7 @@ template <class T, class Tile>
 struct StateStager {
   using Quad = ScanQuad<T>;
   static constexpr int kApart = Tile::kStateThreads / 8, kUnits = Tile::kT / kApart;
-  struct Held {
+  struct TileInFlight {
     Quad states[kUnits];
   };
 
@@ -362,9 +362,9 @@ struct StateStager {
   const int first_state, step;
   const int64_t stride;
   const T* from;  // of the tile that is asked for next
-  Held held[2];
+  TileInFlight held[2];
 
-  __device__ __forceinline__ StateStager(const ScanArgs& args, const Place& place,
+  __device__ __forceinline__ StateStager(const ScanArgs& args, const BlockChannels& place,
                                          const RowSteps& count, float* floats, int thread)
       : a(args),
         steps(count),
@@ -378,7 +378,7 @@ struct StateStager {
            place.group * view.group + (place.segment.first + step) * view.step +
            (a.first_state + first_state) * view.state;
   }
-  __device__ __forceinline__ void ask(int tile, Held& to) {
+  __device__ __forceinline__ void ask(int tile, TileInFlight& to) {
     if (tile >= steps.tiles) return;
     const int count = steps.in<Tile>(tile), states = a.states - a.first_state - first_state;
     if (count == Tile::kT && a.state_quads && states > 0) {
@@ -396,7 +396,7 @@ struct StateStager {
     }
     from += Tile::kT * stride;
   }
-  __device__ __forceinline__ void put(int tile, const Held& from_memory) const {
+  __device__ __forceinline__ void put(int tile, const TileInFlight& from_memory) const {
     float* to = inputs_of<Tile>(shared, tile) + Tile::state_at(is_C * Tile::kStates + first_state) +
                 Tile::step_at(step);
 #pragma unroll
@@ -409,8 +409,8 @@ struct StateStager {
   }
   __device__ __forceinline__ void run() {
     bring_tiles<Tile>(
-        steps, held, [&](int tile, Held& to) { ask(tile, to); },
-        [&](int tile, const Held& from_memory) { put(tile, from_memory); });
+        steps, held, [&](int tile, TileInFlight& to) { ask(tile, to); },
+        [&](int tile, const TileInFlight& from_memory) { put(tile, from_memory); });
   }
 };
 

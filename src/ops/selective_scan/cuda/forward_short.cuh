@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(ShortTile::kThreads)
   extern __shared__ __align__(16) float shared_floats[];
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const Place place = Place::of_block(a, Tile::kChannels);
+  const BlockChannels place = BlockChannels::of_block(a, Tile::kChannels);
   const Segment& segment = place.segment;
   // All threads agree; asked this way, the compiler knows, and shuffles are plain.
   if (!__any_sync(kAll, segment.exists)) return;

@@ -38,7 +38,7 @@ enum class ScanLayout { kChannels, kSteps, kAny };
 
 // stage(layout), the layout as a compile-time constant.
 template <class Stage>
-__device__ __forceinline__ void with_layout(const ScanArgs& a, const Place& place,
+__device__ __forceinline__ void with_layout(const ScanArgs& a, const BlockChannels& place,
                                             const Stage& stage) {
   const Segment& segment = place.segment;
   const bool whole =
@@ -106,12 +106,12 @@ struct ForwardUnits {
   using Quad = ScanQuad<T>;
 
   const ScanArgs& a;
-  const Place& place;
+  const BlockChannels& place;
   const int tiles, last_steps;        // of the last tile
   int step[kCount], channel[kCount];  // within the tile; step kT: there is none
 
-  __device__ __forceinline__ ForwardUnits(const ScanArgs& args, const Place& block, int tile_count,
-                                          int thread)
+  __device__ __forceinline__ ForwardUnits(const ScanArgs& args, const BlockChannels& block,
+                                          int tile_count, int thread)
       : a(args),
         place(block),
         tiles(tile_count),
@@ -131,12 +131,12 @@ struct ForwardUnits {
   }
   // In the first tile.
   template <class Element>
-  __device__ __forceinline__ Element* at(const scan::View& view, int i) const {
+  __device__ __forceinline__ Element* at(const scan::StepView& view, int i) const {
     return place.template at<Element>(view, place.segment.first) + step[i] * view.step +
            channel[i] * view.channel;
   }
   // Unit i at `from`, zeros where there is nothing.
-  __device__ __forceinline__ Quad load(const T* from, const scan::View& view, int i,
+  __device__ __forceinline__ Quad load(const T* from, const scan::StepView& view, int i,
                                        int steps) const {
     if (step[i] >= steps) return Quad::zero();
     if constexpr (kAny) {
@@ -167,7 +167,7 @@ struct InputStager {
   static constexpr int kT = Tile::kT, kUnits = Units::kCount;
   static constexpr int kGroups = Tile::kStates / 4;  // of B or C at one step
   static constexpr int kStateUnits = (2 * kT * kGroups + Tile::kInputs - 1) / Tile::kInputs;
-  struct Held {  // of a tile on its way
+  struct TileInFlight {  // of a tile on its way
     Quad delta[kUnits], u[kUnits], states[kStateUnits];
   };
 
@@ -181,8 +181,8 @@ struct InputStager {
   const T* next_states[kStateUnits];
   float bias[Units::kOwnUnits][Units::kOwn];
 
-  __device__ __forceinline__ InputStager(const ScanArgs& args, const Place& place, int tiles,
-                                         float* shared)
+  __device__ __forceinline__ InputStager(const ScanArgs& args, const BlockChannels& place,
+                                         int tiles, float* shared)
       : a(args), thread(threadIdx.x), units(args, place, tiles, threadIdx.x) {
     states = shared;
     inputs = states + 2 * kT * Tile::kStatePitch;
@@ -211,7 +211,7 @@ struct InputStager {
   }
 
   // Asks for the next tile, if there is one.
-  __device__ __forceinline__ void request(Held& held) {
+  __device__ __forceinline__ void request(TileInFlight& held) {
     if (requested >= units.tiles) return;
     const int steps = units.steps_of(requested++);
 #pragma unroll
@@ -236,7 +236,7 @@ struct InputStager {
     }
   }
 
-  __device__ __forceinline__ void put(int tile, const Held& held) const {
+  __device__ __forceinline__ void put(int tile, const TileInFlight& held) const {
     const int steps = units.steps_of(tile);
     float* out = inputs + (tile & 1) * kT * Tile::kPitch;
     float2 x[kUnits][4];
@@ -285,7 +285,7 @@ struct InputStager {
 
   // Tile i + 1 comes while tile i is scanned.
   __device__ __forceinline__ void run() {
-    Held held;
+    TileInFlight held;
     request(held);
     units.load_own(a.bias, bias);
 #pragma unroll 1
@@ -303,7 +303,7 @@ struct OutputStager {
   using Units = ForwardUnits<T, Tile, kLayout, Tile::kOutputs>;
   using Quad = ScanQuad<T>;
   static constexpr int kT = Tile::kT, kUnits = Units::kCount, kParts = Tile::kParts;
-  struct Held {
+  struct TileInFlight {
     Quad u[kUnits], z[kUnits];
   };
 
@@ -315,8 +315,8 @@ struct OutputStager {
   T* y[kUnits];                    // of the next one that is put
   float D[Units::kOwnUnits][Units::kOwn];
 
-  __device__ __forceinline__ OutputStager(const ScanArgs& args, const Place& place, int tiles,
-                                          const float* shared)
+  __device__ __forceinline__ OutputStager(const ScanArgs& args, const BlockChannels& place,
+                                          int tiles, const float* shared)
       : a(args), units(args, place, tiles, static_cast<int>(threadIdx.x) - Tile::kInputs) {
     sums = shared + 2 * kT * (Tile::kStatePitch + Tile::kPitch);
 #pragma unroll
@@ -327,7 +327,7 @@ struct OutputStager {
     }
   }
 
-  __device__ __forceinline__ void request(Held& held) {
+  __device__ __forceinline__ void request(TileInFlight& held) {
     if (requested >= units.tiles) return;
     const int steps = units.steps_of(requested++);
 #pragma unroll
@@ -372,7 +372,7 @@ struct OutputStager {
   }
   // Adds the sums over the states of earlier launches, and leaves them for later ones.
   __device__ __forceinline__ void pass_sums(int tile, int i, int steps, float (&out)[4]) const {
-    const Place& place = units.place;
+    const BlockChannels& place = units.place;
     const int64_t at =
         a.sum_at(place.segment.batch, place.segment.first + int64_t{tile} * kT + units.step[i],
                  place.channel + units.channel[i]);
@@ -384,7 +384,7 @@ struct OutputStager {
     }
   }
 
-  __device__ __forceinline__ void put(int tile, const Held& held) {
+  __device__ __forceinline__ void put(int tile, const TileInFlight& held) {
     const int steps = units.steps_of(tile);
     float out[kUnits][4];
 #pragma unroll
@@ -430,7 +430,7 @@ struct OutputStager {
       for (int i = 0; i <= units.tiles; ++i) __syncthreads();
       return;
     }
-    Held held;
+    TileInFlight held;
     request(held);
     units.load_own(a.D, D);
     __syncthreads();  // the first inputs have come

@@ -6,7 +6,7 @@
 // kSteps for the others. In log space h_t = P_t (h_in + sum of b_i / P_i) with P_t = exp(A sum of
 // dt): right as long as P_t stays within exp(+-kRange); a tile in which it does not takes Hillis
 // and Steele's scan instead.
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 #include "ops/selective_scan/cuda/stage.cuh"
 #include "ops/selective_scan/cuda/step.cuh"
 
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kSteps)
   }
   const float bias = load_parameter(a.bias, c * a.bias.stride);
   const float D = load_parameter(a.D, c * a.D.stride);
-  const auto at = [&](const scan::View& v, int64_t l) {
+  const auto at = [&](const scan::StepView& v, int64_t l) {
     return q.batch * v.batch + l * v.step + c * v.channel;
   };
   const auto state_at = [&](const scan::GroupView& v, int64_t l, int n) {

@@ -51,7 +51,7 @@ struct KeptStates {
 };
 
 struct ScanArgs {
-  scan::View u, delta, z, y;
+  scan::StepView u, delta, z, y;
   scan::GroupView B, C;
   const float* A;
   int64_t A_channel, A_state;

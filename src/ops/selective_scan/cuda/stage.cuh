@@ -9,7 +9,7 @@
 namespace fk::cuda {
 
 // Where a block works: which channels of which segment.
-struct Place {
+struct BlockChannels {
   Segment segment;
   int64_t slot;
   int64_t channel;  // first
@@ -17,8 +17,8 @@ struct Place {
   int group, block;
 
   // Blocks of `width` channels.
-  __device__ __forceinline__ static Place of_block(const ScanArgs& a, int width) {
-    Place p;
+  __device__ __forceinline__ static BlockChannels of_block(const ScanArgs& a, int width) {
+    BlockChannels p;
     const int64_t per_group = a.channels / a.groups;
     const auto split = [&](auto block) {
       using Index = decltype(block);
@@ -41,7 +41,7 @@ struct Place {
     return p;
   }
   template <class T>
-  __device__ __forceinline__ T* at(const scan::View& view, int64_t step) const {
+  __device__ __forceinline__ T* at(const scan::StepView& view, int64_t step) const {
     return static_cast<T*>(view.data) + segment.batch * view.batch + step * view.step +
            channel * view.channel;
   }
@@ -49,7 +49,8 @@ struct Place {
 
 // Of one channel of the block; 0 where there is none.
 template <class T>
-__device__ __forceinline__ float channel_value(const ChannelView& view, const Place& place, int c) {
+__device__ __forceinline__ float channel_value(const ChannelView& view, const BlockChannels& place,
+                                               int c) {
   if (view.data == nullptr || c >= place.channels) return 0;
   return load_either<T>(view.data, view.is_float, (place.channel + c) * view.stride);
 }

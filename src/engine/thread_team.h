@@ -14,7 +14,7 @@
 
 namespace fk::engine {
 
-class Team {
+class ThreadTeam {
  public:
   // One thread's view of the team; each thread has its own and shares it with nobody.
   class Member {
@@ -43,10 +43,10 @@ class Team {
     }
 
    private:
-    friend class Team;
-    Member(Team& team, int index, int size) : team_(team), index_(index), size_(size) {}
+    friend class ThreadTeam;
+    Member(ThreadTeam& team, int index, int size) : team_(team), index_(index), size_(size) {}
 
-    Team& team_;
+    ThreadTeam& team_;
     const int index_, size_;
     uint32_t wanted_ = 0;
   };
@@ -56,9 +56,9 @@ class Team {
   // that the system is not running.
   template <class Body>
   static void run(const Body& body) {
-    Team team;
+    ThreadTeam team;
     struct Context {
-      Team& team;
+      ThreadTeam& team;
       const Body& body;
     } context{team, body};
     const auto enter = [](int64_t begin, int64_t end, void* p) {

@@ -1,17 +1,19 @@
-// Vectors of elements that wait in registers between their load and their use.
+// Vectors of elements that stay in registers, as loaded, between their load and their use.
 #pragma once
 
 #include "cuda/convert.cuh"
 
 namespace fk::cuda {
 
-// kVec elements between their load and their use, as words: kept as elements of two bytes, each
-// would be moved on arrival, and the thread would wait for it there.
+// kVec elements of T as 32-bit words, the way a load delivers them. If they were kept as elements
+// of two bytes, the compiler would split each word right after the load, and the thread would wait
+// for the load there rather than where it uses the elements.
 template <class T, int kVec>
-struct Held {
+struct RawVec {
   static constexpr int kBytes = kVec * static_cast<int>(sizeof(T));
   uint32_t words[(kBytes + 3) / 4];
 
+  // Loads kVec elements; p is aligned to them.
   __device__ __forceinline__ void load(const T* p) {
     if constexpr (kBytes == 16) {
       const uint4 v = *reinterpret_cast<const uint4*>(p);
@@ -30,11 +32,13 @@ struct Held {
     }
   }
 
+  // Rounds values to T and keeps them.
   __device__ __forceinline__ void set(const float (&values)[kVec]) {
     const Vec<T, kVec> v = pack<T, kVec>(values);
     memcpy(words, &v, sizeof(v));
   }
 
+  // Converts the elements to float: here the thread waits for the load.
   __device__ __forceinline__ void unpack_to(float (&out)[kVec]) const {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
@@ -50,8 +54,9 @@ struct Held {
   }
 };
 
+// The only element of a vector of one, as float.
 template <class T>
-__device__ __forceinline__ float value_of(const Held<T, 1>& held) {
+__device__ __forceinline__ float value_of(const RawVec<T, 1>& held) {
   float value[1];
   held.unpack_to(value);
   return value[0];

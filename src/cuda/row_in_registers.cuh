@@ -8,49 +8,56 @@
 //     static constexpr float kFill = 0;        // stands for elements outside of the row
 //     RowView<const T> in[kInputs];
 //     RowView<T> out;                          // never an input's memory
-//     struct Row { ... };                      // what the row has in common, read from elsewhere
+//     struct Row { ... };                      // what the row's elements share, read from
+// elsewhere
 //     struct State { ... };
 //     __device__ Row row(int64_t row) const;
-//     template <int kVectors, int kWidth>      // adds elements of one thread. With one input they
-//     __device__ void add(State& state,        // are all of them, of which `filled` are kFill, and
-//                         const Row& row,      // x may be changed into what apply wants; with two,
-//                         float (&x)[kVectors][kWidth],               // they come vector by vector
-//                         const float (&second)[kVectors][kWidth],
-//                         int filled) const;
-//     __device__ static State empty();
-//     __device__ static State reduce(const State& state, int lanes);   // over lanes of a warp
-//     template <int kWidth>                    // the result replaces x; `own` is the thread's
-//     __device__ void apply(const Row& row,    // state, `all` the row's
-//                           const State& own, const State& all, float (&x)[kWidth],
-//                           const float (&second)[kWidth]) const;
+//     // Adds elements of one thread to its state. With one input there is one call, with all of
+// the
+//     // thread's elements, of which `filled` are kFill; it may change x into what `apply` wants.
+//     // With two inputs there is a call for each vector, and x stays as it is.
+//     template <int kVectors, int kWidth>
+//     __device__ void add(State& state, const Row& row, float (&x)[kVectors][kWidth],
+//                         const float (&second)[kVectors][kWidth], int filled) const;
+//     __device__ static State empty();         // the state of no elements
+//     // Merges the states of `lanes` neighbouring lanes; each of them gets the result.
+//     __device__ static State reduce(const State& state, int lanes);
+//     // Maps elements; the result replaces x. `own` is the thread's state, `all` the row's.
+//     template <int kWidth>
+//     __device__ void apply(const Row& row, const State& own, const State& all,
+//                           float (&x)[kWidth], const float (&second)[kWidth]) const;
 //   };
 //
 // Threads hold two to four 16-byte vectors of each input, all in flight before the first is used.
-// What hides the wait for them, for the shuffles and for the one barrier is other blocks on the
-// multiprocessor, so registers are kept few: an element is turned into what apply wants as soon as
-// the thread's own state is known, and only the state's correction waits for the whole row's.
+// The waits for the loads, for the shuffles and for the one barrier are hidden by other blocks on
+// the multiprocessor, so the kernels use few registers: `add` turns an element into what `apply`
+// wants as soon as the thread's own state is known, and only a correction by the whole row's state
+// is left to `apply`.
 #pragma once
 
-#include "cuda/row_walk.cuh"
+#include "cuda/row_partition.cuh"
 
 namespace fk::cuda {
 
+// How rows are shared by threads.
 enum class TileKind {
-  kLanes,  // a row is a warp's, or part of one
-  kWarps,  // several warps share a row
-  kAny,    // either; rows may begin anywhere, at any distance, and so may their elements
+  kLanes,  // a warp, or part of one, holds a row
+  kWarps,  // several warps hold a row
+  kAny,    // as either; rows, and their elements, may lie at any distance from each other
 };
 
-// Per thread and input. Two inputs double the loads in flight, so that half as many vectors do,
-// except where more save the barrier; and rows that begin anywhere take much code per vector.
+// How many vectors of each input a thread holds. Two inputs double the loads in flight, so half as
+// many vectors suffice, except where more of them save the barrier (kLanes); and for kAny the code
+// of each vector is long.
 template <class Op, TileKind kKind>
 constexpr int kTileVectors = kKind == TileKind::kLanes ||
                                      (kKind == TileKind::kWarps && Op::kInputs == 1)
                                  ? 4
                                  : 2;
 
-// 48 registers let 1280 threads share a multiprocessor, 64 let 1024, which is all that sm_75 takes.
-// float16's conversions and shuffles over parts of a warp take some more than 48.
+// How many registers a thread may use. With 48, 1280 threads fit a multiprocessor; with 64, 1024,
+// which is all that sm_75 takes anyway. float16's conversions, and shuffles over parts of a warp,
+// need more than 48.
 template <class Op, TileKind kKind>
 constexpr int tile_registers() {
   constexpr int kVectors = Op::kInputs * kTileVectors<Op, kKind>;
@@ -61,25 +68,25 @@ constexpr int tile_registers() {
   return 64;
 }
 
-constexpr int64_t kMaxTileVectors = 2048;  // of a row: 32 KB
+constexpr int64_t kMaxTileVectors = 2048;  // 16-byte vectors in the longest row: 32 KB
 
 struct TileShape {
   int64_t rows;
-  int n;
-  int slots;     // warps of a row, as a power of two
-  bool vectors;  // false: single elements, any distance apart
+  int n;         // elements in a row
+  int slots;     // how many warps hold a row, rounded up to a power of two
+  bool vectors;  // 16-byte accesses; otherwise single elements, at any distance from each other
 };
 
-// One thread's part of a row: vectors lane, lane + group, ... of the row cut at 16-byte borders.
-// With kRagged the first and the last vector may stick out of the row, or there may be no vectors
-// at all.
+// One thread's part of a row: of the row cut at 16-byte borders, vectors number lane, lane + group,
+// and so on. With kRagged the first and the last vector may stick out of the row, or the elements
+// are accessed one by one.
 template <class T, int kVectors, bool kRagged>
 struct Tile {
   static constexpr int kWidth = kVecWidth<T>;
   using Vector = Vec<T, kWidth>;
   int n, group;
-  int first;        // index in the row of this thread's first element; may be negative
-  int vectors_end;  // behind the last element that may be part of a whole vector
+  int first;        // the index in the row of this thread's first element; may be negative
+  int vectors_end;  // the end of the elements that may be part of a whole vector
 
   __device__ __forceinline__ Tile(const TileShape& shape, const T* row)
       : n(shape.n),
@@ -91,13 +98,15 @@ struct Tile {
     }
   }
 
+  // The index in the row of the first element of this thread's vector j.
   __device__ __forceinline__ int begin(int j) const { return first + j * group * kWidth; }
+  // Whether vector j lies inside the row and is accessed as one.
   __device__ __forceinline__ bool whole(int j) const {
     if constexpr (kRagged) return begin(j) >= 0 && begin(j) + kWidth <= vectors_end;
     return begin(j) < n;
   }
 
-  // How many of the thread's elements are outside of the row.
+  // Returns how many of this thread's elements are outside of the row.
   __device__ __forceinline__ int outside() const {
     int inside = 0;
 #pragma unroll
@@ -107,14 +116,14 @@ struct Tile {
     return kVectors * kWidth - inside;
   }
 
-  // Elements outside of the row become `fill`.
+  // Loads this thread's vectors; elements outside of the row become `fill`.
   __device__ __forceinline__ void load(const T* row, int64_t step, T fill,
                                        Vector (&v)[kVectors]) const {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) v[j].data[e] = fill;
-      if (whole(j)) v[j] = load_ordered<kWidth>(row + begin(j));
+      if (whole(j)) v[j] = load_read_only_in_place<kWidth>(row + begin(j));
     }
     if constexpr (kRagged) {
 #pragma unroll
@@ -130,6 +139,7 @@ struct Tile {
     }
   }
 
+  // Stores vector j, except for elements outside of the row.
   __device__ __forceinline__ void store(T* row, int64_t step, int j,
                                         const float (&x)[kWidth]) const {
     const Vector packed = pack<T, kWidth>(x);
@@ -146,7 +156,8 @@ struct Tile {
   }
 };
 
-// Over `lanes` neighbouring lanes, a power of two; every lane gets the result.
+// Merges the values of `lanes` neighbouring lanes, a power of two; each of them gets the result.
+// All lanes of the warp call it.
 template <class Merge>
 __device__ __forceinline__ float lanes_reduce(float value, int lanes, Merge merge) {
 #pragma unroll
@@ -156,7 +167,8 @@ __device__ __forceinline__ float lanes_reduce(float value, int lanes, Merge merg
   return value;
 }
 
-// Makes the compiler forget what it knows about a vector's elements.
+// Makes the compiler forget what it knows about a vector's elements, so that it converts them anew
+// rather than keep the results.
 template <class T, int N>
 __device__ __forceinline__ void hide(Vec<T, N>& v) {
   uint4 w;
@@ -166,7 +178,7 @@ __device__ __forceinline__ void hide(Vec<T, N>& v) {
   memcpy(v.data, &w, sizeof(w));
 }
 
-// The block is (threads per row, rows).
+// The kernel: a block has blockDim.x threads for each of blockDim.y rows.
 template <class Op, TileKind kKind>
 __global__ void __maxnreg__((tile_registers<Op, kKind>()))
     map_tile(const __grid_constant__ Op op, const TileShape shape) {
@@ -220,7 +232,8 @@ __global__ void __maxnreg__((tile_registers<Op, kKind>()))
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     if constexpr (kInputs == 2) {
-      // Unpacked anew: kept from above, the floats would take twice the registers.
+      // The elements are unpacked a second time: kept since `add`, the floats would take twice the
+      // registers.
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
         hide(v[k][j]);
@@ -232,26 +245,28 @@ __global__ void __maxnreg__((tile_registers<Op, kKind>()))
   }
 }
 
-// Depends on sizes and strides only, as a workspace query does.
+// Whether rows of this layout fit the registers. The answer depends on sizes and strides alone, as
+// a workspace query must.
 inline bool fits_tile(const RowLayout& layout, int64_t element_bytes) {
   return !layout.columns() && ceil_div(layout.n * element_bytes, 16) <= kMaxTileVectors;
 }
 
-// The block for rows of `items` vectors of each input, `vectors` to a thread.
+// Returns the block for rows of `items` vectors of each of `inputs` inputs, `vectors` to a thread.
 inline dim3 tile_block(int64_t items, int64_t vectors, int inputs) {
   const int64_t threads = ceil_div(items, vectors);
   if (threads <= kWarpSize) {
-    // Nothing is shared between warps: small blocks, which come and go evenly.
+    // Warps share nothing, so blocks are small: they come and go evenly.
     const int group = power_of_two_at_least(threads);
     return dim3(group, kWarpRowsBlock / group);
   }
-  // Whole warps, as few as hold the row. Short rows share a block: fewer blocks to start, and a
-  // barrier that waits for loads which all left together.
+  // A row gets whole warps, as few as hold it. Short rows share a block, which leaves fewer blocks
+  // to start; the barrier costs them little, since all loads started together.
   const int group = static_cast<int>(ceil_div(threads, kWarpSize) * kWarpSize);
   const int most = 256 * inputs;
   return dim3(group, std::max(1, most / group));
 }
 
+// Launches map_tile for rows of `items` vectors.
 template <class Op, TileKind kKind>
 Status launch_tiles(const Op& op, TileShape shape, int64_t items, cudaStream_t stream) {
   const dim3 block = tile_block(items, kTileVectors<Op, kKind>, Op::kInputs);
@@ -260,15 +275,15 @@ Status launch_tiles(const Op& op, TileShape shape, int64_t items, cudaStream_t s
                       {grid_of(ceil_div(shape.rows, block.y)), block}, stream, op, shape);
 }
 
-// `any` does the same as `op`, for rows that lie anywhere: a type of its own where one kernel for
-// them serves several ops.
+// Maps all rows, for a layout that fits_tile. `any` does the same as `op` and is used for rows that
+// lie anywhere; its type may differ, so that one kernel for them serves several ops.
 template <class Op, class AnyOp>
 Status map_tiles(const Op& op, const AnyOp& any, const RowLayout& layout, cudaStream_t stream) {
   constexpr int kWidth = kVecWidth<typename Op::Element>;
   if (layout.rows == 0 || layout.n == 0) return {};
   TileShape shape{layout.rows, static_cast<int>(layout.n), 1, layout.vectors};
   int64_t items = ceil_div(layout.n, kWidth);
-  bool even = op.out.rows.ndim <= 1;  // rows follow each other at one distance
+  bool even = op.out.rows.ndim <= 1;  // in each tensor, rows are evenly spaced
   for (const auto& in : op.in) even = even && in.rows.ndim <= 1;
   if (even && layout.aligned && layout.n % kWidth == 0) {
     return items <= kWarpSize * kTileVectors<Op, TileKind::kLanes>

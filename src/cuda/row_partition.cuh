@@ -1,5 +1,6 @@
-// Which elements of the rows of a [..., N] tensor a thread reads and writes, and in what pieces:
-// what the loops of row_reduce.cuh, row_map.cuh and row_tile.cuh have in common.
+// Tells a thread which rows of a [..., N] tensor, and which of their elements, are its own, and
+// loads them: what the kernels of row_reduce.cuh, row_map.cuh and row_in_registers.cuh have in
+// common.
 #pragma once
 
 #include "cuda/convert.cuh"
@@ -10,53 +11,22 @@
 
 namespace fk::cuda {
 
-// Loads per thread in flight.
+// How many loads of each input a thread has in flight.
 template <class Op>
 constexpr int kBatch = Op::kInputs == 2 ? 2 : 4;
 
-// A load of data that the kernel itself may overwrite afterwards (an output in place of an input),
-// so not by the read-only path. Volatile keeps it where it was written, ahead of the work on other
-// data. kOnce: passes L1 by.
-template <int N, bool kOnce = true, class T>
-__device__ __forceinline__ Vec<T, N> load_in_order(const T* p) {
-  constexpr int kBytes = sizeof(T) * N;
-  Vec<T, N> v;
-  if constexpr (kBytes == 16) {
-    uint4 w;
-    if constexpr (kOnce) {
-      asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                   : "l"(p));
-    } else {
-      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-                   : "l"(p));
-    }
-    memcpy(v.data, &w, kBytes);
-  } else if constexpr (kBytes == 4) {
-    uint32_t w;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(w) : "l"(p));
-    memcpy(v.data, &w, kBytes);
-  } else {
-    static_assert(kBytes == 2);
-    uint16_t w;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(w) : "l"(p));
-    memcpy(v.data, &w, kBytes);
-  }
-  return v;
-}
-
-// A part of a row in 16-byte vectors: up to the first 16-byte border and after the last one,
-// `ragged` single elements; between them, `vectors` whole vectors from `begin` on. Part 0 has the
-// elements before, the last part those after.
+// One part of a row that is cut into 16-byte vectors: `vectors` whole vectors from element `begin`
+// on. The row's elements before the first 16-byte border and after the last one are single
+// ("ragged") elements; the former belong to part 0, the latter to the last part.
 template <class T>
 struct RowPart {
   static constexpr int kWidth = kVecWidth<T>;
-  int head, ragged;
-  int vectors;  // fits: rows of so many bytes are split
-  int64_t begin;
-  int64_t tail_begin;
+  int head, ragged;    // how many ragged elements this part has before its vectors, and in all
+  int vectors;         // an int is enough, since rows that long are split
+  int64_t begin;       // the index in the row of the first vector's first element
+  int64_t tail_begin;  // the index in the row of the first element after all vectors
 
+  // Part `split` of `splits` parts of the row of n elements at `row`.
   __device__ __forceinline__ RowPart(const T* row, int64_t n, int split, int splits) {
     const int phase = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T)) & (kWidth - 1);
     const int64_t to_border = (kWidth - phase) & (kWidth - 1);
@@ -71,34 +41,37 @@ struct RowPart {
     ragged = head + (split == splits - 1 ? static_cast<int>(n - tail_begin) : 0);
   }
 
-  // Index in the row of ragged element i.
+  // Returns the index in the row of this part's ragged element i.
   __device__ __forceinline__ int64_t ragged_at(int i) const {
     return i < head ? i : tail_begin + (i - head);
   }
 };
 
+// The number of this block in a grid from grid_of.
 __device__ __forceinline__ int64_t block_index() {
   return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
 }
 
-// a / b where both are small as a rule: a division of 64 bits is as long as a trip to the cache.
+// Returns a / b, with a division of 32 bits where both are small enough, as they mostly are: one of
+// 64 bits takes as long as a load from the cache. Neither is negative.
 __device__ __forceinline__ int64_t divide_likely_small(int64_t a, int64_t b) {
   if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
   return a / b;
 }
 
-// A grid of at least `blocks` blocks for block_index().
+// Returns a grid of at least `blocks` blocks, numbered by block_index(); those beyond `blocks` must
+// do nothing.
 inline dim3 grid_of(int64_t blocks) {
   constexpr int64_t kMaxX = 1 << 30;
   return dim3(static_cast<unsigned>(std::min(blocks, kMaxX)),
               static_cast<unsigned>(ceil_div(blocks, kMaxX)));
 }
 
-// Which row or part of one a thread works on, among how many: `group` threads share a part, a power
-// of two up to 32, or the block.
+// Tells a thread which row, or part of a row, it works on. `group` threads share a part: a power of
+// two up to 32, or the whole block.
 struct GroupIndex {
-  int lane;
-  int64_t part;
+  int lane;      // the thread's number in its group
+  int64_t part;  // the group's number in the grid
 
   __device__ __forceinline__ explicit GroupIndex(int group) {
     if (group <= kWarpSize) {
@@ -112,24 +85,24 @@ struct GroupIndex {
   }
 };
 
-constexpr int kColumnBlock = 256;
-constexpr int kColumnLanes = 32;  // at most
+constexpr int kColumnBlock = 256;  // threads in a block of reduce_columns and map_columns
+constexpr int kColumnLanes = 32;   // the most threads side by side across columns
 
-// Where a thread of reduce_columns and map_columns works: `lanes` threads side by side take kWidth
-// neighbouring rows each, out of `inner`, and the block's other threads other places along the
-// axis.
+// Tells a thread of reduce_columns and map_columns where it works. The block is `lines` lines of
+// `lanes` threads. The threads of a line stand side by side and take kWidth neighbouring rows each,
+// out of groups of `inner` neighbouring rows; the lines take different elements of these rows.
 template <int kWidth>
 struct ColumnIndex {
   int lane, line, lines;
-  bool active;
-  int64_t row;  // the first of kWidth
-  int split;
-  int64_t begin, end;  // of the axis
+  bool active;         // false for threads beyond the last row
+  int64_t row;         // the first of this thread's kWidth rows
+  int split;           // which of the `splits` parts of the rows the block works on
+  int64_t begin, end;  // the elements of a row that belong to that part
 
   __device__ __forceinline__ ColumnIndex(int64_t rows, int64_t n, int64_t inner, int splits,
                                          int lanes) {
-    // Divisions of 64 bits are much code: none by a power of two, such as `lanes`, and one for both
-    // ends of the split.
+    // Divisions of 64 bits are long, so `lanes`, a power of two, is divided by with a shift, and
+    // one division serves both ends of the part.
     const int shift = __ffs(lanes) - 1;
     const int64_t tiles = ((inner - 1) / kWidth >> shift) + 1;
     const int64_t block = block_index();
@@ -148,13 +121,14 @@ struct ColumnIndex {
   }
 };
 
-// Lanes side by side across columns, each `width` columns wide.
+// Returns how many threads stand side by side across `inner` columns, each `width` columns wide.
 inline int column_lanes(int64_t inner, int64_t width) {
   return power_of_two_at_least(std::min<int64_t>(kColumnLanes, ceil_div(inner, width)));
 }
 
-// How reduce_columns and map_columns with kWidth = 1 take rows that lie anyhow: threads along the
-// row where that is the fast dimension or there are few rows, else across rows.
+// Returns `lanes` for reduce_columns and map_columns with kWidth = 1, which take rows that lie
+// anywhere. In the columns layout, up to 32 threads stand side by side across rows; otherwise most
+// threads stand along the row, as far as it is long enough.
 inline int strided_lanes(const RowLayout& layout) {
   if (layout.columns()) return column_lanes(layout.inner, 1);
   const int64_t lines = std::max<int64_t>(kColumnBlock / kColumnLanes, ceil_div(layout.n, 4));
