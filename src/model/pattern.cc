@@ -15,17 +15,17 @@ namespace {
 constexpr uint32_t kHeapLimit = 64 << 10;   // in KiB, for when PCRE2 interprets an expression
 constexpr uint64_t kStepsPerCall = 4;       // what one call of PCRE2 costs
 constexpr size_t kLiteralBytesPerStep = 8;  // how many bytes a literal search does in one step
-constexpr uint64_t kMaxInRanges = 1 << 21;  // characters in ranges; each takes 2 ns to compile
-constexpr uint32_t kMaxNamedGroups = 4;     // each makes every step a little longer
+constexpr uint64_t kMaxInRanges = 1 << 21;  // characters in all ranges; each takes 2 ns to compile
+constexpr uint32_t kMaxNamedGroups = 4;     // named groups; each makes every step a little longer
 
 // What \s and \w mean in Oniguruma. Its white space is Unicode's property, while PCRE2's also has
 // U+180E. Its words have marks and connectors, which PCRE2's have only from 10.43 on.
 constexpr std::string_view kSpaces = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWords = "\\p{L}\\p{M}\\p{Nd}\\p{Pc}";
 
-// Translates an expression from Oniguruma's syntax to PCRE2's. Returns false if it has one of
-// PCRE2's verbs, "(*...)", which would set PCRE2's options and which Oniguruma does not know, or
-// quotes with \Q, which is the letter there.
+// Translates an expression from Oniguruma's syntax to PCRE2's. Returns false for two things that
+// mean something else in PCRE2: a verb, "(*...)", which would set PCRE2's options and which
+// Oniguruma does not know, and \Q or \E, which quote in PCRE2 and are letters in Oniguruma.
 bool translate(std::string_view expression, std::string* out) {
   bool in_class = false;
   for (size_t i = 0; i < expression.size(); ++i) {
@@ -52,9 +52,12 @@ bool translate(std::string_view expression, std::string* out) {
   return true;
 }
 
-// The character that an escape at the front of `text` stands for, and its length there.
-// kAnyCharacter: it can be any. kNoCharacter: it is no single one, and no end of a range.
+// What escaped_character returns for an escape that may be any character, and for one that is no
+// single character and so cannot be the end of a range.
 constexpr uint32_t kAnyCharacter = UINT32_MAX, kNoCharacter = UINT32_MAX - 1;
+
+// Returns the character that the escape at the front of `text` stands for, and sets *length to the
+// escape's length in bytes.
 uint32_t escaped_character(std::string_view text, size_t* length) {
   const char kind = text[1];
   *length = 1 + std::max<size_t>(1, utf8_length(text.substr(1)));
@@ -79,8 +82,9 @@ uint32_t escaped_character(std::string_view text, size_t* length) {
   return spells ? kAnyCharacter : utf8_decode(text.substr(1, *length - 1));
 }
 
-// How many characters the ranges of an expression have together, "a-z" and others, whether they
-// stand in a class or not. PCRE2 goes over all of them while it compiles, where case is nothing.
+// Returns how many characters all ranges of an expression, such as "a-z", have together; what looks
+// like a range counts outside of a class too. Where case is ignored, PCRE2 goes over all of these
+// characters while it compiles.
 uint64_t characters_in_ranges(std::string_view expression) {
   uint64_t sum = 0;
   uint32_t before = kNoCharacter;
@@ -88,7 +92,7 @@ uint64_t characters_in_ranges(std::string_view expression) {
   for (size_t i = 0, length = 1; i < expression.size(); i += length) {
     const char c = expression[i];
     length = 1;
-    if (c == ' ' || c == '\t') continue;  // nothing, where (?xx) is set
+    if (c == ' ' || c == '\t') continue;  // after (?xx) these are ignored inside a range
     if (c == '-') {
       range = before != kNoCharacter;
       continue;
@@ -112,6 +116,7 @@ uint64_t characters_in_ranges(std::string_view expression) {
   return sum;
 }
 
+// PCRE2's text for an error code.
 std::string message_of(int code) {
   unsigned char text[256];
   pcre2_get_error_message(code, text, sizeof(text));
