@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include "core/infer.h"
@@ -181,8 +182,7 @@ void compute(const Kernel& kernel, Call* call) {
   if (used == 0) fail(op, "expected at least one tensor, got none");
   const DLTensor& first = tensors[0];
 
-  ShapeInference inference;
-  bool inferred = false;
+  std::optional<OutputInference> inference;  // made when an output needs it
   for (size_t i = 0; i < kernel.outputs.size(); ++i) {
     const Kernel::Output& output = kernel.outputs[i];
     const bool compute = (call->wanted >> i & 1) != 0;
@@ -199,10 +199,8 @@ void compute(const Kernel& kernel, Call* call) {
     if (output.like >= 0) {
       type = type_like(*slots[output.like].tensor);
     } else {
-      Status status;
-      if (!inferred) status = inference.bind(op.declaration, slots);
-      inferred = true;
-      if (status.ok()) status = inference.output(fields[output.field], &type);
+      if (!inference) inference.emplace(op.declaration, slots);
+      const Status status = inference->infer(fields[output.field], &type);
       if (!status.ok()) explain(op, slots, status);
     }
     const DLTensor* like = nullptr;

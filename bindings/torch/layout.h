@@ -29,8 +29,8 @@ inline int input_like(const OpDeclaration& op, const Field& output) {
 // any number of dims are made of rows, which kernels write one after another.
 inline int input_of_layout(const OpDeclaration& op, const Field& output) {
   if (output.shape_of >= 0) return output.shape_of;
-  for (const std::vector<Dim>& shape : output.shapes) {
-    if (!shape.empty() && shape[0].symbol == Dim::kEllipsis) return -1;
+  for (const Dims& dims : output.shapes) {
+    if (has_leading_dims(dims)) return -1;
   }
   const int own = output.name[0] == 'd' ? op.find(output.name.substr(1)) : -1;
   if (own >= 0 && op.fields[own].type == output.type) return own;

@@ -23,21 +23,26 @@
 //   I        int32 or int64
 //   J        int32
 //   @name    the dtype of the tensor `name`; without brackets its shape as well
-// A dim is a number, a symbol (`N`, the same size wherever it stands), a symbol plus or minus a
-// number (`W-1`), a symbol with a question mark (`N?`, that size or 1), a symbol over an integer
-// attribute declared before (`L/checkpoint`, how many whole blocks of that length there are, see
-// block_count), or `...` (any number of leading dims, the same wherever it stands).
+// The dims are explained in core/dim.h: numbers, symbols (`N`, the same size wherever it stands),
+// what follows from a symbol's size (`W-1`, `4*H`, `N?`, `L/checkpoint`), any number of leading
+// dims
+// (`...`), and last dims that may be missing (`H, (P)`).
 //
 // Alternatives belong together: the tensors of one call all have the first of theirs, or all the
 // second, and so on, outputs included. The first tensor that has alternatives decides by its rank
 // which it is, the call's form; another tensor in another form is an error. Tensors whose choice
 // has nothing to do with the call's form say so: `form("name")` ties only those of that name to
-// each other, and a tensor of its `own_form()` is tied to no other.
+// each other, and a tensor of its `own_form()`, as one whose last dims may be missing, is tied to
+// no other.
 //
 // Inputs give every symbol of an output its size; where an optional input does, the output exists
 // only with it (`when`, `@name`), or the size has a default (`size_unless_given`). Inputs are
 // declared before outputs. A declaration that breaks either rule aborts, since a tensor whose size
 // nothing tells could have any.
+//
+// A symbol may have a role in the op, which tells how a call can be cut into calls on parts of its
+// tensors, on several devices say: `batch`, `independent`, `reduced` below. A symbol without one
+// must stay whole. A test cuts calls accordingly.
 //
 // Gradients are matched by name. An op `<name>_fwd` is differentiable if there is an op
 // `<name>_bwd`; that op's input `d<out>` is the gradient of the forward output <out>, its other
@@ -53,6 +58,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/dim.h"
 #include "core/tensor.h"
 
 namespace fk {
@@ -75,20 +81,16 @@ constexpr double kLeftOut = std::numeric_limits<double>::infinity();
 // What an op may have at most: each call keeps what it learns of them on the stack.
 constexpr int kMaxSymbols = 16, kMaxForms = 8;
 
-struct Dim {
-  static constexpr int kEllipsis = -2;
-  static constexpr int kNumber = -1;
-  int symbol = kNumber;  // index into OpDeclaration::symbols, or one of the above
-  int64_t offset = 0;    // the number itself, or what is added to the symbol
-  bool or_one = false;   // the size may also be 1
-  int blocks_of = -1;    // index of the integer attribute that is the length of a block
+// What a symbol's dims are to an op. A call may be cut along a dim that has any role but kWhole:
+// its parts are calls of their own, of the parts that tensors with the symbol have there and of all
+// of the other tensors. Outputs with the symbol are then put together from the parts' outputs, and
+// outputs without it (gradients of what the parts share, say) are the sums of theirs.
+enum class Role : uint8_t {
+  kWhole,        // not to be cut: every element depends on all along this dim
+  kBatch,        // one problem after another, which share parameters at most
+  kIndependent,  // parts of one problem that do not see each other: channels, features
+  kReduced,      // outputs are sums over it; none has it
 };
-
-// The length of blocks that `size` is cut into, by the attribute that says so: itself if it is
-// positive; 0, there are none, if it is 0; below 0 the square root of `size`, rounded up.
-int64_t block_length(int64_t size, int64_t attribute);
-// How many whole blocks there are.
-int64_t block_count(int64_t size, int64_t attribute);
 
 struct Field {
   std::string name;
@@ -103,19 +105,19 @@ struct Field {
   // Tensors.
   std::string type;  // as written
   DTypeRule dtype_rule = DTypeRule::kActivation;
-  int dtype_of = -1;                     // kSameAs: index of the field
-  std::vector<std::vector<Dim>> shapes;  // alternatives, told apart by rank
-  int shape_of = -1;                     // instead: index of the field whose shape it has
-  std::string form;                      // whose alternatives belong together; "": the call's
-  int form_index = -1;                   // of `form` in OpDeclaration::forms; -1: one shape alone
-  bool along_axis = false;               // the kernel sees the axis attribute's axis moved last
-  bool saved = false;                    // an output only the backward needs
-  std::string saved_unless;              // likewise, unless this flag asks for it
-  std::string when;                      // an output that exists only under this condition
-  int asked_by = -1;                     // index of the flag among these conditions, if it is one
-  std::string may_alias;                 // an output that may share memory with this input
-  std::string updates;                   // likewise; languages whose arrays can change update it
-  std::string below;                     // an index input whose values lie in [0, symbol)
+  int dtype_of = -1;             // kSameAs: index of the field
+  std::vector<Dims> shapes;      // alternatives, told apart by rank
+  int shape_of = -1;             // instead: index of the field whose shape it has
+  std::string form;              // whose alternatives belong together; "": the call's
+  int form_index = -1;           // of `form` in OpDeclaration::forms; -1: one shape alone
+  bool along_axis = false;       // the kernel sees the axis attribute's axis moved last
+  bool saved = false;            // an output only the backward needs
+  std::string saved_unless;      // likewise, unless this flag asks for it
+  std::string when;              // an output that exists only under this condition
+  int asked_by = -1;             // index of the flag among these conditions, if it is one
+  std::string may_alias;         // an output that may share memory with this input
+  std::string updates;           // likewise; languages whose arrays can change update it
+  std::string below;             // an index input whose values lie in [0, symbol)
   std::string rises_to;          // an index input whose values rise from 0 to the symbol's size
   std::string prefer;            // a backward's input: this forward output instead, where it exists
   std::string also_gradient_of;  // a backward's output: the gradient of this forward input as well
@@ -138,19 +140,27 @@ struct OpDeclaration {
   std::string doc;
   std::vector<Field> fields;
   std::vector<std::string> symbols;
-  std::vector<std::string> forms;  // of fields with alternatives
-  bool multiplies = false;         // kernels may round what they multiply to the activations' dtype
-  bool reorders = false;           // kernels may take products and sums in another order
+  std::vector<Role> roles;           // by symbol
+  Role leading_role = Role::kWhole;  // of the leading dims
+  std::vector<std::string> forms;    // of fields with alternatives
+  bool multiplies = false;  // kernels may round what they multiply to the activations' dtype
+  bool reorders = false;    // kernels may take products and sums in another order
   std::vector<std::pair<std::string, std::string>> size_unless_given;  // symbol, whose size it has
   bool float8 = false;  // activations may be 8-bit floats; there is no gradient then
   Autocast autocast = Autocast::kWidest;
 
-  int find(const std::string& field) const;  // -1 if there is none
+  int find(const std::string& field) const;          // -1 if there is none
+  int find_symbol(const std::string& symbol) const;  // -1 if there is none
   // Parses `type` into the field's dtype rule and shapes. Aborts on a malformed declaration.
   void set_type(Field& field, const std::string& type);
   // Resolves what names other fields once all are declared. Aborts on a malformed declaration.
   void finish(const std::vector<std::string>& along_axis);
+  // Gives a symbol, or the leading dims ("..."), its role. Aborts on a malformed declaration.
+  void set_role(const std::string& symbol, Role role);
 };
+
+// A declaration is part of the program: a malformed one is a bug found the first time it loads.
+[[noreturn]] void malformed(const std::string& op, const std::string& what);
 
 // The dtype of results, given that of the activations.
 constexpr DType result_dtype(DType activation) {
@@ -267,8 +277,17 @@ class Declaration {
   void takes_float8() { op_.float8 = true; }
   // Fields declared after this are taken by name in languages with keyword arguments.
   void keyword_only() { keyword_only_ = true; }
+  // The roles of symbols, and of the leading dims ("...").
+  void batch(std::vector<std::string> symbols) { set_roles(std::move(symbols), Role::kBatch); }
+  void independent(std::vector<std::string> symbols) {
+    set_roles(std::move(symbols), Role::kIndependent);
+  }
+  void reduced(std::vector<std::string> symbols) { set_roles(std::move(symbols), Role::kReduced); }
 
-  void finish() { op_.finish(axis_along_); }
+  void finish() {
+    op_.finish(axis_along_);
+    for (const auto& [symbol, role] : roles_) op_.set_role(symbol, role);
+  }
 
  private:
   Field& add(const char* name, Kind kind, const char* doc, size_t offset) {
@@ -282,6 +301,9 @@ class Declaration {
     return op_.fields.back();
   }
   FieldOptions options() { return FieldOptions(op_, op_.fields.size() - 1); }
+  void set_roles(std::vector<std::string> symbols, Role role) {
+    for (std::string& symbol : symbols) roles_.emplace_back(std::move(symbol), role);
+  }
 
   template <class M>
   static size_t offset_of(M Args::*member) {
@@ -293,6 +315,7 @@ class Declaration {
   OpDeclaration& op_;
   bool keyword_only_ = false;
   std::vector<std::string> axis_along_;
+  std::vector<std::pair<std::string, Role>> roles_;
 };
 
 // All declarations as JSON.

@@ -73,6 +73,54 @@ template <class Args>
 struct HasValidate<Args, std::void_t<decltype(Args::validate(std::declval<const Args&>()))>>
     : std::true_type {};
 
+// Adds to an op what implements it on a device, and keeps the best rank first.
+void add_implementation(fk_op& op, fk_op::Implementation implementation);
+template <class Args>
+void add_implementations(fk_op& op, Device device,
+                         const std::vector<Implementation<Args>>& implementations) {
+  for (const Implementation<Args>& typed : implementations) {
+    fk_op::Implementation i;
+    i.name = typed.name;
+    i.rank = typed.rank;
+    i.device = device;
+    i.typed = std::make_shared<Implementation<Args>>(typed);
+    i.accepts = [](const void* t, const void* args) {
+      const auto* impl = static_cast<const Implementation<Args>*>(t);
+      return impl->accepts == nullptr || impl->accepts(*static_cast<const Args*>(args));
+    };
+    i.run = [](const void* t, const void* args, const Exec& exec) {
+      return static_cast<const Implementation<Args>*>(t)->run(*static_cast<const Args*>(args),
+                                                              exec);
+    };
+    i.workspace = [](const void* t, const void* args) -> size_t {
+      const auto* impl = static_cast<const Implementation<Args>*>(t);
+      return impl->workspace == nullptr ? 0 : impl->workspace(*static_cast<const Args*>(args));
+    };
+    add_implementation(op, std::move(i));
+  }
+}
+
+// Makes an op of its declaration and what implements it on a CPU. Args may have
+// `static Status validate(const Args&)` for what types and shapes cannot say.
+template <class Args>
+std::unique_ptr<fk_op> make_op(const std::vector<Implementation<Args>>& implementations) {
+  static_assert(std::is_trivially_destructible_v<Args>);
+  auto op = std::make_unique<fk_op>();
+  op->declaration.name = Args::kName;
+  op->declaration.doc = Args::kDoc;
+  Declaration<Args> declaration(op->declaration);
+  Args::declare(declaration);
+  declaration.finish();
+  op->short_name = public_name_of(op->declaration.name);
+  op->args_bytes = sizeof(Args);
+  op->construct_args = [](void* storage) { new (storage) Args(); };
+  if constexpr (HasValidate<Args>::value) {
+    op->validate = [](const void* args) { return Args::validate(*static_cast<const Args*>(args)); };
+  }
+  add_implementations(*op, Device::kCpu, implementations);
+  return op;
+}
+
 class Registry {
  public:
   static Registry& get();
@@ -80,27 +128,10 @@ class Registry {
   const fk_op* find(std::string_view name) const;
   const std::vector<std::unique_ptr<fk_op>>& ops() const { return ops_; }
 
-  // Registers an op and what implements it on a CPU. Args may have
-  // `static Status validate(const Args&)` for what types and shapes cannot say.
+  // Registers an op and what implements it on a CPU.
   template <class Args>
   void add(const std::vector<Implementation<Args>>& implementations) {
-    static_assert(std::is_trivially_destructible_v<Args>);
-    auto op = std::make_unique<fk_op>();
-    op->declaration.name = Args::kName;
-    op->declaration.doc = Args::kDoc;
-    Declaration<Args> declaration(op->declaration);
-    Args::declare(declaration);
-    declaration.finish();
-    op->short_name = public_name_of(op->declaration.name);
-    op->args_bytes = sizeof(Args);
-    op->construct_args = [](void* storage) { new (storage) Args(); };
-    if constexpr (HasValidate<Args>::value) {
-      op->validate = [](const void* args) {
-        return Args::validate(*static_cast<const Args*>(args));
-      };
-    }
-    add_implementations(*op, Device::kCpu, implementations);
-    ops_.push_back(std::move(op));
+    ops_.push_back(make_op(implementations));
   }
 
   // Adds what implements a registered op on a GPU.
@@ -112,34 +143,6 @@ class Registry {
  private:
   Registry();
   fk_op* find_registered(std::string_view name) const;
-  // Keeps the implementations of an op sorted by rank.
-  static void sort_by_rank(fk_op& op);
-
-  template <class Args>
-  static void add_implementations(fk_op& op, Device device,
-                                  const std::vector<Implementation<Args>>& implementations) {
-    for (const Implementation<Args>& typed : implementations) {
-      fk_op::Implementation i;
-      i.name = typed.name;
-      i.rank = typed.rank;
-      i.device = device;
-      i.typed = std::make_shared<Implementation<Args>>(typed);
-      i.accepts = [](const void* t, const void* args) {
-        const auto* impl = static_cast<const Implementation<Args>*>(t);
-        return impl->accepts == nullptr || impl->accepts(*static_cast<const Args*>(args));
-      };
-      i.run = [](const void* t, const void* args, const Exec& exec) {
-        return static_cast<const Implementation<Args>*>(t)->run(*static_cast<const Args*>(args),
-                                                                exec);
-      };
-      i.workspace = [](const void* t, const void* args) -> size_t {
-        const auto* impl = static_cast<const Implementation<Args>*>(t);
-        return impl->workspace == nullptr ? 0 : impl->workspace(*static_cast<const Args*>(args));
-      };
-      op.implementations.push_back(std::move(i));
-    }
-    sort_by_rank(op);
-  }
 
   std::vector<std::unique_ptr<fk_op>> ops_;
 };
