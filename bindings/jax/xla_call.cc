@@ -6,10 +6,11 @@
 // order; one more result, if there is one, is the workspace. A program whose sizes are symbols has
 // none and calls another target on CUDA, which asks XLA for the workspace.
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "core/environment.h"
+#include "core/heap_workspace.h"
 #include "core/last_error.h"
 #include "core/op.h"
 #include "flashkernel/abi.h"
@@ -126,20 +127,6 @@ uintptr_t aligned(const void* memory) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
   return (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
-
-// The workspace was measured when the call was traced. Settings changed since then (threads, a
-// forced implementation) may ask for more, which on the CPU comes from the heap.
-struct HeapWorkspace {
-  void* memory = nullptr;
-  ~HeapWorkspace() { std::free(memory); }
-  static void* allocate(void* self, size_t bytes) {
-    auto* workspace = static_cast<HeapWorkspace*>(self);
-    const size_t rounded =
-        (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-    workspace->memory = std::aligned_alloc(kWorkspaceAlignment, rounded);
-    return workspace->memory;
-  }
-};
 
 // Workspace on a GPU for a program whose sizes were symbols when it was traced. XLA hands memory
 // that is given back only to work that follows on the same stream.
@@ -258,8 +245,9 @@ Error* execute(const CallFrame& frame, DLDevice device, bool allocates) {
   HeapWorkspace heap;
   DeviceWorkspace on_device{frame};
   if (device.device_type == kDLCPU) {
-    exec.allocate = HeapWorkspace::allocate;
-    exec.allocator = &heap;
+    // The workspace was measured when the call was traced. Settings changed since then (threads, a
+    // forced implementation) may ask for more.
+    heap.serve(&exec);
   } else if (allocates) {
     exec.allocate = DeviceWorkspace::allocate;
     exec.allocator = &on_device;
@@ -292,12 +280,6 @@ Error* handle(const CallFrame& frame, DLDevice device, uint32_t traits, bool all
       });
 }
 
-// Reading back what a kernel found wrong in the data would break a capture.
-bool checks_data_on_gpu() {
-  const char* value = std::getenv("FK_CHECK");
-  return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
-}
-
 }  // namespace
 }  // namespace fk::xla
 
@@ -308,8 +290,9 @@ FK_API fk::xla::Error* fk_xla_call_cpu(fk::xla::CallFrame* frame) {
 }
 
 FK_API fk::xla::Error* fk_xla_call_cuda(fk::xla::CallFrame* frame) {
+  // Reading back index tensors to check them would break a capture.
   return fk::xla::handle(*frame, {kDLCUDA, 0},
-                         fk::xla::checks_data_on_gpu() ? 0 : fk::xla::kCommandBufferCompatible);
+                         fk::checks_values_on_gpu() ? 0 : fk::xla::kCommandBufferCompatible);
 }
 
 // Of programs whose workspace is not among the results: allocated by the call, it would be another

@@ -3,8 +3,8 @@
 // when it is imported (flashkernel/_numpy.py falls back to ordinary DLPack structs if it differs).
 // It saves the microseconds that describing each array through Python attributes would cost.
 #include <cstdint>
-#include <cstdlib>
 
+#include "core/heap_workspace.h"
 #include "core/op.h"
 #include "flashkernel/abi.h"
 
@@ -60,16 +60,6 @@ bool describe(const ArrayObject* array, ArrayTensor* out) {
   return reinterpret_cast<uintptr_t>(array->data) % item == 0;
 }
 
-struct Workspace {
-  void* memory = nullptr;
-  ~Workspace() { std::free(memory); }
-  static void* allocate(void* self, size_t bytes) {
-    auto* workspace = static_cast<Workspace*>(self);
-    workspace->memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-    return workspace->memory;
-  }
-};
-
 constexpr int kMaxTensors = 24;
 constexpr int kMaxSlots = 64;
 constexpr int kUseSlowPath = -1;
@@ -93,10 +83,9 @@ FK_API void fk_numpy_add_dtype(const void* dtype, int code, int bits) {
 
 // As fk_op_call on CPU tensors, with the workspace taken from the heap.
 FK_API int fk_cpu_call(const fk_op* op, const fk_slot* slots) {
-  Workspace workspace;
+  fk::HeapWorkspace workspace;
   fk_exec exec = FK_EXEC_DEFAULTS;
-  exec.allocate = Workspace::allocate;
-  exec.allocator = &workspace;
+  workspace.serve(&exec);
   return fk_op_call(op, slots, &exec);
 }
 

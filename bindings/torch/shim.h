@@ -51,8 +51,8 @@ constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
   X(int32_t, aoti_torch_dtype_float8_e4m3fn, ())
 
 // May be missing: in a torch without CUDA, in an older torch, in one that renames its internals.
-#define FK_TORCH_OPTIONAL_FUNCTIONS(X)                                                             \
-  X(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device_index, void** stream))            \
+#define FK_TORCH_OPTIONAL_FUNCTIONS(X)                                                  \
+  X(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device_index, void** stream)) \
   X(const char*, torch_exception_get_what_without_backtrace, ())
 
 struct Shim {

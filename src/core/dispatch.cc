@@ -1,10 +1,9 @@
 // From slots to a kernel: takes and checks the arguments (core/arguments.h), chooses an
 // implementation and runs it.
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 
 #include "core/arguments.h"
+#include "core/environment.h"
 #include "core/op.h"
 #include "core/thread_pool.h"
 #include "cpu/targets.h"
@@ -17,14 +16,6 @@ namespace fk {
 namespace {
 
 constexpr size_t kMaxArgsBytes = 8192;
-
-bool deterministic_by_environment() {
-  static const bool value = [] {
-    const char* env = std::getenv("FK_DETERMINISTIC");
-    return env != nullptr && std::strcmp(env, "0") != 0 && *env != '\0';
-  }();
-  return value;
-}
 
 // The argument struct of one call, on the stack.
 struct Arguments {
@@ -48,7 +39,7 @@ Status prepare(const fk_op& op, const fk_slot* slots, const fk_exec* caller, Arg
   const Device device = call.first_tensor().device;
   *device_id = device == Device::kCuda ? call.first_tensor().device_id : -1;
 #if FK_HAVE_CUDA
-  if (device == Device::kCuda && caller != nullptr && cuda::checks_values()) {
+  if (device == Device::kCuda && caller != nullptr && checks_values_on_gpu()) {
     const cuda::IndicesOnHost on_host(op.declaration, args->storage, *device_id, caller->stream);
     FK_RETURN_IF_ERROR(on_host.status());
     FK_RETURN_IF_ERROR(call.check_values());
@@ -79,17 +70,6 @@ Status prepare(const fk_op& op, const fk_slot* slots, const fk_exec* caller, Arg
 }
 
 }  // namespace
-
-bool logs_dispatch() {
-  static const bool value = [] {
-    const char* env = std::getenv("FK_LOG");
-    if (env == nullptr || *env == '\0') return false;
-    if (std::strstr(env, "dispatch") != nullptr) return true;
-    std::fprintf(stderr, "flashkernel: FK_LOG: expected dispatch, got \"%s\"; ignored\n", env);
-    return false;
-  }();
-  return value;
-}
 
 Status call(const fk_op& op, const fk_slot* slots, const fk_exec& caller) {
   Arguments args;

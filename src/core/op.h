@@ -154,9 +154,6 @@ void register_all_rooms(Registry& registry);
 // NULL restores the ranked choice.
 Status force_implementation(const fk_op& op, const char* implementation);
 
-// FK_LOG=dispatch: calls tell stderr which implementation, and which launches, they come to.
-bool logs_dispatch();
-
 // Checks the arguments, picks an implementation, runs it. These three are the whole path from the C
 // ABI to a kernel.
 Status call(const fk_op& op, const fk_slot* slots, const fk_exec& exec);

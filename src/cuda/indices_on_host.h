@@ -1,5 +1,5 @@
-// FK_CHECK=1: lets the checks of values, which read host memory, see what a call on a GPU was
-// given.
+// Lets the checks of values, which read host memory, see what a call on a GPU was given
+// (checks_values_on_gpu).
 #pragma once
 
 #include <vector>
@@ -11,9 +11,6 @@
 struct CUstream_st;  // what a cudaStream_t points to
 
 namespace fk::cuda {
-
-// Whether FK_CHECK asks for these checks; read once.
-bool checks_values();
 
 // While it lives, the index tensors among a call's inputs are copies in host memory. Taking them
 // waits for the stream; in a stream capture, where nothing can wait, the tensors stay where they
