@@ -187,8 +187,8 @@ void compute(const Kernel& kernel, Call* call) {
     const Kernel::Output& output = kernel.outputs[i];
     const bool compute = (call->wanted >> i & 1) != 0;
     slots[output.field].tensor = nullptr;
-    if (output.field == kernel.in_place) {
-      if (compute) slots[output.field].tensor = slots[kernel.in_place_input].tensor;
+    if (output.over >= 0) {
+      if (compute) slots[output.field].tensor = slots[output.over].tensor;
       continue;
     }
     if (!compute) {

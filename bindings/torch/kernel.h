@@ -19,12 +19,13 @@ struct Kernel {
     int field;
     bool is_tensor;
     bool boxed;     // optional in the schema: a tensor, or a number that may be left out
-    bool writable;  // a tensor that the output `in_place` is written over
+    bool writable;  // a tensor that an output is written over
   };
   struct Output {
     int field;
     int like;  // a field, an input always there, whose shape and dtype this output has; or -1
     int laid_out_as;  // a field, an input, whose order of dims in memory this output takes; or -1
+    int over;         // a field, an input, that this output is written over; or -1
   };
 
   const fk_op* op = nullptr;
@@ -34,8 +35,6 @@ struct Kernel {
   uint64_t wanted = 0;              // bit i: output i is computed and returned
   bool wanted_on_stack = false;  // a last argument holds `wanted`; all outputs are returned, those
                                  // not computed as tensors without elements
-  int in_place = -1;             // the output's field that is written over ...
-  int in_place_input = -1;       // ... this input's field
 };
 
 // The arguments and results of one call.

@@ -272,7 +272,8 @@ def _check_writeable(op: Op, name: str, array) -> None:
 def _same_shape(op: Op, output) -> str | None:
     """The required input whose shape the output always has, if there is one."""
     for f in op.inputs:
-        if not f.optional and f.shapes == output.shapes and f.along_axis == output.along_axis:
+        same = f.shapes and f.shapes == output.shapes and f.along_axis == output.along_axis
+        if same and not f.optional:
             return f.name
     return None
 

@@ -21,18 +21,19 @@ def enabled(device: str) -> bool:
     return device in KEYS and torch.is_autocast_enabled(device)
 
 
-def wrap(op: Op, names: list[str], function, written: int | None = None):
+def wrap(op: Op, names: list[str], function, written: tuple[int, ...] = ()):
     """A function of the arguments of those names, as `function` is, that casts them by the op's
-    rule first. Into the argument `written`, which `function` writes over, it copies the values back
-    if that had to be cast."""
+    rule first. Into the arguments `written`, which `function` writes over, it copies the values
+    back if they had to be cast."""
     cast = _caster(op, names)
 
     def under_autocast(*arguments):
         given = cast(arguments)
         with torch._C._DisableAutocast():
             results = function(*given)
-            if written is not None and given[written] is not arguments[written]:
-                arguments[written].copy_(given[written])
+            for i in written:
+                if given[i] is not arguments[i]:
+                    arguments[i].copy_(given[i])
         return results
 
     return under_autocast

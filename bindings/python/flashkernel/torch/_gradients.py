@@ -7,7 +7,8 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
 from .. import _library
-from .._declarations import Field, Op, _compile, move_back, move_last
+from .._declarations import Field, Op, _compile
+from .._shapes import move_back, move_last
 
 
 def refuse_tangents(op: Op, tensors: tuple) -> None:
@@ -171,7 +172,8 @@ class Gradient:
             lines.append("    else:")
             for f in self.bwd.outputs:
                 repeated = arguments[self.bwd.arguments.index(self.bwd.by_name[f.repeats])]
-                (size,) = set(f.shapes[0]) - set(self.bwd.by_name[f.repeats].shapes[0])
+                kept = {d.symbol for d in self.bwd.by_name[f.repeats].shapes[0]}
+                (size,) = {d.symbol for d in f.shapes[0]} - kept
                 lines.append(f"        {f.name} = repeat({repeated}, {self.bwd.axis.name}, {size})")
         else:
             lines.append("    elif transforms_active():")
