@@ -1,6 +1,6 @@
 """The shapes in declarations, as the library has parsed them (src/core/dim.h), and what follows in
-Python: the size of a dim from that of its symbol, and back. Both are written as source code, so that
-the functions generated from declarations and those that only evaluate a shape agree."""
+Python: the size of a dim from that of its symbol, and back. Both are written as source code, so
+that the functions generated from declarations and those that only evaluate a shape agree."""
 
 import math
 from dataclasses import dataclass
