@@ -216,7 +216,7 @@ class Drawing {
       } else if (dim.or_one && one_in(3)) {
         shape.push_back(1);
       } else {
-        const int64_t size = shapes.size_of(dim, sizes_.symbols[op.symbols[dim.symbol]]);
+        const int64_t size = shapes.dim_size(dim, sizes_.symbols[op.symbols[dim.symbol]]);
         shape.push_back(std::max<int64_t>(0, size));
       }
     }

@@ -17,7 +17,7 @@ void CallShapes::tell_sizes_not_given() {
   }
 }
 
-int64_t CallShapes::size_of(const Dim& dim, int64_t symbol_size) const {
+int64_t CallShapes::dim_size(const Dim& dim, int64_t symbol_size) const {
   if (dim.blocks_of >= 0) return block_count(symbol_size, slots_[dim.blocks_of].integer);
   int64_t size = 0;
   if (__builtin_mul_overflow(symbol_size, dim.factor, &size) ||
@@ -47,7 +47,7 @@ Status CallShapes::match(const Field& field, int ndim, const int64_t* shape) {
     } else if (dim.or_one && size == 1) {
       continue;
     } else if (from_[dim.symbol] != nullptr) {
-      const int64_t expected = size_of(dim, size_[dim.symbol]);
+      const int64_t expected = dim_size(dim, size_[dim.symbol]);
       if (size == expected) continue;
       if (expected < 0) return too_small(dim);
       return misfit(field, ndim, shape, from_[dim.symbol]);
@@ -144,11 +144,11 @@ std::string CallShapes::known_text(const Dim& dim, const Field** from) const {
   }
   if (dim.symbol == Dim::kNumber || !knows(dim.symbol)) return dim_text(op_, dim);
   if (*from == nullptr && dim.blocks_of < 0) *from = from_[dim.symbol];
-  const std::string size = std::to_string(size_of(dim, size_[dim.symbol]));
+  const std::string size = std::to_string(dim_size(dim, size_[dim.symbol]));
   return dim.or_one ? size + " or 1" : size;
 }
 
-Status CallShapes::shape_of(const Field& field, int* ndim, int64_t* shape) const {
+Status CallShapes::infer_shape(const Field& field, int* ndim, int64_t* shape) const {
   const auto unknown = [&] {
     return invalid(field.name + ": its shape cannot be told from the inputs");
   };
@@ -172,7 +172,7 @@ Status CallShapes::shape_of(const Field& field, int* ndim, int64_t* shape) const
       *ndim += leading_ndim_;
       continue;
     }
-    const int64_t size = dim.symbol == Dim::kNumber ? dim.offset : size_of(dim, size_[dim.symbol]);
+    const int64_t size = dim.symbol == Dim::kNumber ? dim.offset : dim_size(dim, size_[dim.symbol]);
     if (size < 0) {
       return invalid(field.name + ": its size " + dim_text(op_, dim) + " cannot be, " +
                      op_.symbols[dim.symbol] + " being " + std::to_string(size_[dim.symbol]));

@@ -32,11 +32,11 @@ class CallShapes {
   Status match(const Field& field, int ndim, const int64_t* shape);
 
   // Writes the shape that an output has, its axis still last.
-  Status shape_of(const Field& field, int* ndim, int64_t* shape) const;
+  Status infer_shape(const Field& field, int* ndim, int64_t* shape) const;
 
   // The size that a dim has; below 0 where no such tensor can be. `symbol_size` is that of its
   // symbol.
-  int64_t size_of(const Dim& dim, int64_t symbol_size) const;
+  int64_t dim_size(const Dim& dim, int64_t symbol_size) const;
 
   bool knows(int symbol) const { return from_[symbol] != nullptr; }
   int64_t size(int symbol) const { return size_[symbol]; }

@@ -15,7 +15,8 @@
 //     }
 //   };
 //
-// Tensor types are written DTYPE[dim, dim, ...], with `|` between alternative shapes:
+// The type of a tensor is written DTYPE[dim, dim, ...], with `|` between alternative shapes. The
+// dtypes are:
 //   T        the activations' dtype: float32, float16 or bfloat16, the same for all T of a call; of
 //            an op that takes_float8 also float8_e4m3fn, and then outputs T are bfloat16
 //   P        a parameter: float32 or the outputs' T
@@ -23,9 +24,8 @@
 //   I        int32 or int64
 //   J        int32
 //   @name    the dtype of the tensor `name`; without brackets its shape as well
-// The dims are explained in core/dim.h: numbers, symbols (`N`, the same size wherever it stands),
-// what follows from a symbol's size (`W-1`, `4*H`, `N?`, `L/checkpoint`), any number of leading
-// dims
+// core/dim.h explains the dims: numbers, symbols (`N`, the same size wherever it stands), what
+// follows from a symbol's size (`W-1`, `4*H`, `N?`, `L/checkpoint`), any number of leading dims
 // (`...`), and last dims that may be missing (`H, (P)`).
 //
 // Alternatives belong together: the tensors of one call all have the first of theirs, or all the
@@ -75,21 +75,23 @@ enum class Autocast : uint8_t {
   kFloat32OnGpu,  // float32 on a GPU, on a CPU the widest: torch's norms, softmaxes and sums
 };
 
-// The default of a number that may be left out (None in Python); no such number is finite.
+// This is the default of a number that may be left out (None in Python). No number given is
+// infinite.
 constexpr double kLeftOut = std::numeric_limits<double>::infinity();
 
-// What an op may have at most: each call keeps what it learns of them on the stack.
+// An op has at most so many symbols and forms, since each call keeps what it learns of them on the
+// stack.
 constexpr int kMaxSymbols = 16, kMaxForms = 8;
 
-// What a symbol's dims are to an op. A call may be cut along a dim that has any role but kWhole:
-// its parts are calls of their own, of the parts that tensors with the symbol have there and of all
-// of the other tensors. Outputs with the symbol are then put together from the parts' outputs, and
-// outputs without it (gradients of what the parts share, say) are the sums of theirs.
+// The role of a symbol says how a call can be cut along the dims that have it. The parts are calls
+// of their own: each takes its part of the tensors that have the symbol, and all of every other
+// tensor. The outputs that have the symbol are then put together from those of the parts, and the
+// outputs without it (gradients of what the parts share, say) are sums of theirs.
 enum class Role : uint8_t {
-  kWhole,        // not to be cut: every element depends on all along this dim
-  kBatch,        // one problem after another, which share parameters at most
-  kIndependent,  // parts of one problem that do not see each other: channels, features
-  kReduced,      // outputs are sums over it; none has it
+  kWhole,        // it cannot be cut: results depend on all elements along it
+  kBatch,        // it counts problems, which share parameters at most
+  kIndependent,  // it counts parts of a problem that do not see each other: channels, features
+  kReduced,      // the outputs are sums over it
 };
 
 struct Field {
@@ -134,7 +136,8 @@ struct Field {
   std::vector<std::string> choices;           // kChoice; "" is spelled None in Python
 };
 
-// The type-erased declaration. Fields stand in slot order: the order they were declared in.
+// This is a declaration without the type of the argument struct. Its fields stand in the order in
+// which they were declared, which is that of a call's slots.
 struct OpDeclaration {
   std::string name;
   std::string doc;
@@ -153,21 +156,22 @@ struct OpDeclaration {
   int find_symbol(const std::string& symbol) const;  // -1 if there is none
   // Parses `type` into the field's dtype rule and shapes. Aborts on a malformed declaration.
   void set_type(Field& field, const std::string& type);
-  // Resolves what names other fields once all are declared. Aborts on a malformed declaration.
+  // Finds the fields that others name, once all are declared. Aborts on a malformed declaration.
   void finish(const std::vector<std::string>& along_axis);
   // Gives a symbol, or the leading dims ("..."), its role. Aborts on a malformed declaration.
   void set_role(const std::string& symbol, Role role);
 };
 
-// A declaration is part of the program: a malformed one is a bug found the first time it loads.
+// Ends the process: a declaration is part of the program, so that a malformed one is a bug, found
+// the first time that it loads.
 [[noreturn]] void malformed(const std::string& op, const std::string& what);
 
-// The dtype of results, given that of the activations.
+// Gives the dtype of results, which follows from that of the activations.
 constexpr DType result_dtype(DType activation) {
   return activation == DType::kFloat8E4M3 ? DType::kBFloat16 : activation;
 }
 
-// Whether the output `field` exists, given which slots are set.
+// Tells whether the output `field` exists in a call, by its attributes and by which tensors it has.
 bool output_wanted(const OpDeclaration& op, const Field& field, const fk_slot* slots);
 
 class FieldOptions {
@@ -197,7 +201,7 @@ class FieldOptions {
   FieldOptions& with_float8() { return field().with_float8 = true, *this; }
   FieldOptions& form(const char* name) { return field().form = name, *this; }
   FieldOptions& own_form() { return field().form = field().name, *this; }
-  // Attributes: the smallest and the largest value that makes sense.
+  // These bound the values that an attribute may have.
   FieldOptions& at_least(double value) { return field().least = value, *this; }
   FieldOptions& at_most(double value) { return field().most = value, *this; }
 
@@ -207,7 +211,7 @@ class FieldOptions {
   size_t index_;
 };
 
-// What `declare` is handed: fills an OpDeclaration and notes where each member lies.
+// `declare` is handed one of these: it fills an OpDeclaration and notes where each member lies.
 template <class Args>
 class Declaration {
  public:
@@ -243,8 +247,9 @@ class Declaration {
     f.choices = std::move(choices);
     f.integer_default = value;
   }
-  // The axis the op works along. The tensors in `along` reach the kernel with that axis moved last,
-  // and their types are written that way. `nullable`: None means all axes, x flattened.
+  // Declares the axis that the op works along. The tensors in `along` reach the kernel with that
+  // axis moved last, and their types are written that way. `nullable`: None means all axes, x
+  // flattened.
   void axis(const char* name, int64_t Args::*member, int64_t value, bool nullable,
             const std::vector<std::string>& along, const char* doc) {
     Field& f = add(name, Kind::kAxis, doc, offset_of(member));
@@ -252,32 +257,34 @@ class Declaration {
     f.nullable = nullable;
     axis_along_ = along;
   }
-  // Languages with tuples take these fields, declared one after another, as one argument.
+  // Has languages with tuples take these fields, declared one after another, as one argument.
   void group(const char* name, const std::vector<std::string>& members) {
     for (const std::string& member : members) op_.fields[op_.find(member)].group = name;
   }
-  // The op has matrix products, whose factors (probabilities, say) tensor cores take in the
-  // activations' dtype: checks allow for that rounding, and torch.autocast lowers the activations.
+  // Says that the op has matrix products, whose factors (probabilities, say) tensor cores take in
+  // the activations' dtype: checks allow for that rounding, and torch.autocast lowers the
+  // activations.
   void multiplies() {
     op_.multiplies = true;
     op_.autocast = Autocast::kLower;
   }
-  // What torch.autocast does with the activations; unless it is said, or the op multiplies, they
-  // take the widest dtype among them.
+  // Says what torch.autocast does with the activations. Unless this is said, or the op multiplies,
+  // they take the widest dtype among them.
   void autocast(Autocast rule) { op_.autocast = rule; }
-  // The op multiplies or adds what the reference does in another order: where a value is infinite
-  // or NaN, checks do not compare.
+  // Says that kernels multiply or add in another order than the reference. Checks do not compare
+  // results then where a value is infinite or NaN.
   void reorders() { op_.reorders = true; }
-  // The symbol has the size of `other` where no input tells its own: a batch has as many sequences
-  // as rows, unless offsets say how many are packed.
+  // Gives the symbol the size of `other` where no input tells its own: a batch has as many
+  // sequences as rows, unless offsets say how many are packed.
   void size_unless_given(const char* symbol, const char* other) {
     op_.size_unless_given.emplace_back(symbol, other);
   }
-  // Activations may be float8_e4m3fn as well; outputs T are bfloat16 then. Forward only.
+  // Lets activations be float8_e4m3fn as well. Outputs T are bfloat16 then, and there is no
+  // gradient.
   void takes_float8() { op_.float8 = true; }
-  // Fields declared after this are taken by name in languages with keyword arguments.
+  // Has languages with keyword arguments take the fields that are declared after this by name.
   void keyword_only() { keyword_only_ = true; }
-  // The roles of symbols, and of the leading dims ("...").
+  // These give symbols, and the leading dims ("..."), their roles.
   void batch(std::vector<std::string> symbols) { set_roles(std::move(symbols), Role::kBatch); }
   void independent(std::vector<std::string> symbols) {
     set_roles(std::move(symbols), Role::kIndependent);
@@ -318,7 +325,7 @@ class Declaration {
   std::vector<std::pair<std::string, Role>> roles_;
 };
 
-// All declarations as JSON.
+// Writes declarations as JSON.
 std::string declarations_json(const std::vector<const OpDeclaration*>& ops);
 
 }  // namespace fk

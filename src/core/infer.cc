@@ -46,7 +46,7 @@ void OutputInference::learn(const Field& input, const DLTensor& tensor) {
 }
 
 Status OutputInference::infer(const Field& output, OutputType* type) const {
-  FK_RETURN_IF_ERROR(shapes_.shape_of(output, &type->ndim, type->shape));
+  FK_RETURN_IF_ERROR(shapes_.infer_shape(output, &type->ndim, type->shape));
   if (output.along_axis && output.shape_of < 0) {
     const int64_t axis = axis_ < 0 ? axis_ + type->ndim : axis_;
     if (axis < 0 || axis >= type->ndim) {

@@ -1,4 +1,4 @@
-// An op: its declaration, and a table of implementations ranked by preference. Dispatch takes the
+// An op is its declaration and a table of implementations, ranked by preference. Dispatch takes the
 // best one whose predicate says yes.
 #pragma once
 
@@ -19,15 +19,15 @@
 
 namespace fk {
 
-// Preference among the implementations that accept a call; higher wins.
+// Among the implementations that accept a call, the one of the highest rank is taken.
 enum Rank { kReference = 0, kPortable = 10, kTuned = 20 };
 
 template <class Args>
 struct Implementation {
   const char* name;  // "reference", "cpu", "cuda", "cuda_sm90"
   Rank rank;
-  // Whether this implementation takes the call. The arguments are valid already. NULL: every call
-  // whose tensors are on the device that it was registered for.
+  // Tells whether this implementation takes a call, whose arguments are valid already. NULL means
+  // that it takes every call whose tensors are on the device that it was registered for.
   bool (*accepts)(const Args&);
   Status (*run)(const Args&, const Exec&);
   size_t (*workspace)(const Args&) = nullptr;  // bytes; NULL: none
@@ -35,13 +35,13 @@ struct Implementation {
 
 }  // namespace fk
 
-// The opaque handle of the C ABI.
+// The C ABI hands out pointers to these.
 struct fk_op {
   struct Implementation {
     std::string name;
     int rank;
     fk::Device device;
-    // `typed` is the Implementation<Args> the calls below know how to read.
+    // `typed` is the Implementation<Args> that the functions below know how to read.
     std::shared_ptr<const void> typed;
     bool (*accepts)(const void* typed, const void* args);
     fk::Status (*run)(const void* typed, const void* args, const fk::Exec& exec);
@@ -53,18 +53,18 @@ struct fk_op {
   size_t args_bytes = 0;
   void (*construct_args)(void* storage) = nullptr;
   fk::Status (*validate)(const void* args) = nullptr;
-  // Process-wide state beside the immutable declaration.
+  // Beside the declaration, which never changes, this is what the whole process shares.
   mutable std::atomic<const Implementation*> forced{nullptr};
   mutable std::atomic<const Implementation*> last{nullptr};  // that a call took
 
-  // The name users know: without "_fwd".
+  // Users know the op by this name: its own without "_fwd".
   const std::string& public_name() const { return short_name; }
   std::string short_name;
 };
 
 namespace fk {
 
-// The name by which users know an op: its own without "_fwd".
+// Gives the name by which users know an op: its own without "_fwd".
 std::string public_name_of(const std::string& name);
 
 template <class Args, class = void>
@@ -147,15 +147,15 @@ class Registry {
   std::vector<std::unique_ptr<fk_op>> ops_;
 };
 
-// Defined by a file the build writes from the folders under src/ops: calls
-// register_<room>(registry) for each.
+// Calls register_<room>(registry) for every folder under src/ops. The build writes the file that
+// defines it.
 void register_all_rooms(Registry& registry);
 
-// NULL restores the ranked choice.
+// Has every call of the op take this implementation; NULL restores the choice by rank.
 Status force_implementation(const fk_op& op, const char* implementation);
 
-// Checks the arguments, picks an implementation, runs it. These three are the whole path from the C
-// ABI to a kernel.
+// Checks the arguments, picks an implementation and runs it. This function and the next two, which
+// only ask, are the whole path from the C ABI to a kernel.
 Status call(const fk_op& op, const fk_slot* slots, const fk_exec& exec);
 Status query_workspace(const fk_op& op, const fk_slot* slots, size_t* bytes);
 Status query_implementation(const fk_op& op, const fk_slot* slots, const char** name);
