@@ -1,7 +1,8 @@
-// NumPy arrays without NumPy's or CPython's headers: `fk_numpy_call` reads the few leading words of
-// the array object whose layout has been the same since NumPy 1.0 and is checked by the Python side
-// when it is imported (flashkernel/_numpy.py falls back to ordinary DLPack structs if it differs).
-// It saves the microseconds that describing each array through Python attributes would cost.
+// Takes NumPy arrays without NumPy's or CPython's headers: `fk_numpy_call` reads the few leading
+// words of the array object whose layout has been the same since NumPy 1.0 and is checked by the
+// Python side when it is imported (flashkernel/_numpy.py falls back to ordinary DLPack structs if
+// it differs). It saves the microseconds that describing each array through Python attributes would
+// cost.
 #include <cstdint>
 
 #include "core/heap_workspace.h"
@@ -38,7 +39,8 @@ struct ArrayTensor {
   int64_t strides[fk::kMaxDims];
 };
 
-// False where the object is not a plain array of a known dtype.
+// Describes an array. Returns false where the object is no array of NumPy's own type and a known
+// dtype.
 bool describe(const ArrayObject* array, ArrayTensor* out) {
   if (array->type != layout.array_type || array->ndim > fk::kMaxDims) return false;
   int i = 0;
@@ -81,7 +83,7 @@ FK_API void fk_numpy_add_dtype(const void* dtype, int code, int bits) {
   ++layout.count;
 }
 
-// As fk_op_call on CPU tensors, with the workspace taken from the heap.
+// Does as fk_op_call on CPU tensors, with workspace from the heap.
 FK_API int fk_cpu_call(const fk_op* op, const fk_slot* slots) {
   fk::HeapWorkspace workspace;
   fk_exec exec = FK_EXEC_DEFAULTS;
@@ -89,8 +91,8 @@ FK_API int fk_cpu_call(const fk_op* op, const fk_slot* slots) {
   return fk_op_call(op, slots, &exec);
 }
 
-// As fk_op_call, with the addresses of array objects (or of None) in the tensors' slots. Returns
-// -1, having done nothing, where an argument is not a plain array.
+// Does as fk_op_call, with the addresses of array objects (or of None) in the tensors' slots.
+// Returns -1, having done nothing, where it cannot describe an argument.
 FK_API int fk_numpy_call(const fk_op* op, const void* packed) {
   // The call itself says what is wrong with these.
   if (op == nullptr || packed == nullptr) return fk_op_call(op, nullptr, nullptr);

@@ -1,5 +1,5 @@
-// One kernel of the torch binding: an op with the outputs that a torch operator returns of it, and
-// a call of it on the tensor handles that ops.cc takes from torch's stack.
+// A kernel of the torch binding is an op with the outputs that a torch operator returns of it. This
+// calls it on the tensor handles that ops.cc takes from torch's stack.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace fk::torch {
 constexpr int kMaxTensors = 32;
 constexpr int kMaxSlots = 64;
 
-// What is registered under one name, laid out for the call.
+// This is registered under one name, and laid out for the call.
 struct Kernel {
   struct Argument {
     int field;
@@ -37,22 +37,22 @@ struct Kernel {
                                  // not computed as tensors without elements
 };
 
-// The arguments and results of one call.
+// These are the arguments and results of one call.
 struct Call {
   Handle handles[kMaxSlots];  // by field: an input, borrowed; NULL where there is none
   fk_slot slots[kMaxSlots];   // by field: the attributes' values
   uint64_t wanted = 0;        // bit i: output i is computed
 
-  // In the schema's order, the caller's to delete. Of a kernel with `wanted_on_stack`, NULL stands
-  // for each output that is not computed.
+  // The results stand in the schema's order, and the caller must delete them. Of a kernel with
+  // `wanted_on_stack`, NULL stands for each output that is not computed.
   Handle results[kMaxTensors];
   int num_results = 0;
 };
 
-// Torch's functions; bound before the first kernel is registered.
+// These are torch's functions, bound before the first kernel is registered.
 extern const Shim* shim;
 
-// Tensors owned until the end of a scope.
+// Owns tensors until the end of a scope.
 class Owned {
  public:
   Owned() = default;
@@ -73,7 +73,7 @@ class Owned {
 // Allocates the outputs and makes the call. Throws std::runtime_error with the call's own message.
 void compute(const Kernel& kernel, Call* call);
 
-// A tensor without elements that stands for an output of this call that was not computed.
+// Makes a tensor without elements, which stands for an output of this call that was not computed.
 Handle empty_result(const Kernel& kernel, const Call& call);
 
 }  // namespace fk::torch

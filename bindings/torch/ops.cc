@@ -1,4 +1,4 @@
-// Torch's kernels for every op: one boxed function that takes a call's arguments from torch's
+// Torch's kernels for all ops are one boxed function, which takes a call's arguments from torch's
 // stack. Which op it is, and which of its outputs are wanted, is registered with the name; the
 // Python side (flashkernel/torch) derives the names and schemas from the declarations.
 #include <array>
@@ -19,7 +19,7 @@ constexpr int kMaxKernels = 512;
 Kernel kernels[kMaxKernels];
 int num_kernels = 0;
 
-// Torch takes the tangents of a kernel's results to be 0.
+// Refuses tensors with tangents, since torch takes the tangents of a kernel's results to be 0.
 void refuse_tangents(const Kernel& kernel, const Call& call) {
   for (const Kernel::Argument& argument : kernel.arguments) {
     if (!argument.is_tensor || call.handles[argument.field] == nullptr) continue;
@@ -148,7 +148,7 @@ const char* register_op(const char* name, const fk_op* op, int64_t outputs, uint
 
 extern "C" {
 
-// The name of the input that an output (counted among the outputs) lies in memory as; NULL: of
+// Names the input that an output (counted among the outputs) lies in memory as; NULL where there is
 // none.
 FK_API const char* fk_torch_layout_of(const fk_op* op, int32_t output) {
   for (const fk::Field& f : op->declaration.fields) {
@@ -160,10 +160,11 @@ FK_API const char* fk_torch_layout_of(const fk_op* op, int32_t output) {
 }
 
 // Registers CPU and CUDA kernels for the torch op `flashkernel::<name>`, whose schema exists
-// already. outputs: which of the op's outputs it returns (bit i: output i), or -1: told by a last
-// argument of the call. in_place: the outputs (bit i: output i) written over their inputs. absent,
-// boxed: the inputs (bit i: field i) that the schema leaves out, and those it has as
-// `Tensor?`; it has numbers that may be left out as `float?`. Returns NULL, or what went wrong.
+// already. `outputs` says which of the op's outputs it returns (bit i: output i); -1 means that a
+// last argument of each call does. `in_place` are the outputs (bit i: output i) that are written
+// over their inputs. The schema leaves out the inputs `absent` (bit i: field i) and has the inputs
+// `boxed` as `Tensor?`; numbers that may be left out it has as `float?`. Returns NULL, or what went
+// wrong.
 FK_API const char* fk_torch_register(const char* name, const fk_op* op, int64_t outputs,
                                      uint64_t in_place, uint64_t absent, uint64_t boxed) {
   return fk::without_exceptions(

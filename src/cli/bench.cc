@@ -14,7 +14,8 @@
 namespace fk::cli {
 namespace {
 
-// The python3 in the folder this program lies in (pip installs both there), or "".
+// Finds the python3 in the folder that this program lies in, where pip installs both; "" if there
+// is none.
 std::string python_beside() {
   char path[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
@@ -32,8 +33,8 @@ std::string find_python() {
   return beside.empty() ? "python3" : beside;
 }
 
-// What Python runs: the module, as `python -m` would, but none of the current folder's files (the
-// empty path; -P leaves it out only from Python 3.11 on), and no traceback after Ctrl-C.
+// Python runs this: the module, as `python -m` would, but without the current folder's files (the
+// empty path, which -P leaves out only from Python 3.11 on) and without a traceback after Ctrl-C.
 constexpr char kStart[] = R"(
 import sys
 sys.path[:] = filter(None, sys.path)

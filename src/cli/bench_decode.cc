@@ -1,6 +1,6 @@
-// fk bench decode: tokens a second, prompt and generation apart, beside the memory's bandwidth and
-// llama.cpp. Everything is measured in turns, round by round, so that a machine that changes its
-// pace in between changes it for all.
+// `fk bench decode` measures tokens a second, of the prompt and of the generated text, beside the
+// memory's bandwidth and llama.cpp. Everything is measured in turns, round by round, so that a
+// machine that changes its pace in between changes it for all.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ struct BenchOptions {
   std::string json;  // a result file
 };
 
-// One entry per round.
+// Each vector has one entry per round.
 struct Measured {
   std::vector<double> prompt_seconds;  // of the whole prompt
   std::vector<double> token_seconds;   // of one token, on average
@@ -46,8 +46,9 @@ struct Measured {
   double bytes = 0;  // read by one token, on average
   BusyWatch::Seen busy;
 
-  // Of the bandwidth, in each round. As in every benchmark here, what disturbs a measurement of the
-  // bandwidth lowers it, so that the best of the whole run is what the rounds are held against.
+  // Gives the share of the bandwidth that each round used. As in every benchmark here, what
+  // disturbs a measurement of the bandwidth lowers it, so that the best of the whole run is what
+  // the rounds are held against.
   std::vector<double> shares() const {
     std::vector<double> result;
     for (const double seconds : token_seconds) {
@@ -71,7 +72,7 @@ Status run_prompt(engine::Engine& engine, int64_t length, double* seconds) {
   return {};
 }
 
-// Greedy, from an empty context. *seconds and *bytes: of one token.
+// Generates greedily, from an empty context. *seconds and *bytes become those of one token.
 Status run_tokens(engine::Engine& engine, int64_t count, double* seconds, double* bytes) {
   std::vector<float> logits(static_cast<size_t>(engine.vocab()));
   engine.rewind(0);
@@ -88,7 +89,8 @@ Status run_tokens(engine::Engine& engine, int64_t count, double* seconds, double
   return {};
 }
 
-// How long a process of its own takes from its start to its first piece of text; 0: it wrote none.
+// Measures how long a process of its own takes from its start to its first piece of text. 0 means
+// that it wrote none.
 double time_first_token(const TextOptions& options) {
   const std::string threads = std::to_string(num_threads());
   std::vector<const char*> line = {"fk",
@@ -123,14 +125,14 @@ double time_first_token(const TextOptions& options) {
   return came ? took : 0;
 }
 
-// Quoted for the shell.
+// Quotes a text for the shell.
 std::string shell_word(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
 }
 
-// One round of llama-bench (it warms up by itself) on the same file with the same threads.
+// Runs one round of llama-bench, which warms up by itself, on the same file with the same threads.
 Status run_peer(const BenchOptions& bench, const std::string& model, Measured* out) {
   const std::string command = shell_word(bench.peer) + " -m " + shell_word(model) + " -t " +
                               std::to_string(num_threads()) + " -p " +
@@ -194,7 +196,7 @@ Status measure(engine::TextModel& model, const TextOptions& options, const Bench
 
 nlohmann::json rounded(double value) { return std::stod(std::to_string(value)); }
 
-// The rows of a result file: the prompt, the tokens after it, and the first token of all.
+// Makes the rows of a result file: the prompt, the tokens after it, and the first token of all.
 nlohmann::json rows_of(engine::TextModel& model, const BenchOptions& bench, const Measured& m) {
   std::string name = model.path();
   name = name.substr(name.rfind('/') + 1);  // all of it where there is no slash

@@ -15,11 +15,11 @@
 namespace fk::cli {
 namespace {
 
-// Above these a measurement counts as disturbed.
+// A measurement counts as disturbed above these.
 constexpr double kOthers = 0.05;  // of the CPUs it wants
 constexpr double kSteal = 0.02;   // of all CPU time
 
-// CPU time of this program and of those it started, in seconds.
+// Gives the CPU time of this program and of those it started, in seconds.
 double own_seconds() {
   double sum = 0;
   for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {

@@ -1,5 +1,5 @@
-// Whether other programs, or a virtual machine's host, took from a measurement's CPUs. As
-// bindings/python/flashkernel/bench/busy.py has it, of a whole run.
+// Tells whether other programs, or a virtual machine's host, took time from a measurement's CPUs,
+// as bindings/python/flashkernel/bench/busy.py does, but for a whole run.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,8 +9,8 @@ namespace fk::cli {
 
 class BusyWatch {
  public:
-  // Counts from now on. `threads`: CPUs that the measurement wants. `stat`: the system's counters,
-  // /proc/stat where nobody else writes them.
+  // Counts from now on. The measurement wants `threads` CPUs; `stat` is the file of the system's
+  // counters, which tests write themselves.
   explicit BusyWatch(int threads, std::string stat = "/proc/stat");
 
   struct Seen {
@@ -33,9 +33,9 @@ class BusyWatch {
   Counters before_;
 };
 
-// "This machine was busy: ...", or "" where it was not.
+// Says "This machine was busy: ...", or "" where it was not.
 std::string describe(const BusyWatch::Seen& seen);
-// For a row of a result file: adds "busy" and "disturbed".
+// Adds "busy" and "disturbed" to a row of a result file.
 void add_to(const BusyWatch::Seen& seen, nlohmann::json* row);
 
 }  // namespace fk::cli

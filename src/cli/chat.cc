@@ -1,5 +1,5 @@
-// fk chat: a conversation, with the model's own template. Ctrl-C stops an answer; at the prompt it
-// (or Ctrl-D) ends the program.
+// `fk chat` holds a conversation, by the model's own template. Ctrl-C stops an answer; at the
+// prompt it (or Ctrl-D) ends the program.
 #include <unistd.h>
 
 #include <cstdio>
@@ -26,7 +26,7 @@ class Conversation {
     if (!options_.system.empty()) messages_.push_back({"system", options_.system});
   }
 
-  // Asks, writes the answer, and keeps both. False: that failed, and nothing is kept.
+  // Asks, writes the answer, and keeps both. Returns false where that failed and nothing is kept.
   bool ask(const std::string& question) {
     messages_.push_back({"user", question});
     std::vector<int32_t> prompt;

@@ -1,4 +1,4 @@
-// `fk check`: runs every op on random arguments (check/drawn_call.h) against its reference in
+// `fk check` runs every op on random arguments (check/drawn_call.h) against its reference in
 // double precision.
 #include <unistd.h>
 
@@ -40,7 +40,7 @@ class CudaMemory : public CheckMemory {
 };
 #endif
 
-// What the calls drawn for one dtype of an op showed.
+// Says what the calls drawn for one dtype of an op showed.
 struct Outcome {
   double error = 0;  // in units of what is allowed
   int run = 0;       // calls that the device has an implementation for
@@ -99,7 +99,7 @@ class Checker {
   CheckMemory& memory_;
 };
 
-// One line; the failures under it. Returns whether the op is right.
+// Writes one line, with the failures under it. Returns whether the op is right.
 bool check_op(const fk_op& op, const CheckOptions& options, CheckMemory& memory) {
   const bool terminal = isatty(STDOUT_FILENO) != 0;
   Checker checker(options, memory);

@@ -1,4 +1,4 @@
-// The commands of the `fk` program, one file each. Each returns the exit code.
+// The commands of the `fk` program stand here, and in one file each. Each returns the exit code.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ struct CheckOptions {
 };
 int check(const CheckOptions& options);
 
-// `arguments` are those after "bench", ended by NULL.
+// `arguments` are what stands after "bench" on the command line, ended by NULL.
 int bench(char** arguments);
 
 }  // namespace fk::cli

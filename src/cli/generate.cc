@@ -1,4 +1,4 @@
-// fk generate: text from a prompt, streamed.
+// `fk generate` continues a prompt, and writes text as it comes.
 #include <unistd.h>
 
 #include <cstdio>

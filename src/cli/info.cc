@@ -13,7 +13,7 @@
 namespace fk::cli {
 namespace {
 
-// The value of the first line of /proc/cpuinfo that starts with `key`.
+// Reads the value of the first line of /proc/cpuinfo that starts with `key`.
 std::string cpuinfo(const std::string& key) {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -25,7 +25,7 @@ std::string cpuinfo(const std::string& key) {
   return "";
 }
 
-// The features that matter to the kernels, of those the machine has.
+// Lists those features of the machine that matter to the kernels.
 std::string cpu_features() {
   static const char* const kInteresting[] = {
       "sse4_1",   "sse4_2",   "avx",      "f16c",     "fma",         "avx2",        "avx_vnni",

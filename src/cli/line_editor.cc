@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMostLines = 1000;
 
-// Keys as they come, without echo, while one of these lives.
+// While one of these lives, the terminal hands over keys as they come, without echo.
 class RawTerminal {
  public:
   RawTerminal() {
@@ -37,7 +37,7 @@ class RawTerminal {
 
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-// One character to the left or right of `at`, never inside one.
+// Gives the place one character to the left or right of `at`, never inside one.
 size_t left_of(const std::string& s, size_t at) {
   if (at > 0) --at;
   while (at > 0 && is_continuation(s[at])) --at;
@@ -66,7 +66,7 @@ void redraw(const std::string& prompt, const std::string& line, size_t cursor) {
   std::fflush(stdout);
 }
 
-// For its owner's eyes alone, whatever the umask is and whatever the file's mode was before.
+// Writes a file for its owner's eyes alone, whatever the umask is and whatever mode the file had.
 void append_privately(const std::string& path, const std::string& text) {
   const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return;

@@ -1,4 +1,4 @@
-// One line from the user: with arrow keys and earlier lines on a terminal, plainly otherwise.
+// Reads one line from the user: with arrow keys and earlier lines on a terminal, plainly otherwise.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@ class LineEditor {
  public:
   enum class Outcome { kLine, kInterrupt, kEnd };
 
-  // `history`: a file that earlier lines are read from and new ones added to; empty: none.
+  // Reads earlier lines from the file `history` and adds new ones to it; an empty name means no
+  // file.
   explicit LineEditor(std::string history);
 
   Outcome read(const std::string& prompt, std::string* line);

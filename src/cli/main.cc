@@ -1,4 +1,4 @@
-// fk: what this build is, whether it is right, how fast it is; and models that write.
+// `fk` tells what this build is, whether it is right and how fast, and has models write text.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
@@ -85,7 +85,7 @@ int run(int argc, char** argv) {
   return info->parsed() ? fk::cli::info(json) : fk::cli::check(options);
 }
 
-// Of exceptions, only what happens where memory runs out is expected.
+// Runs a command. No exception is expected but those of memory that ran out.
 int run_to_the_end(int argc, char** argv) {
   try {
     return run(argc, argv);

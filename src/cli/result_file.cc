@@ -27,7 +27,8 @@ std::string output_of(const char* command) {
   return text;
 }
 
-// The commit of the checkout we run in, with "+" if it has changes, or what FK_COMMIT says.
+// Tells the commit of the checkout that we run in, with "+" if it has changes, or what FK_COMMIT
+// says.
 std::string commit() {
   if (const char* told = std::getenv("FK_COMMIT"); told != nullptr && *told != '\0') return told;
   const std::string head = output_of("git rev-parse HEAD 2>/dev/null");
@@ -52,7 +53,7 @@ std::string cpu_name() {
   return "unknown";
 }
 
-// By linear interpolation, as numpy does it. `sorted` is not empty.
+// Interpolates linearly, as NumPy does. `sorted` is not empty.
 double percentile(const std::vector<double>& sorted, double share) {
   const double at = share * static_cast<double>(sorted.size() - 1);
   const auto low = static_cast<size_t>(at);

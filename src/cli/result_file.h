@@ -1,4 +1,5 @@
-// Result files (results/<machine>/<suite>.json) of measurements that the program makes itself.
+// Writes result files (results/<machine>/<suite>.json) of measurements that the program makes
+// itself.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,7 +10,7 @@
 
 namespace fk::cli {
 
-// mean, std, min, max, p50, p95 and p99, in milliseconds.
+// Sums up measurements as mean, std, min, max, p50, p95 and p99, in milliseconds.
 nlohmann::json milliseconds(const std::vector<double>& seconds);
 double median(std::vector<double> values);
 

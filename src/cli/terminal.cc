@@ -16,7 +16,7 @@ bool write_now(const std::string& text) {
   return std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
 }
 
-// How many bytes at the end begin a character that the next piece may complete.
+// Counts the bytes at the end that begin a character, which the next piece may complete.
 size_t unfinished(std::string_view text) {
   for (size_t n = 1; n < 4 && n <= text.size(); ++n) {
     if (utf8_incomplete(text.substr(text.size() - n))) return n;

@@ -1,4 +1,4 @@
-// What the program writes for people to read. Text comes from models, files and arguments: a
+// Writes what people read. Text comes from models, files and arguments: a
 // terminal shows control characters and bytes that are no UTF-8 as \x1B, and obeys none; newline
 // and tab stay. Into a pipe or a file goes every byte as it is.
 #pragma once
@@ -10,20 +10,20 @@
 
 namespace fk::cli {
 
-// A text as that stream should have it.
+// Makes a text what that stream should have.
 std::string shown(std::FILE* stream, std::string_view text);
-// The same of a JSON document, which stays one.
+// Does the same to a JSON document, which stays one.
 std::string shown_json(std::FILE* stream, const nlohmann::json& json, int indent = -1);
 
-// "fk generate: what went wrong", a line on stderr.
+// Writes a line to stderr: "fk generate: what went wrong".
 void complain(const std::string& command, std::string_view message);
 
-// Text on its way to stdout, at once, in pieces that may end inside a character.
+// Writes text to stdout at once, in pieces that may end inside a character.
 class TextOut {
  public:
-  // False: that failed, which main() reports.
+  // Returns false where writing failed, which main() reports.
   bool write(std::string_view piece);
-  // What is left of a character that never ended.
+  // Writes what is left of a character that never ended.
   bool finish();
 
  private:

@@ -21,7 +21,8 @@ struct sigaction action_before;
 
 void note_interrupt(int) { interrupt_seen.store(true); }
 
-// A T that fits. Streams take neither NaN nor what no T holds, but -1 for the largest unsigned.
+// Reads a T, where there is one that fits. Streams take neither NaN nor what no T holds, but take
+// -1 for the largest unsigned.
 template <class T, class Fits>
 CLI::Validator number(const std::string& expected, Fits fits) {
   return CLI::Validator(

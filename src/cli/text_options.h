@@ -1,4 +1,4 @@
-// What `fk generate`, `fk chat` and `fk bench decode` share: options, Ctrl-C, the line of figures.
+// `fk generate`, `fk chat` and `fk bench decode` share this: options, Ctrl-C, the line of figures.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -23,13 +23,13 @@ struct TextOptions {
   bool quiet = false;
 };
 
-// What options with numbers take. CLI11's own checks let NaN pass, take an integer that is too
-// large for the largest there is, and spell a missing bound in 300 digits.
+// Checks what options with numbers are given. CLI11's own checks let NaN pass, take an integer that
+// is too large for the largest there is, and spell a missing bound in 300 digits.
 CLI::Validator whole_number(int64_t least);
 CLI::Validator seed_number();
 
-// False: `argv` asked for help, which was written, or is wrong, which was said; *code is the exit
-// code then.
+// Returns false where `argv` asked for help, which was written, or is wrong, which was said. *code
+// is the exit code then.
 bool parse(CLI::App* app, int argc, char** argv, int* code);
 
 void add_model_options(CLI::App* command, TextOptions* options);
@@ -46,20 +46,20 @@ class CatchInterrupt {
 };
 bool interrupted();
 
-// "prompt 12 tokens in 0.01 s; 64 tokens, 281.9 tokens/s, 31.0 GB/s (91% of 34.0)". `bandwidth` is
-// what the machine reads; 0: not known.
+// Writes "prompt 12 tokens in 0.01 s; 64 tokens, 281.9 tokens/s, 31.0 GB/s (91% of 34.0)".
+// `bandwidth` is what the machine reads a second, or 0 where that is not known.
 std::string figures(const engine::Generated& result, double bandwidth);
-// Weights that fit the caches say nothing about memory.
+// Tells whether weights fit the caches, and so say nothing about memory.
 bool reads_memory(engine::Engine& engine);
-// Bytes a second that this machine's threads read of as much memory as a token reads, for about so
-// many seconds: of what partly fits the caches they read more.
+// Measures the bytes a second that this machine's threads read of as much memory as a token reads,
+// for about so many seconds. Of what partly fits the caches they read more.
 double read_bandwidth(engine::Engine& engine, double seconds = 0.2);
 
 int generate(TextOptions& options);
 int chat(TextOptions& options);
-// `arguments` are those after "bench decode", ended by NULL.
+// `arguments` are what stands after "bench decode" on the command line, ended by NULL.
 int bench_decode(int count, char** arguments);
-// Those after "pull".
+// `arguments` are what stands after "pull" on the command line, ended by NULL.
 int pull(char** arguments);
 
 }  // namespace fk::cli

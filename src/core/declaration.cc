@@ -59,7 +59,7 @@ void OpDeclaration::set_type(Field& field, const std::string& type) {
 
 namespace {
 
-// Whether a tensor of this shape tells the size of a dim's symbol, or the leading dims.
+// Decides whether a tensor of this shape tells the size of a dim's symbol, or the leading dims.
 bool tells(const Dims& dims, const Dim& dim) {
   for (const Dim& d : dims) {
     if (d.symbol == dim.symbol && d.tells_size()) return true;
@@ -67,8 +67,8 @@ bool tells(const Dims& dims, const Dim& dim) {
   return false;
 }
 
-// Whether arguments declared before `field` give a dim of its alternative of this number its size
-// in every call that has the field.
+// Decides whether arguments declared before `field` tell the size of a dim, in its alternative of
+// this number, in every call that has the field.
 bool told(const OpDeclaration& op, const Field& field, size_t alternative, const Dim& dim) {
   if (dim.symbol == Dim::kNumber) return true;
   if (dim.symbol >= 0) {

@@ -1,5 +1,5 @@
-// From slots to a kernel: takes and checks the arguments (core/arguments.h), chooses an
-// implementation and runs it.
+// Takes a call from slots to a kernel: has its arguments taken and checked (core/arguments.h),
+// chooses an implementation and runs it.
 #include <cstdio>
 
 #include "core/arguments.h"
@@ -17,12 +17,12 @@ namespace {
 
 constexpr size_t kMaxArgsBytes = 8192;
 
-// The argument struct of one call, on the stack.
+// Holds the argument struct of one call, on the stack.
 struct Arguments {
   alignas(16) char storage[kMaxArgsBytes];
 };
 
-// `caller`: NULL for a query, which comes without data.
+// Does all but run the kernel. `caller` is NULL for a query, which comes without data.
 Status prepare(const fk_op& op, const fk_slot* slots, const fk_exec* caller, Arguments* args,
                const fk_op::Implementation** chosen, int* device_id) {
   if (slots == nullptr) return invalid("expected arguments, got NULL");

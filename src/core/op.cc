@@ -7,8 +7,8 @@
 namespace fk {
 namespace {
 
-// The entries of FK_IMPL's "op=implementation,op=implementation", each as what stands on either
-// side of its '='.
+// Splits FK_IMPL's "op=implementation,op=implementation" into entries, each of which is what stands
+// on either side of a '='.
 std::vector<std::pair<std::string, std::string>> forced_by_environment() {
   const char* env = std::getenv("FK_IMPL");
   std::string rest = env == nullptr ? "" : env;
