@@ -78,7 +78,7 @@ class Field:
 
     @property
     def has_leading_dims(self) -> bool:
-        """Whether the tensor has one declared shape, which begins with any number of dims."""
+        """Tells whether the tensor has one declared shape, which begins with any number of dims."""
         return len(self.shapes) == 1 and has_leading_dims(self.shapes[0])
 
     @property
@@ -249,7 +249,7 @@ class Op:
         return f"bool({condition})"
 
     def shown_expression(self, output: Field) -> str:
-        """Whether a call that needs no gradient returns the output."""
+        """Python that tells whether a call that needs no gradient returns the output."""
         if output.saved:
             return "False"
         if output.saved_unless:
@@ -288,7 +288,7 @@ class Op:
 
     @functools.cached_property
     def switches(self) -> list[Field]:
-        """Those keywords, as fields."""
+        """The extra keywords, as fields."""
         return [Field(name, "boolean") for name in self.extra_keywords]
 
     def no_float8_gradient(self) -> "_library.Error":
@@ -330,7 +330,7 @@ class Op:
 
     @property
     def flat_signature(self) -> str:
-        """Of a function that takes every argument by itself, and any by position."""
+        """The signature of a function that takes every argument by itself, and any by position."""
         parts = []
         for f in self.arguments:
             required = f.kind == "input" and not f.optional

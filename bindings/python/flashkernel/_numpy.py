@@ -60,7 +60,7 @@ _fast_call = _library.function("fk_numpy_call", ctypes.c_int, ctypes.c_void_p, c
 
 
 def _layout_is_as_expected() -> bool:
-    """Whether array objects lie in memory as numpy_arrays.cc reads them."""
+    """Tells whether array objects lie in memory as numpy_arrays.cc reads them."""
     probe = np.zeros((3, 5), np.float32)[:, ::2]
     words = (ctypes.c_uint64 * 8).from_address(id(probe))
     expected = probe.__array_interface__["data"][0]

@@ -37,7 +37,7 @@ class Dim:
 
     @property
     def tells_size(self) -> bool:
-        """Whether a tensor that has this dim tells the size of the symbol."""
+        """Tells whether a tensor that has this dim gives the symbol its size."""
         return bool(self.symbol) and not self.or_one and not self.blocks_of
 
     def expression(self, size: str) -> str:

@@ -15,7 +15,7 @@ from .._declarations import OPS, Field, Op
 from .._numpy import _DLPACK, _DLTensor, result_dtype
 
 _TARGET = "flashkernel"
-# For sizes that are symbols: its calls allocate their workspace by themselves.
+# Calls whose sizes are symbols have this target, and allocate their workspace by themselves.
 _ALLOCATING_TARGET = "flashkernel_allocating"
 _CPU, _CUDA = 1, 2  # DLPack's device types
 _UNSUPPORTED = 2  # fk_status: valid, but this build or device has no kernel for it
@@ -52,7 +52,7 @@ def _devices() -> tuple[int, ...]:
 
 
 def _is_symbol(size) -> bool:
-    """Of jax.export, which stands for any size."""
+    """Tells whether a size is a symbol of jax.export, which stands for any size."""
     return not isinstance(size, (int, np.integer))
 
 

@@ -9,7 +9,7 @@ from .._declarations import Op
 #: The dispatch key by which torch asks for an op's autocast, for each device that the ops run on.
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
-#: Whether any device's autocast is on in this thread.
+#: Tells whether any device's autocast is on in this thread.
 active = torch._C._is_any_autocast_enabled
 
 # What torch casts too, but for 8-bit floats: those an op was given on purpose.
@@ -17,7 +17,7 @@ _CAST = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def enabled(device: str) -> bool:
-    """Whether autocast is on for tensors of a type of device; torch has none for some (meta)."""
+    """Tells whether autocast is on for a type of device; torch has none for some (meta)."""
     return device in KEYS and torch.is_autocast_enabled(device)
 
 

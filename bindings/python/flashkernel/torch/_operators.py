@@ -83,7 +83,7 @@ class Operators:
     variants: list[Variant] = field(default_factory=list)
 
 
-#: By public name.
+#: The operators of each op, by its public name.
 registered: dict[str, Operators] = {}
 
 
