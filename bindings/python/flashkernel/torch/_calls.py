@@ -117,8 +117,8 @@ def _needs_gradient(tensors: tuple) -> bool:
 
 
 def _followed_inside(tensor):
-    """Looks through a tensor and those that torch.func wrapped in it for the outermost that requires
-    a gradient, or else the innermost."""
+    """Looks through a tensor and those that torch.func wrapped in it for the outermost that
+    requires a gradient, or else the innermost."""
     functorch = torch._C._functorch
     while tensor is not None and not tensor.requires_grad:
         if not functorch.is_functorch_wrapped_tensor(tensor):
