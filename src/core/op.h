@@ -22,8 +22,10 @@ namespace fk {
 // Among the implementations that accept a call, the one of the highest rank is taken.
 enum Rank { kReference = 0, kPortable = 10, kTuned = 20 };
 
+// A room describes an implementation by one of these, a row in the table of an op whose argument
+// struct is Args.
 template <class Args>
-struct Implementation {
+struct ImplementationOf {
   const char* name;  // "reference", "cpu", "cuda", "cuda_sm90"
   Rank rank;
   // Tells whether this implementation takes a call, whose arguments are valid already. NULL means
@@ -37,11 +39,12 @@ struct Implementation {
 
 // The C ABI hands out pointers to these.
 struct fk_op {
+  // Any implementation, without the type of its arguments.
   struct Implementation {
     std::string name;
     int rank;
     fk::Device device;
-    // `typed` is the Implementation<Args> that the functions below know how to read.
+    // `typed` is the ImplementationOf<Args> that the functions below know how to read.
     std::shared_ptr<const void> typed;
     bool (*accepts)(const void* typed, const void* args);
     fk::Status (*run)(const void* typed, const void* args, const fk::Exec& exec);
@@ -77,23 +80,23 @@ struct HasValidate<Args, std::void_t<decltype(Args::validate(std::declval<const 
 void add_implementation(fk_op& op, fk_op::Implementation implementation);
 template <class Args>
 void add_implementations(fk_op& op, Device device,
-                         const std::vector<Implementation<Args>>& implementations) {
-  for (const Implementation<Args>& typed : implementations) {
+                         const std::vector<ImplementationOf<Args>>& implementations) {
+  for (const ImplementationOf<Args>& typed : implementations) {
     fk_op::Implementation i;
     i.name = typed.name;
     i.rank = typed.rank;
     i.device = device;
-    i.typed = std::make_shared<Implementation<Args>>(typed);
+    i.typed = std::make_shared<ImplementationOf<Args>>(typed);
     i.accepts = [](const void* t, const void* args) {
-      const auto* impl = static_cast<const Implementation<Args>*>(t);
+      const auto* impl = static_cast<const ImplementationOf<Args>*>(t);
       return impl->accepts == nullptr || impl->accepts(*static_cast<const Args*>(args));
     };
     i.run = [](const void* t, const void* args, const Exec& exec) {
-      return static_cast<const Implementation<Args>*>(t)->run(*static_cast<const Args*>(args),
-                                                              exec);
+      return static_cast<const ImplementationOf<Args>*>(t)->run(*static_cast<const Args*>(args),
+                                                                exec);
     };
     i.workspace = [](const void* t, const void* args) -> size_t {
-      const auto* impl = static_cast<const Implementation<Args>*>(t);
+      const auto* impl = static_cast<const ImplementationOf<Args>*>(t);
       return impl->workspace == nullptr ? 0 : impl->workspace(*static_cast<const Args*>(args));
     };
     add_implementation(op, std::move(i));
@@ -103,7 +106,7 @@ void add_implementations(fk_op& op, Device device,
 // Makes an op of its declaration and what implements it on a CPU. Args may have
 // `static Status validate(const Args&)` for what types and shapes cannot say.
 template <class Args>
-std::unique_ptr<fk_op> make_op(const std::vector<Implementation<Args>>& implementations) {
+std::unique_ptr<fk_op> make_op(const std::vector<ImplementationOf<Args>>& implementations) {
   static_assert(std::is_trivially_destructible_v<Args>);
   auto op = std::make_unique<fk_op>();
   op->declaration.name = Args::kName;
@@ -130,13 +133,13 @@ class Registry {
 
   // Registers an op and what implements it on a CPU.
   template <class Args>
-  void add(const std::vector<Implementation<Args>>& implementations) {
+  void add(const std::vector<ImplementationOf<Args>>& implementations) {
     ops_.push_back(make_op(implementations));
   }
 
   // Adds what implements a registered op on a GPU.
   template <class Args>
-  void add_cuda(const std::vector<Implementation<Args>>& implementations) {
+  void add_cuda(const std::vector<ImplementationOf<Args>>& implementations) {
     add_implementations(*find_registered(Args::kName), Device::kCuda, implementations);
   }
 
