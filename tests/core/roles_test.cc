@@ -5,12 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "check/drawn_call.h"
+#include "core/access.h"
 #include "core/op.h"
 
 namespace fk {
@@ -56,7 +55,8 @@ class Cut {
   }
 
   // What an output's elements should be, given those of both parts.
-  std::vector<double> joined(size_t output, const DrawnTensor& first, const DrawnTensor& second) {
+  std::vector<double> joined(size_t output, const DrawnTensor& first,
+                             const DrawnTensor& second) const {
     const int place = place_in(output);
     std::vector<double> values = call_.tensors[output].values;
     values.resize(static_cast<size_t>(call_.tensors[output].numel()));
@@ -153,50 +153,94 @@ bool nearly(double a, double b) {
   return std::fabs(a - b) <= 1e-5 * (1 + std::fabs(a) + std::fabs(b));
 }
 
+// What is wrong where one drawn call is cut in two along a symbol; "" where nothing is.
+std::string cut_error(const DrawnCall& call, const Cut& cut, int64_t middle) {
+  std::vector<DrawnTensor> whole, first, second;
+  Status status = run_call(call, "reference", host_memory(), &whole);
+  const DrawnCall parts[] = {cut.part(0, middle), cut.part(middle, cut.size())};
+  if (status.ok()) status = run_call(parts[0], "reference", host_memory(), &first);
+  if (status.ok()) status = run_call(parts[1], "reference", host_memory(), &second);
+  if (!status.ok()) return status.message() + "\n" + parts[0].describe();
+  for (size_t i = 0; i < whole.size(); ++i) {
+    if (!whole[i].present) continue;
+    const std::vector<double> joined = cut.joined(i, first[i], second[i]);
+    for (size_t k = 0; k < joined.size(); ++k) {
+      if (nearly(joined[k], whole[i].values[k])) continue;
+      return call.op->declaration.fields[i].name + "[" + std::to_string(k) +
+             "]: " + std::to_string(joined[k]) + " of the parts, " +
+             std::to_string(whole[i].values[k]) + " of the whole\n" + call.describe();
+    }
+  }
+  return "";
+}
+
+// The same for calls of an op until one goes wrong.
+std::string cuts_error(const fk_op& op, int symbol) {
+  int cut_calls = 0;
+  for (uint64_t seed = 0; seed < kMostDraws && cut_calls < kCallsEach; ++seed) {
+    DrawOptions options;
+    options.seed = seed;
+    options.max_elements = 1 << 12;
+    DrawnCall call;
+    const Status drawn = draw_call(op, options, &call);
+    if (!drawn.ok()) return drawn.message();
+    const Cut cut(call, symbol);
+    if (cut.size() < 2) continue;
+    ++cut_calls;
+    const int64_t middle = 1 + static_cast<int64_t>(seed) % (cut.size() - 1);
+    const std::string error = cut_error(call, cut, middle);
+    if (!error.empty()) return error;
+  }
+  return cut_calls > 0 ? "" : "no call was drawn that could be cut";
+}
+
 class RolesOf : public testing::TestWithParam<std::string> {};
 
 TEST_P(RolesOf, CutCallsGiveTheSame) {
   const fk_op& op = *Registry::get().find(GetParam());
   const OpDeclaration& declaration = op.declaration;
-  for (int symbol = kLeading; symbol < static_cast<int>(declaration.roles.size()); ++symbol) {
-    if (symbol == Dim::kNumber) continue;
-    const Role role = symbol == kLeading ? declaration.leading_role
-                                         : declaration.roles[static_cast<size_t>(symbol)];
-    if (role == Role::kWhole) continue;
-    SCOPED_TRACE(symbol == kLeading ? "..." : declaration.symbols[static_cast<size_t>(symbol)]);
-    int cut_calls = 0;
-    for (uint64_t seed = 0; seed < kMostDraws && cut_calls < kCallsEach; ++seed) {
-      DrawOptions options;
-      options.seed = seed;
-      options.max_elements = 1 << 12;
-      DrawnCall call;
-      ASSERT_TRUE(draw_call(op, options, &call).ok());
-      Cut cut(call, symbol);
-      const int64_t size = cut.size();
-      if (size < 2) continue;
-      ++cut_calls;
-      SCOPED_TRACE(call.describe());
-      const int64_t middle = 1 + static_cast<int64_t>(seed) % (size - 1);
-      std::vector<DrawnTensor> whole, first, second;
-      ASSERT_TRUE(run_call(call, "reference", host_memory(), &whole).ok());
-      const std::pair<DrawnCall, std::vector<DrawnTensor>*> parts[] = {
-          {cut.part(0, middle), &first}, {cut.part(middle, size), &second}};
-      for (const auto& [part, outputs] : parts) {
-        const Status status = run_call(part, "reference", host_memory(), outputs);
-        ASSERT_TRUE(status.ok()) << status.message() << "\n" << part.describe();
-      }
-      for (size_t i = 0; i < whole.size(); ++i) {
-        if (!whole[i].present) continue;
-        const std::vector<double> joined = cut.joined(i, first[i], second[i]);
-        for (size_t k = 0; k < joined.size(); ++k) {
-          ASSERT_TRUE(nearly(joined[k], whole[i].values[k]))
-              << declaration.fields[i].name << "[" << k << "]: " << joined[k] << " of the parts, "
-              << whole[i].values[k] << " of the whole";
-        }
-      }
-    }
-    EXPECT_GT(cut_calls, 0) << "no call was drawn that could be cut";
+  if (declaration.leading_role != Role::kWhole) {
+    EXPECT_EQ(cuts_error(op, kLeading), "") << "...";
   }
+  for (size_t s = 0; s < declaration.roles.size(); ++s) {
+    if (declaration.roles[s] == Role::kWhole) continue;
+    EXPECT_EQ(cuts_error(op, static_cast<int>(s)), "") << declaration.symbols[s];
+  }
+}
+
+// Sums of rows: rows can be cut apart, and so can columns, whose sums add up.
+struct RowSums {
+  static constexpr const char* kName = "row_sums_fwd";
+  static constexpr const char* kDoc = "y = sum(x), z = x - mean(x).";
+  Tensor x, y, z;
+  static void declare(Declaration<RowSums>& d) {
+    d.batch({"B"});
+    d.independent({"N"});
+    d.input("x", &RowSums::x, "T[B, N]", "input");
+    d.output("y", &RowSums::y, "T[B]", "sums");
+    d.output("z", &RowSums::z, "T[B, N]", "deviations, which depend on all of a row");
+  }
+};
+
+Status sum_rows(const RowSums& a, const Exec&) {
+  for (int64_t b = 0; b < a.x.size(0); ++b) {
+    const auto x = [&](int64_t n) { return load(a.x, b * a.x.stride(0) + n * a.x.stride(1)); };
+    double sum = 0;
+    for (int64_t n = 0; n < a.x.size(1); ++n) sum += x(n);
+    if (a.y) store(a.y, b * a.y.stride(0), sum);
+    for (int64_t n = 0; a.z && n < a.x.size(1); ++n) {
+      store(a.z, b * a.z.stride(0) + n * a.z.stride(1),
+            x(n) - sum / static_cast<double>(a.x.size(1)));
+    }
+  }
+  return {};
+}
+
+TEST(Roles, AWrongOneIsNoticed) {
+  const auto op = make_op<RowSums>({{"reference", kReference, nullptr, sum_rows}});
+  EXPECT_EQ(cuts_error(*op, op->declaration.find_symbol("B")), "");
+  const std::string error = cuts_error(*op, op->declaration.find_symbol("N"));
+  EXPECT_EQ(error.substr(0, 2), "z[") << error;
 }
 
 std::vector<std::string> ops_with_roles() {
