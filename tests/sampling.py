@@ -5,7 +5,8 @@ again if it refuses. A new op is covered by being declared."""
 import numpy as np
 
 import flashkernel as fk
-from flashkernel._declarations import PUBLIC, Field, Op, move_back
+from flashkernel._declarations import PUBLIC, Field, Op
+from flashkernel._shapes import move_back
 
 SIZES = (1, 2, 3, 4, 5, 8, 13)
 ATTEMPTS = 3000
@@ -41,21 +42,17 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
             sizes[symbol] = sizes[other]
 
     def shape_of(f: Field) -> tuple:
-        number = int(random.integers(1024)) if f.optional and f.form == f.name else form
-        dims = f.shapes[number % len(f.shapes)]
+        number = int(random.integers(1024)) if f.form == f.name else form
         shape = []
-        for dim in dims:
-            symbol = dim.rstrip("0123456789").rstrip("+-") if not dim.isdigit() else None
-            if dim == "...":
+        for dim in f.shapes[number % len(f.shapes)]:
+            if dim.symbol == "...":
                 shape += leading
-            elif symbol is None:
-                shape.append(int(dim))
-            elif dim.endswith("?"):
+            elif dim.or_one:
                 repeated = random.random() < 0.3
-                shape.append(1 if repeated else sizes.get(symbol.removesuffix("?"), 1))
+                shape.append(1 if repeated else dim.evaluate(sizes.get(dim.symbol, 1), {}))
             else:
-                size = sizes.setdefault(symbol, int(random.choice(SIZES)))
-                shape.append(size + int(dim.removeprefix(symbol) or 0))
+                size = dim.symbol and sizes.setdefault(dim.symbol, int(random.choice(SIZES)))
+                shape.append(dim.evaluate(size, {}))
         return tuple(shape)
 
     sample = {}
@@ -66,7 +63,8 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
             sample[f.name] = attributes.get(f.name, _attribute(f, random))
             continue
         if f.rises_to:  # there if something is packed
-            given = f.rises_to in op.inputs[0].shapes[form % len(op.inputs[0].shapes)]
+            packed_dims = op.inputs[0].shapes[form % len(op.inputs[0].shapes)]
+            given = f.rises_to in {d.symbol for d in packed_dims}
             if op.size_unless_given:
                 given = packed
         elif f.group and previous.group == f.group:
@@ -130,23 +128,23 @@ def call(op: Op, sample: dict, **extra):
     """The public call. Arguments that are not in the sample are left to their defaults; a state
     that the call updates is a copy of the sample's."""
     full = {f.name: f.python_default for f in op.arguments} | sample
-    if op.state_output:
-        state = full[op.state_output.updates]
-        copy = getattr(state, "clone", None) or getattr(state, "copy", lambda: state)
-        full[op.state_output.updates] = copy()
+    for f in op.state_outputs:
+        state = full[f.updates]
+        copy = getattr(state, "clone", None) or getattr(state, "copy", lambda state=state: state)
+        full[f.updates] = copy()
     positional, keywords = split(op, full)
     return getattr(fk, op.public_name)(*positional, **keywords, **extra)
 
 
 def call_with_state(op: Op, sample: dict) -> tuple:
-    """All outputs of a NumPy call, as JAX returns them: a state that was updated as the last."""
+    """All outputs of a NumPy call, as JAX returns them: states that were updated as the last."""
     full = {f.name: f.python_default for f in op.arguments} | sample
-    if op.state_output:
-        full[op.state_output.updates] = full[op.state_output.updates].copy()
+    for f in op.state_outputs:
+        full[f.updates] = full[f.updates].copy()
     positional, keywords = split(op, full)
     outputs = getattr(fk, op.public_name)(*positional, **keywords)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    return (*outputs, full[op.state_output.updates]) if op.state_output else outputs
+    return (*outputs, *(full[f.updates] for f in op.state_outputs))
 
 
 def differentiable(op: Op) -> list[str]:

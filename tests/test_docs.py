@@ -34,6 +34,14 @@ def test_python():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_files_of_a_walk_exist():
+    text = PAGES["architecture.md"].read_text()
+    files = re.findall(r"\b(?:src|bindings|tools|include)/[\w/]+\.\w+", text)
+    assert len(files) > 15
+    for file in files:
+        assert (ROOT / file).exists(), file
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_links(name):
     for target in re.findall(r"\]\(([^)#:]+)\)", PAGES[name].read_text()):

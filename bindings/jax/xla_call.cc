@@ -1,4 +1,4 @@
-// The XLA custom call of every op, on CPU and on CUDA. A call is told by its attributes:
+// Serves XLA's custom call of every op, on CPU and on CUDA. Its attributes tell what is called:
 //   op        the op's name
 //   present   bit i is set where slot i holds a tensor
 //   the op's own attributes by name (choices by index); those left out take their default
@@ -6,10 +6,11 @@
 // order; one more result, if there is one, is the workspace. A program whose sizes are symbols has
 // none and calls another target on CUDA, which asks XLA for the workspace.
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "core/environment.h"
+#include "core/heap_workspace.h"
 #include "core/last_error.h"
 #include "core/op.h"
 #include "flashkernel/abi.h"
@@ -41,7 +42,7 @@ ErrorCode code_of(fk_status status) {
   }
 }
 
-// Index of an attribute, -1 if it is not there.
+// Finds an attribute; -1 if it is not there.
 int64_t find(const Attributes& attributes, const char* name) {
   const size_t length = std::strlen(name);
   for (int64_t i = 0; i < attributes.size; ++i) {
@@ -84,7 +85,8 @@ bool read_number(const Attributes& attributes, int64_t i, double* out) {
   }
 }
 
-// A dtype that no op takes becomes an opaque one, which the op's own checks then refuse by name.
+// Translates a dtype. One that no op takes becomes an opaque one, which the op's own checks then
+// refuse by name.
 DLDataType dlpack_type(DataType t) {
   switch (t) {
     case DataType::kF32:
@@ -111,7 +113,7 @@ DLDataType dlpack_type(DataType t) {
   return {kDLOpaqueHandle, 8, 1};
 }
 
-// XLA's row-major buffer; DLPack reads NULL strides as row-major.
+// Describes XLA's row-major buffer; DLPack reads NULL strides as row-major.
 DLTensor describe(const Buffer& buffer, DLDevice device) {
   DLTensor t{};
   t.data = buffer.data;
@@ -127,22 +129,8 @@ uintptr_t aligned(const void* memory) {
   return (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
-// The workspace was measured when the call was traced. Settings changed since then (threads, a
-// forced implementation) may ask for more, which on the CPU comes from the heap.
-struct HeapWorkspace {
-  void* memory = nullptr;
-  ~HeapWorkspace() { std::free(memory); }
-  static void* allocate(void* self, size_t bytes) {
-    auto* workspace = static_cast<HeapWorkspace*>(self);
-    const size_t rounded =
-        (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-    workspace->memory = std::aligned_alloc(kWorkspaceAlignment, rounded);
-    return workspace->memory;
-  }
-};
-
-// Workspace on a GPU for a program whose sizes were symbols when it was traced. XLA hands memory
-// that is given back only to work that follows on the same stream.
+// Takes workspace on a GPU from XLA, for a program whose sizes were symbols when it was traced. XLA
+// hands memory that is given back only to work that follows on the same stream.
 struct DeviceWorkspace {
   const CallFrame& frame;
   void* memory = nullptr;
@@ -181,7 +169,7 @@ void use_workspace(const Buffer& buffer, fk_exec* exec) {
   exec->workspace_bytes = bytes - (first - begin);
 }
 
-// The stream and the GPU of this call.
+// Asks for the stream and the GPU of this call.
 Error* locate(const CallFrame& frame, fk_exec* exec, DLDevice* device) {
   StreamGetArgs stream{sizeof(StreamGetArgs), nullptr, frame.context, nullptr};
   if (Error* error = frame.api->stream_get(&stream)) return error;
@@ -258,8 +246,9 @@ Error* execute(const CallFrame& frame, DLDevice device, bool allocates) {
   HeapWorkspace heap;
   DeviceWorkspace on_device{frame};
   if (device.device_type == kDLCPU) {
-    exec.allocate = HeapWorkspace::allocate;
-    exec.allocator = &heap;
+    // The workspace was measured when the call was traced. Settings changed since then (threads, a
+    // forced implementation) may ask for more.
+    heap.serve(&exec);
   } else if (allocates) {
     exec.allocate = DeviceWorkspace::allocate;
     exec.allocator = &on_device;
@@ -292,12 +281,6 @@ Error* handle(const CallFrame& frame, DLDevice device, uint32_t traits, bool all
       });
 }
 
-// Reading back what a kernel found wrong in the data would break a capture.
-bool checks_data_on_gpu() {
-  const char* value = std::getenv("FK_CHECK");
-  return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
-}
-
 }  // namespace
 }  // namespace fk::xla
 
@@ -308,12 +291,13 @@ FK_API fk::xla::Error* fk_xla_call_cpu(fk::xla::CallFrame* frame) {
 }
 
 FK_API fk::xla::Error* fk_xla_call_cuda(fk::xla::CallFrame* frame) {
+  // Reading back index tensors to check them would break a capture.
   return fk::xla::handle(*frame, {kDLCUDA, 0},
-                         fk::xla::checks_data_on_gpu() ? 0 : fk::xla::kCommandBufferCompatible);
+                         fk::checks_values_on_gpu() ? 0 : fk::xla::kCommandBufferCompatible);
 }
 
-// Of programs whose workspace is not among the results: allocated by the call, it would be another
-// in each replay of a captured graph.
+// Serves programs whose workspace is not among the results. Allocated by the call, it would be
+// other memory in each replay of a captured graph, so that these calls are not captured.
 FK_API fk::xla::Error* fk_xla_call_cuda_allocating(fk::xla::CallFrame* frame) {
   return fk::xla::handle(*frame, {kDLCUDA, 0}, 0, /*allocates=*/true);
 }

@@ -1,10 +1,11 @@
-// NumPy arrays without NumPy's or CPython's headers: `fk_numpy_call` reads the few leading words of
-// the array object whose layout has been the same since NumPy 1.0 and is checked by the Python side
-// when it is imported (flashkernel/_numpy.py falls back to ordinary DLPack structs if it differs).
-// It saves the microseconds that describing each array through Python attributes would cost.
+// Takes NumPy arrays without NumPy's or CPython's headers: `fk_numpy_call` reads the few leading
+// words of the array object whose layout has been the same since NumPy 1.0 and is checked by the
+// Python side when it is imported (flashkernel/_numpy.py falls back to ordinary DLPack structs if
+// it differs). It saves the microseconds that describing each array through Python attributes would
+// cost.
 #include <cstdint>
-#include <cstdlib>
 
+#include "core/heap_workspace.h"
 #include "core/op.h"
 #include "flashkernel/abi.h"
 
@@ -38,7 +39,8 @@ struct ArrayTensor {
   int64_t strides[fk::kMaxDims];
 };
 
-// False where the object is not a plain array of a known dtype.
+// Describes an array. Returns false where the object is no array of NumPy's own type and a known
+// dtype.
 bool describe(const ArrayObject* array, ArrayTensor* out) {
   if (array->type != layout.array_type || array->ndim > fk::kMaxDims) return false;
   int i = 0;
@@ -59,16 +61,6 @@ bool describe(const ArrayObject* array, ArrayTensor* out) {
   }
   return reinterpret_cast<uintptr_t>(array->data) % item == 0;
 }
-
-struct Workspace {
-  void* memory = nullptr;
-  ~Workspace() { std::free(memory); }
-  static void* allocate(void* self, size_t bytes) {
-    auto* workspace = static_cast<Workspace*>(self);
-    workspace->memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-    return workspace->memory;
-  }
-};
 
 constexpr int kMaxTensors = 24;
 constexpr int kMaxSlots = 64;
@@ -91,17 +83,16 @@ FK_API void fk_numpy_add_dtype(const void* dtype, int code, int bits) {
   ++layout.count;
 }
 
-// As fk_op_call on CPU tensors, with the workspace taken from the heap.
+// Does as fk_op_call on CPU tensors, with workspace from the heap.
 FK_API int fk_cpu_call(const fk_op* op, const fk_slot* slots) {
-  Workspace workspace;
+  fk::HeapWorkspace workspace;
   fk_exec exec = FK_EXEC_DEFAULTS;
-  exec.allocate = Workspace::allocate;
-  exec.allocator = &workspace;
+  workspace.serve(&exec);
   return fk_op_call(op, slots, &exec);
 }
 
-// As fk_op_call, with the addresses of array objects (or of None) in the tensors' slots. Returns
-// -1, having done nothing, where an argument is not a plain array.
+// Does as fk_op_call, with the addresses of array objects (or of None) in the tensors' slots.
+// Returns -1, having done nothing, where it cannot describe an argument.
 FK_API int fk_numpy_call(const fk_op* op, const void* packed) {
   // The call itself says what is wrong with these.
   if (op == nullptr || packed == nullptr) return fk_op_call(op, nullptr, nullptr);

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include "core/infer.h"
@@ -72,7 +73,8 @@ void advise_huge_pages(void* data, int64_t bytes) {
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
-// like: the tensor of the same shape that the output lies in memory as, or NULL: row-major.
+// Allocates an output, which lies in memory as the tensor `like` of the same shape, or row-major
+// where that is NULL.
 Handle allocate(const fk_op& op, const OutputType& type, const DLTensor* like, DLDevice device,
                 DLTensor* out) {
   int64_t strides[kMaxDims];
@@ -100,8 +102,8 @@ Handle allocate(const fk_op& op, const OutputType& type, const DLTensor* like, D
   return handle;
 }
 
-// Workspace as a torch tensor, so that it counts in torch's memory figures and, on CUDA, lives
-// until the stream has passed this call.
+// Takes workspace as a torch tensor, so that it counts in torch's memory figures and, on CUDA,
+// lives until the stream has passed this call.
 struct Workspace {
   DLDevice device{};
   Handle handle = nullptr;
@@ -134,7 +136,7 @@ void parallel_for(void*, int64_t count, int64_t grain, fk_range_body body, void*
   }
 }
 
-// The message of the call's own checks for inputs whose outputs could not even be inferred.
+// Throws the message of the call's own checks, for inputs whose outputs could not even be inferred.
 [[noreturn]] void explain(const fk_op& op, fk_slot* slots, const Status& inference) {
   const auto& fields = op.declaration.fields;
   for (size_t i = 0; i < fields.size(); ++i) {
@@ -145,7 +147,7 @@ void parallel_for(void*, int64_t count, int64_t grain, fk_range_body body, void*
   fail(op, inference.message());
 }
 
-// An output of the same shape and dtype as a tensor.
+// Describes an output of the same shape and dtype as a tensor.
 OutputType type_like(const DLTensor& tensor) {
   OutputType type;
   type.dtype = tensor.dtype;
@@ -181,14 +183,13 @@ void compute(const Kernel& kernel, Call* call) {
   if (used == 0) fail(op, "expected at least one tensor, got none");
   const DLTensor& first = tensors[0];
 
-  ShapeInference inference;
-  bool inferred = false;
+  std::optional<OutputInference> inference;  // made when an output needs it
   for (size_t i = 0; i < kernel.outputs.size(); ++i) {
     const Kernel::Output& output = kernel.outputs[i];
     const bool compute = (call->wanted >> i & 1) != 0;
     slots[output.field].tensor = nullptr;
-    if (output.field == kernel.in_place) {
-      if (compute) slots[output.field].tensor = slots[kernel.in_place_input].tensor;
+    if (output.over >= 0) {
+      if (compute) slots[output.field].tensor = slots[output.over].tensor;
       continue;
     }
     if (!compute) {
@@ -199,10 +200,8 @@ void compute(const Kernel& kernel, Call* call) {
     if (output.like >= 0) {
       type = type_like(*slots[output.like].tensor);
     } else {
-      Status status;
-      if (!inferred) status = inference.bind(op.declaration, slots);
-      inferred = true;
-      if (status.ok()) status = inference.output(fields[output.field], &type);
+      if (!inference) inference.emplace(op.declaration, slots);
+      const Status status = inference->infer(fields[output.field], &type);
       if (!status.ok()) explain(op, slots, status);
     }
     const DLTensor* like = nullptr;

@@ -1,5 +1,5 @@
-// One kernel of the torch binding: an op with the outputs that a torch operator returns of it, and
-// a call of it on the tensor handles that ops.cc takes from torch's stack.
+// A kernel of the torch binding is an op with the outputs that a torch operator returns of it. This
+// calls it on the tensor handles that ops.cc takes from torch's stack.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,19 @@ namespace fk::torch {
 constexpr int kMaxTensors = 32;
 constexpr int kMaxSlots = 64;
 
-// What is registered under one name, laid out for the call.
+// This is registered under one name, and laid out for the call.
 struct Kernel {
   struct Argument {
     int field;
     bool is_tensor;
     bool boxed;     // optional in the schema: a tensor, or a number that may be left out
-    bool writable;  // a tensor that the output `in_place` is written over
+    bool writable;  // a tensor that an output is written over
   };
   struct Output {
     int field;
     int like;  // a field, an input always there, whose shape and dtype this output has; or -1
     int laid_out_as;  // a field, an input, whose order of dims in memory this output takes; or -1
+    int over;         // a field, an input, that this output is written over; or -1
   };
 
   const fk_op* op = nullptr;
@@ -34,26 +35,24 @@ struct Kernel {
   uint64_t wanted = 0;              // bit i: output i is computed and returned
   bool wanted_on_stack = false;  // a last argument holds `wanted`; all outputs are returned, those
                                  // not computed as tensors without elements
-  int in_place = -1;             // the output's field that is written over ...
-  int in_place_input = -1;       // ... this input's field
 };
 
-// The arguments and results of one call.
+// These are the arguments and results of one call.
 struct Call {
   Handle handles[kMaxSlots];  // by field: an input, borrowed; NULL where there is none
   fk_slot slots[kMaxSlots];   // by field: the attributes' values
   uint64_t wanted = 0;        // bit i: output i is computed
 
-  // In the schema's order, the caller's to delete. Of a kernel with `wanted_on_stack`, NULL stands
-  // for each output that is not computed.
+  // The results stand in the schema's order, and the caller must delete them. Of a kernel with
+  // `wanted_on_stack`, NULL stands for each output that is not computed.
   Handle results[kMaxTensors];
   int num_results = 0;
 };
 
-// Torch's functions; bound before the first kernel is registered.
+// These are torch's functions, bound before the first kernel is registered.
 extern const Shim* shim;
 
-// Tensors owned until the end of a scope.
+// Owns tensors until the end of a scope.
 class Owned {
  public:
   Owned() = default;
@@ -74,7 +73,7 @@ class Owned {
 // Allocates the outputs and makes the call. Throws std::runtime_error with the call's own message.
 void compute(const Kernel& kernel, Call* call);
 
-// A tensor without elements that stands for an output of this call that was not computed.
+// Makes a tensor without elements, which stands for an output of this call that was not computed.
 Handle empty_result(const Kernel& kernel, const Call& call);
 
 }  // namespace fk::torch

@@ -1,4 +1,4 @@
-// Which outputs lie in memory as an input does, and how.
+// Tells which outputs lie in memory as an input does, and how.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace fk::torch {
 
-// The first input, always there, that has an output's type; or -1.
+// Finds the first input, of those always there, that has an output's type; or -1.
 inline int input_like(const OpDeclaration& op, const Field& output) {
   if (op.float8 && output.dtype_rule == DTypeRule::kActivation) return -1;
   for (size_t i = 0; i < op.fields.size(); ++i) {
@@ -24,21 +24,22 @@ inline int input_like(const OpDeclaration& op, const Field& output) {
   return -1;
 }
 
-// The input that an output lies in memory as: the one whose shape it is declared to have, of a
-// gradient the one it is the gradient of, otherwise the first that has its type; or -1. Outputs of
-// any number of dims are made of rows, which kernels write one after another.
+// Finds the input that an output lies in memory as: the one whose shape it is declared to have; for
+// a gradient, the one it is the gradient of; otherwise the first that has its type; or -1. Outputs
+// of any number of dims are made of rows, which kernels write one after another.
 inline int input_of_layout(const OpDeclaration& op, const Field& output) {
   if (output.shape_of >= 0) return output.shape_of;
-  for (const std::vector<Dim>& shape : output.shapes) {
-    if (!shape.empty() && shape[0].symbol == Dim::kEllipsis) return -1;
+  for (const Dims& dims : output.shapes) {
+    if (has_leading_dims(dims)) return -1;
   }
   const int own = output.name[0] == 'd' ? op.find(output.name.substr(1)) : -1;
   if (own >= 0 && op.fields[own].type == output.type) return own;
   return input_like(op, output);
 }
 
-// The strides that torch.empty_like gives: the tensor's own where it has no gaps, otherwise without
-// gaps in the same order, which torch's insertion sort settles where strides are 0.
+// Computes the strides that torch.empty_like gives: the tensor's own where it has no gaps,
+// otherwise without gaps in the same order, which torch's insertion sort settles where strides are
+// 0.
 inline void strides_like(const DLTensor& tensor, int64_t* strides) {
   int order[kMaxDims];  // of the dims, the innermost first
   const auto is_outside = [&](int a, int b) {

@@ -1,4 +1,4 @@
-// Torch's kernels for every op: one boxed function that takes a call's arguments from torch's
+// Torch's kernels for all ops are one boxed function, which takes a call's arguments from torch's
 // stack. Which op it is, and which of its outputs are wanted, is registered with the name; the
 // Python side (flashkernel/torch) derives the names and schemas from the declarations.
 #include <array>
@@ -19,7 +19,7 @@ constexpr int kMaxKernels = 512;
 Kernel kernels[kMaxKernels];
 int num_kernels = 0;
 
-// Torch takes the tangents of a kernel's results to be 0.
+// Refuses tensors with tangents, since torch takes the tangents of a kernel's results to be 0.
 void refuse_tangents(const Kernel& kernel, const Call& call) {
   for (const Kernel::Argument& argument : kernel.arguments) {
     if (!argument.is_tensor || call.handles[argument.field] == nullptr) continue;
@@ -98,7 +98,7 @@ const char* register_kernel(const char* name, Kernel kernel) {
   return nullptr;
 }
 
-const char* register_op(const char* name, const fk_op* op, int64_t outputs, int32_t in_place,
+const char* register_op(const char* name, const fk_op* op, int64_t outputs, uint64_t in_place,
                         uint64_t absent, uint64_t boxed) {
   const char* error = nullptr;
   shim = load_shim(&error);
@@ -117,12 +117,11 @@ const char* register_op(const char* name, const fk_op* op, int64_t outputs, int3
     const int field = static_cast<int>(i);
     if (f.kind == Kind::kOutput) {
       ++tensors;
-      if (static_cast<int>(kernel.outputs.size()) == in_place) {
-        kernel.in_place = field;
-        kernel.in_place_input = declaration.find(f.updates.empty() ? f.may_alias : f.updates);
-      }
+      const bool written_over = (in_place >> kernel.outputs.size() & 1) != 0;
+      const int over =
+          written_over ? declaration.find(f.updates.empty() ? f.may_alias : f.updates) : -1;
       kernel.outputs.push_back(
-          {field, input_like(declaration, f), input_of_layout(declaration, f)});
+          {field, input_like(declaration, f), input_of_layout(declaration, f), over});
     } else if ((absent >> i & 1) != 0) {
       kernel.absent.push_back(field);
     } else {
@@ -137,7 +136,9 @@ const char* register_op(const char* name, const fk_op* op, int64_t outputs, int3
     return "the op has more tensors than the torch binding allows";
   }
   for (Kernel::Argument& argument : kernel.arguments) {
-    argument.writable = argument.field == kernel.in_place_input;
+    for (const Kernel::Output& output : kernel.outputs) {
+      if (output.over == argument.field) argument.writable = true;
+    }
   }
   return register_kernel(name, std::move(kernel));
 }
@@ -147,7 +148,7 @@ const char* register_op(const char* name, const fk_op* op, int64_t outputs, int3
 
 extern "C" {
 
-// The name of the input that an output (counted among the outputs) lies in memory as; NULL: of
+// Names the input that an output (counted among the outputs) lies in memory as; NULL where there is
 // none.
 FK_API const char* fk_torch_layout_of(const fk_op* op, int32_t output) {
   for (const fk::Field& f : op->declaration.fields) {
@@ -159,12 +160,13 @@ FK_API const char* fk_torch_layout_of(const fk_op* op, int32_t output) {
 }
 
 // Registers CPU and CUDA kernels for the torch op `flashkernel::<name>`, whose schema exists
-// already. outputs: which of the op's outputs it returns (bit i: output i), or -1: told by a last
-// argument of the call. in_place: the output (counted among the outputs) written over its input, or
-// -1. absent, boxed: the inputs (bit i: field i) that the schema leaves out, and those it has as
-// `Tensor?`; it has numbers that may be left out as `float?`. Returns NULL, or what went wrong.
+// already. `outputs` says which of the op's outputs it returns (bit i: output i); -1 means that a
+// last argument of each call does. `in_place` are the outputs (bit i: output i) that are written
+// over their inputs. The schema leaves out the inputs `absent` (bit i: field i) and has the inputs
+// `boxed` as `Tensor?`; numbers that may be left out it has as `float?`. Returns NULL, or what went
+// wrong.
 FK_API const char* fk_torch_register(const char* name, const fk_op* op, int64_t outputs,
-                                     int32_t in_place, uint64_t absent, uint64_t boxed) {
+                                     uint64_t in_place, uint64_t absent, uint64_t boxed) {
   return fk::without_exceptions(
       [&]() -> const char* {
         return fk::torch::register_op(name, op, outputs, in_place, absent, boxed);

@@ -1,4 +1,4 @@
-// The functions of LibTorch's stable C ABI that the binding uses, declared here and bound when
+// Declares the functions of LibTorch's stable C ABI that the binding uses. They are bound when
 // torch is first seen, so that building needs no torch and one binary serves every version
 // from 2.11 on.
 #pragma once
@@ -15,7 +15,7 @@ using LibraryHandle = struct OpaqueLibrary*;  // TorchLibraryHandle
 using StableIValue = uint64_t;                // one argument or result of a boxed kernel
 using BoxedKernel = void (*)(StableIValue* stack, uint64_t num_inputs, uint64_t num_outputs);
 
-// The version whose conventions our boxed kernels follow, whatever the version they meet: an
+// Our boxed kernels follow the conventions of this version, whatever the version they meet: an
 // optional argument is a pointer to a StableIValue, allocated by new and deleted by the receiver.
 constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
 
@@ -50,9 +50,10 @@ constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
   X(int32_t, aoti_torch_dtype_uint8, ())                                                           \
   X(int32_t, aoti_torch_dtype_float8_e4m3fn, ())
 
-// May be missing: in a torch without CUDA, in an older torch, in one that renames its internals.
-#define FK_TORCH_OPTIONAL_FUNCTIONS(X)                                                             \
-  X(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device_index, void** stream))            \
+// These may be missing: in a torch without CUDA, in an older torch, in one that renames its
+// internals.
+#define FK_TORCH_OPTIONAL_FUNCTIONS(X)                                                  \
+  X(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device_index, void** stream)) \
   X(const char*, torch_exception_get_what_without_backtrace, ())
 
 struct Shim {
@@ -65,12 +66,12 @@ struct Shim {
   DLDataType dlpack[kMaxDTypes] = {};  // by torch's dtype code; lanes = 0: unknown to us
   int32_t cpu = 0, cuda = 1;           // torch's device type codes
 
-  // torch.are_deterministic_algorithms_enabled(). True where it cannot be asked.
+  // Asks torch.are_deterministic_algorithms_enabled(); true where that cannot be asked.
   bool deterministic() const;
-  // Whether forward mode (torch.autograd.forward_ad) follows a tensor here: it carries a tangent.
-  // False where it cannot be asked.
+  // Tells whether forward mode (torch.autograd.forward_ad) follows a tensor, which has a tangent
+  // then; false where that cannot be asked.
   bool has_tangent(Handle tensor) const;
-  // Torch's code of a dtype, or -1.
+  // Gives torch's code of a dtype, or -1.
   int32_t dtype_code(DLDataType dtype) const;
 
   // Not part of the C ABI: two exported functions of ATen's context.
@@ -81,7 +82,7 @@ struct Shim {
   const void* nothing = nullptr;
 };
 
-// A symbol of torch's libraries, which `import torch` has loaded; NULL where there is none.
+// Finds a symbol of torch's libraries, which `import torch` has loaded; NULL where there is none.
 void* find_symbol(const char* name);
 
 // Binds every function; NULL, with what is missing in `error`, where torch is not loaded or has no

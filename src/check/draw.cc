@@ -9,6 +9,7 @@
 
 #include "check/drawn_call.h"
 #include "core/access.h"
+#include "core/call_shapes.h"
 
 namespace fk {
 namespace {
@@ -88,8 +89,8 @@ class Drawing {
 
   static bool has_leading(const OpDeclaration& op) {
     for (const Field& f : op.fields) {
-      for (const std::vector<Dim>& shape : f.shapes) {
-        if (!shape.empty() && shape[0].symbol == Dim::kEllipsis) return true;
+      for (const Dims& dims : f.shapes) {
+        if (has_leading_dims(dims)) return true;
       }
     }
     return false;
@@ -203,8 +204,9 @@ class Drawing {
     return 0;
   }
 
-  std::vector<int64_t> shape_of(const OpDeclaration& op, const std::vector<Dim>& dims,
+  std::vector<int64_t> shape_of(const OpDeclaration& op, const Dims& dims,
                                 const std::vector<fk_slot>& attributes) {
+    const CallShapes shapes(op, attributes.data());
     std::vector<int64_t> shape;
     for (const Dim& dim : dims) {
       if (dim.symbol == Dim::kEllipsis) {
@@ -214,9 +216,8 @@ class Drawing {
       } else if (dim.or_one && one_in(3)) {
         shape.push_back(1);
       } else {
-        int64_t size = std::max<int64_t>(0, sizes_.symbols[op.symbols[dim.symbol]] + dim.offset);
-        if (dim.blocks_of >= 0) size = block_count(size, attributes[dim.blocks_of].integer);
-        shape.push_back(size);
+        const int64_t size = shapes.dim_size(dim, sizes_.symbols[op.symbols[dim.symbol]]);
+        shape.push_back(std::max<int64_t>(0, size));
       }
     }
     return shape;
@@ -247,8 +248,9 @@ class Drawing {
   // Tensors of one form take alternatives of one number: all packed, or none is. A number is drawn
   // for every optional tensor, also where it is not needed, so that calls stay the same where one
   // is tied to a form.
-  const std::vector<Dim>& alternative(const Field& f) {
-    const bool follows = f.kind == Kind::kOutput || !f.optional || f.name[0] == 'd';
+  const Dims& alternative(const Field& f) {
+    const bool follows =
+        f.kind == Kind::kOutput || (!f.optional && f.form != f.name) || f.name[0] == 'd';
     int64_t number = follows ? 0 : below(1024);
     if (f.shapes.size() == 1) return f.shapes[0];
     if (f.form != f.name) {

@@ -6,6 +6,7 @@
 
 #include "check/drawn_call.h"
 #include "core/access.h"
+#include "core/heap_workspace.h"
 
 namespace fk {
 namespace {
@@ -18,8 +19,7 @@ class HostMemory : public CheckMemory {
  public:
   DLDevice device() const override { return {kDLCPU, 0}; }
   Status allocate(size_t bytes, void** data) override {
-    constexpr size_t kAlignment = 256;
-    *data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    *data = HeapWorkspace::allocate(bytes);
     if (*data == nullptr) return {FK_INTERNAL, "out of memory"};
     return {};
   }

@@ -41,7 +41,7 @@ class CudaMemory : public CheckMemory {
 };
 #endif
 
-// What the calls drawn for one dtype of an op showed.
+// Says what the calls drawn for one dtype of an op showed.
 struct Outcome {
   double error = 0;                       // the largest error, where 1 is what is allowed
   int run = 0;                            // calls that the device has an implementation for

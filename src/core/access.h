@@ -1,5 +1,5 @@
-// Element access for the references: any floating dtype as double, any index dtype as int64.
-// Written to be obviously right, not fast.
+// References read and write elements through these functions: any floating dtype as double, any
+// index dtype as int64. They are written to be obviously right, not fast.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,8 @@
 
 namespace fk {
 
-// A 16-bit float with `kMantissa` stored mantissa bits: float16 has 10, bfloat16 has 7.
+// Reads a 16-bit float that stores `kMantissa` bits of its mantissa: float16 has 10, bfloat16
+// has 7.
 template <int kMantissa>
 double decode_float16(uint16_t bits) {
   constexpr int kExponent = 15 - kMantissa;
@@ -31,7 +32,8 @@ double decode_float16(uint16_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-// To the nearest, ties to even, straight from double: rounding to float first would round twice.
+// Rounds to the nearest, ties to even, straight from double: rounding to float first would round
+// twice.
 template <int kMantissa>
 uint16_t encode_float16(double value) {
   constexpr int kExponent = 15 - kMantissa;
@@ -51,8 +53,8 @@ uint16_t encode_float16(double value) {
   return sign | static_cast<uint16_t>(std::min<int64_t>(bits, kInfinity));
 }
 
-// e4m3fn: sign, 4 bits of exponent, 3 of mantissa. All ones but the sign is NaN; where an infinity
-// would be, there are numbers, up to 448.
+// Reads an e4m3fn: sign, 4 bits of exponent, 3 of mantissa. All ones but the sign is NaN; where an
+// infinity would be, there are numbers, up to 448.
 inline double decode_float8(uint8_t bits) {
   const int exponent = (bits >> 3) & 15, mantissa = bits & 7;
   double magnitude;
@@ -66,8 +68,8 @@ inline double decode_float8(uint8_t bits) {
   return (bits & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-// To the nearest, ties to even; what is larger than the largest number becomes NaN, as in ml_dtypes
-// and torch.
+// Rounds to the nearest, ties to even. What is larger than the largest number becomes NaN, as in
+// ml_dtypes and torch.
 inline uint8_t encode_float8(double value) {
   constexpr uint8_t kNaN = 0x7f;
   const uint8_t sign = std::signbit(value) ? 0x80 : 0;
@@ -79,7 +81,7 @@ inline uint8_t encode_float8(double value) {
   return sign | static_cast<uint8_t>(std::min<int64_t>(bits, kNaN));
 }
 
-// The element `offset` (in elements) past the start of a tensor of any floating dtype.
+// Reads the element `offset` (in elements) past the start of a tensor of any floating dtype.
 inline double load(const Tensor& t, int64_t offset) {
   switch (t.dtype) {
     case DType::kFloat16:
@@ -110,7 +112,7 @@ inline void store(const Tensor& t, int64_t offset, double value) {
   }
 }
 
-// What `value` becomes when it is stored as `dtype`.
+// Gives what `value` becomes when it is stored as `dtype`.
 inline double round_to(DType dtype, double value) {
   switch (dtype) {
     case DType::kFloat16:
@@ -124,13 +126,13 @@ inline double round_to(DType dtype, double value) {
   }
 }
 
-// The element `offset` past the start of an int32 or int64 tensor.
+// Reads the element `offset` past the start of an int32 or int64 tensor.
 inline int64_t load_index(const Tensor& t, int64_t offset) {
   return t.dtype == DType::kInt64 ? t.ptr<const int64_t>()[offset] : t.ptr<const int32_t>()[offset];
 }
 
-// Whether a check of the values is possible and due: the tensor is here, in memory the CPU can
-// read. (A workspace query comes without data; values on a GPU are not read.)
+// Tells whether a tensor's values can be checked: it has data, in memory that the CPU can read. (A
+// workspace query comes without data; values on a GPU are not read.)
 inline bool readable(const Tensor& t) {
   return t.defined && t.device == Device::kCpu && t.data != nullptr;
 }

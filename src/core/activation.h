@@ -1,4 +1,4 @@
-// The activation functions that ops apply to what they computed, in the order in which their
+// Ops apply these activation functions to what they computed. They stand in the order in which the
 // `activation` attribute counts them.
 #pragma once
 

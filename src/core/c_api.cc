@@ -1,4 +1,5 @@
-// The C ABI's shared functions. Exceptions (out of memory is the only one expected) stop here.
+// Defines the C ABI's shared functions. Exceptions (out of memory is the only one expected) stop
+// here.
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -13,12 +14,12 @@
 
 namespace {
 
-// Of this thread: the message, or where there was no memory for one, as much of it as fits here.
+// Each thread keeps its message, or where there was no memory for one, as much of it as fits here.
 thread_local std::string message;
 thread_local char short_message[120];
 thread_local bool is_short = false;
 
-// fk::guarded with the op's name in front of what goes wrong.
+// Does as fk::guarded, with the op's name in front of what goes wrong.
 template <class Function>
 fk_status guarded(const fk_op* op, const Function& function) {
   if (op == nullptr) {
@@ -102,7 +103,7 @@ fk_status fk_force_implementation(const fk_op* op, const char* implementation) {
   return guarded(op, [&] { return fk::force_implementation(*op, implementation); });
 }
 
-// For benchmarks: what the last call of an op took, of any thread; NULL before one.
+// Tells benchmarks what the last call of an op took, on any thread; NULL before one.
 FK_API const char* fk_op_last_implementation(const fk_op* op) {
   const fk_op::Implementation* last = op == nullptr ? nullptr : op->last.load();
   return last == nullptr ? nullptr : last->name.c_str();

@@ -15,7 +15,8 @@
 //     }
 //   };
 //
-// Tensor types are written DTYPE[dim, dim, ...], with `|` between alternative shapes:
+// The type of a tensor is written DTYPE[dim, dim, ...], with `|` between alternative shapes. The
+// dtypes are:
 //   T        the activations' dtype: float32, float16 or bfloat16, the same for all T of a call; of
 //            an op that takes_float8 also float8_e4m3fn, and then outputs T are bfloat16
 //   P        a parameter: float32 or the outputs' T
@@ -23,21 +24,25 @@
 //   I        int32 or int64
 //   J        int32
 //   @name    the dtype of the tensor `name`; without brackets its shape as well
-// A dim is a number, a symbol (`N`, the same size wherever it stands), a symbol plus or minus a
-// number (`W-1`), a symbol with a question mark (`N?`, that size or 1), a symbol over an integer
-// attribute declared before (`L/checkpoint`, how many whole blocks of that length there are, see
-// block_count), or `...` (any number of leading dims, the same wherever it stands).
+// core/dim.h explains the dims: numbers, symbols (`N`, the same size wherever it stands), what
+// follows from a symbol's size (`W-1`, `4*H`, `N?`, `L/checkpoint`), any number of leading dims
+// (`...`), and last dims that may be missing (`H, (P)`).
 //
 // Alternatives belong together: the tensors of one call all have the first of theirs, or all the
 // second, and so on, outputs included. The first tensor that has alternatives decides by its rank
 // which it is, the call's form; another tensor in another form is an error. Tensors whose choice
 // has nothing to do with the call's form say so: `form("name")` ties only those of that name to
-// each other, and a tensor of its `own_form()` is tied to no other.
+// each other, and a tensor of its `own_form()`, as one whose last dims may be missing, is tied to
+// no other.
 //
 // Inputs give every symbol of an output its size; where an optional input does, the output exists
 // only with it (`when`, `@name`), or the size has a default (`size_unless_given`). Inputs are
 // declared before outputs. A declaration that breaks either rule aborts, since a tensor whose size
 // nothing tells could have any.
+//
+// A symbol may have a role in the op, which tells how a call can be cut into calls on parts of its
+// tensors, on several devices say: `batch`, `independent`, `reduced` below. A symbol without one
+// must stay whole. A test cuts calls accordingly.
 //
 // Gradients are matched by name. An op `<name>_fwd` is differentiable if there is an op
 // `<name>_bwd`; that op's input `d<out>` is the gradient of the forward output <out>, its other
@@ -53,6 +58,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/dim.h"
 #include "core/tensor.h"
 
 namespace fk {
@@ -69,26 +75,24 @@ enum class Autocast : uint8_t {
   kFloat32OnGpu,  // float32 on a GPU, on a CPU the widest: torch's norms, softmaxes and sums
 };
 
-// The default of a number that may be left out (None in Python); no such number is finite.
+// This is the default of a number that may be left out (None in Python). No number given is
+// infinite.
 constexpr double kLeftOut = std::numeric_limits<double>::infinity();
 
-// What an op may have at most: each call keeps what it learns of them on the stack.
+// An op has at most so many symbols and forms, since each call keeps what it learns of them on the
+// stack.
 constexpr int kMaxSymbols = 16, kMaxForms = 8;
 
-struct Dim {
-  static constexpr int kEllipsis = -2;
-  static constexpr int kNumber = -1;
-  int symbol = kNumber;  // index into OpDeclaration::symbols, or one of the above
-  int64_t offset = 0;    // the number itself, or what is added to the symbol
-  bool or_one = false;   // the size may also be 1
-  int blocks_of = -1;    // index of the integer attribute that is the length of a block
+// The role of a symbol says how a call can be cut along the dims that have it. The parts are calls
+// of their own: each takes its part of the tensors that have the symbol, and all of every other
+// tensor. The outputs that have the symbol are then put together from those of the parts, and the
+// outputs without it (gradients of what the parts share, say) are sums of theirs.
+enum class Role : uint8_t {
+  kWhole,        // it cannot be cut: results depend on all elements along it
+  kBatch,        // it counts problems, which share parameters at most
+  kIndependent,  // it counts parts of a problem that do not see each other: channels, features
+  kReduced,      // the outputs are sums over it
 };
-
-// The length of blocks that `size` is cut into, by the attribute that says so: itself if it is
-// positive; 0, there are none, if it is 0; below 0 the square root of `size`, rounded up.
-int64_t block_length(int64_t size, int64_t attribute);
-// How many whole blocks there are.
-int64_t block_count(int64_t size, int64_t attribute);
 
 struct Field {
   std::string name;
@@ -103,19 +107,19 @@ struct Field {
   // Tensors.
   std::string type;  // as written
   DTypeRule dtype_rule = DTypeRule::kActivation;
-  int dtype_of = -1;                     // kSameAs: index of the field
-  std::vector<std::vector<Dim>> shapes;  // alternatives, told apart by rank
-  int shape_of = -1;                     // instead: index of the field whose shape it has
-  std::string form;                      // whose alternatives belong together; "": the call's
-  int form_index = -1;                   // of `form` in OpDeclaration::forms; -1: one shape alone
-  bool along_axis = false;               // the kernel sees the axis attribute's axis moved last
-  bool saved = false;                    // an output only the backward needs
-  std::string saved_unless;              // likewise, unless this flag asks for it
-  std::string when;                      // an output that exists only under this condition
-  int asked_by = -1;                     // index of the flag among these conditions, if it is one
-  std::string may_alias;                 // an output that may share memory with this input
-  std::string updates;                   // likewise; languages whose arrays can change update it
-  std::string below;                     // an index input whose values lie in [0, symbol)
+  int dtype_of = -1;             // kSameAs: index of the field
+  std::vector<Dims> shapes;      // alternatives, told apart by rank
+  int shape_of = -1;             // instead: index of the field whose shape it has
+  std::string form;              // whose alternatives belong together; "": the call's
+  int form_index = -1;           // of `form` in OpDeclaration::forms; -1: one shape alone
+  bool along_axis = false;       // the kernel sees the axis attribute's axis moved last
+  bool saved = false;            // an output only the backward needs
+  std::string saved_unless;      // likewise, unless this flag asks for it
+  std::string when;              // an output that exists only under this condition
+  int asked_by = -1;             // index of the flag among these conditions, if it is one
+  std::string may_alias;         // an output that may share memory with this input
+  std::string updates;           // likewise; languages whose arrays can change update it
+  std::string below;             // an index input whose values lie in [0, symbol)
   std::string rises_to;          // an index input whose values rise from 0 to the symbol's size
   std::string prefer;            // a backward's input: this forward output instead, where it exists
   std::string also_gradient_of;  // a backward's output: the gradient of this forward input as well
@@ -132,32 +136,42 @@ struct Field {
   std::vector<std::string> choices;           // kChoice; "" is spelled None in Python
 };
 
-// The type-erased declaration. Fields stand in slot order: the order they were declared in.
+// This is a declaration without the type of the argument struct. Its fields stand in the order in
+// which they were declared, which is that of a call's slots.
 struct OpDeclaration {
   std::string name;
   std::string doc;
   std::vector<Field> fields;
   std::vector<std::string> symbols;
-  std::vector<std::string> forms;  // of fields with alternatives
-  bool multiplies = false;         // kernels may round what they multiply to the activations' dtype
-  bool reorders = false;           // kernels may take products and sums in another order
+  std::vector<Role> roles;           // by symbol
+  Role leading_role = Role::kWhole;  // of the leading dims
+  std::vector<std::string> forms;    // of fields with alternatives
+  bool multiplies = false;  // kernels may round what they multiply to the activations' dtype
+  bool reorders = false;    // kernels may take products and sums in another order
   std::vector<std::pair<std::string, std::string>> size_unless_given;  // symbol, whose size it has
   bool float8 = false;  // activations may be 8-bit floats; there is no gradient then
   Autocast autocast = Autocast::kWidest;
 
-  int find(const std::string& field) const;  // -1 if there is none
+  int find(const std::string& field) const;          // -1 if there is none
+  int find_symbol(const std::string& symbol) const;  // -1 if there is none
   // Parses `type` into the field's dtype rule and shapes. Aborts on a malformed declaration.
   void set_type(Field& field, const std::string& type);
-  // Resolves what names other fields once all are declared. Aborts on a malformed declaration.
+  // Finds the fields that others name, once all are declared. Aborts on a malformed declaration.
   void finish(const std::vector<std::string>& along_axis);
+  // Gives a symbol, or the leading dims ("..."), its role. Aborts on a malformed declaration.
+  void set_role(const std::string& symbol, Role role);
 };
 
-// The dtype of results, given that of the activations.
+// Ends the process: a declaration is part of the program, so that a malformed one is a bug, found
+// the first time that it loads.
+[[noreturn]] void malformed(const std::string& op, const std::string& what);
+
+// Gives the dtype of results, which follows from that of the activations.
 constexpr DType result_dtype(DType activation) {
   return activation == DType::kFloat8E4M3 ? DType::kBFloat16 : activation;
 }
 
-// Whether the output `field` exists, given which slots are set.
+// Tells whether the output `field` exists in a call, by its attributes and by which tensors it has.
 bool output_wanted(const OpDeclaration& op, const Field& field, const fk_slot* slots);
 
 class FieldOptions {
@@ -187,7 +201,7 @@ class FieldOptions {
   FieldOptions& with_float8() { return field().with_float8 = true, *this; }
   FieldOptions& form(const char* name) { return field().form = name, *this; }
   FieldOptions& own_form() { return field().form = field().name, *this; }
-  // Attributes: the smallest and the largest value that makes sense.
+  // These bound the values that an attribute may have.
   FieldOptions& at_least(double value) { return field().least = value, *this; }
   FieldOptions& at_most(double value) { return field().most = value, *this; }
 
@@ -197,7 +211,7 @@ class FieldOptions {
   size_t index_;
 };
 
-// What `declare` is handed: fills an OpDeclaration and notes where each member lies.
+// `declare` is handed one of these: it fills an OpDeclaration and notes where each member lies.
 template <class Args>
 class Declaration {
  public:
@@ -233,8 +247,9 @@ class Declaration {
     f.choices = std::move(choices);
     f.integer_default = value;
   }
-  // The axis the op works along. The tensors in `along` reach the kernel with that axis moved last,
-  // and their types are written that way. `nullable`: None means all axes, x flattened.
+  // Declares the axis that the op works along. The tensors in `along` reach the kernel with that
+  // axis moved last, and their types are written that way. `nullable`: None means all axes, x
+  // flattened.
   void axis(const char* name, int64_t Args::*member, int64_t value, bool nullable,
             const std::vector<std::string>& along, const char* doc) {
     Field& f = add(name, Kind::kAxis, doc, offset_of(member));
@@ -242,33 +257,44 @@ class Declaration {
     f.nullable = nullable;
     axis_along_ = along;
   }
-  // Languages with tuples take these fields, declared one after another, as one argument.
+  // Has languages with tuples take these fields, declared one after another, as one argument.
   void group(const char* name, const std::vector<std::string>& members) {
     for (const std::string& member : members) op_.fields[op_.find(member)].group = name;
   }
-  // The op has matrix products, whose factors (probabilities, say) tensor cores take in the
-  // activations' dtype: checks allow for that rounding, and torch.autocast lowers the activations.
+  // Says that the op has matrix products, whose factors (probabilities, say) tensor cores take in
+  // the activations' dtype: checks allow for that rounding, and torch.autocast lowers the
+  // activations.
   void multiplies() {
     op_.multiplies = true;
     op_.autocast = Autocast::kLower;
   }
-  // What torch.autocast does with the activations; unless it is said, or the op multiplies, they
-  // take the widest dtype among them.
+  // Says what torch.autocast does with the activations. Unless this is said, or the op multiplies,
+  // they take the widest dtype among them.
   void autocast(Autocast rule) { op_.autocast = rule; }
-  // The op multiplies or adds what the reference does in another order: where a value is infinite
-  // or NaN, checks do not compare.
+  // Says that kernels multiply or add in another order than the reference. Checks do not compare
+  // results then where a value is infinite or NaN.
   void reorders() { op_.reorders = true; }
-  // The symbol has the size of `other` where no input tells its own: a batch has as many sequences
-  // as rows, unless offsets say how many are packed.
+  // Gives the symbol the size of `other` where no input tells its own: a batch has as many
+  // sequences as rows, unless offsets say how many are packed.
   void size_unless_given(const char* symbol, const char* other) {
     op_.size_unless_given.emplace_back(symbol, other);
   }
-  // Activations may be float8_e4m3fn as well; outputs T are bfloat16 then. Forward only.
+  // Lets activations be float8_e4m3fn as well. Outputs T are bfloat16 then, and there is no
+  // gradient.
   void takes_float8() { op_.float8 = true; }
-  // Fields declared after this are taken by name in languages with keyword arguments.
+  // Has languages with keyword arguments take the fields that are declared after this by name.
   void keyword_only() { keyword_only_ = true; }
+  // These give symbols, and the leading dims ("..."), their roles.
+  void batch(std::vector<std::string> symbols) { set_roles(std::move(symbols), Role::kBatch); }
+  void independent(std::vector<std::string> symbols) {
+    set_roles(std::move(symbols), Role::kIndependent);
+  }
+  void reduced(std::vector<std::string> symbols) { set_roles(std::move(symbols), Role::kReduced); }
 
-  void finish() { op_.finish(axis_along_); }
+  void finish() {
+    op_.finish(axis_along_);
+    for (const auto& [symbol, role] : roles_) op_.set_role(symbol, role);
+  }
 
  private:
   Field& add(const char* name, Kind kind, const char* doc, size_t offset) {
@@ -282,6 +308,9 @@ class Declaration {
     return op_.fields.back();
   }
   FieldOptions options() { return FieldOptions(op_, op_.fields.size() - 1); }
+  void set_roles(std::vector<std::string> symbols, Role role) {
+    for (std::string& symbol : symbols) roles_.emplace_back(std::move(symbol), role);
+  }
 
   template <class M>
   static size_t offset_of(M Args::*member) {
@@ -293,9 +322,10 @@ class Declaration {
   OpDeclaration& op_;
   bool keyword_only_ = false;
   std::vector<std::string> axis_along_;
+  std::vector<std::pair<std::string, Role>> roles_;
 };
 
-// All declarations as JSON.
+// Writes declarations as JSON.
 std::string declarations_json(const std::vector<const OpDeclaration*>& ops);
 
 }  // namespace fk

@@ -1,4 +1,4 @@
-// Where and how one call runs: the caller's stream, workspace and threads.
+// Tells a kernel where and how one call runs: on the caller's stream, workspace and threads.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ class Exec {
     return static_cast<T*>(exec_.workspace);
   }
 
-  // body(begin, end) over disjoint ranges of at least `grain` items that cover [0, count). Runs
-  // inline, without touching the pool, when one range would do.
+  // Runs body(begin, end) over disjoint ranges of at least `grain` items that cover [0, count), on
+  // the caller's thread alone where one range would do.
   template <class Body>
   void parallel_for(int64_t count, int64_t grain, const Body& body) const {
     if (count <= 0) return;

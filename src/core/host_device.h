@@ -1,4 +1,4 @@
-// Marks functions that CPU and CUDA kernels share.
+// FK_HOST_DEVICE marks functions that CPU and CUDA kernels share.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,11 +1,10 @@
-// What a call's outputs look like, told from its inputs and attributes alone: for callers that
+// Tells what a call's outputs look like from its inputs and attributes alone, for callers that
 // allocate the outputs themselves (the torch and XLA glue).
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
+#include "core/call_shapes.h"
 #include "core/declaration.h"
 #include "core/status.h"
 #include "core/tensor.h"
@@ -19,28 +18,24 @@ struct OutputType {
   int64_t shape[kMaxDims] = {};
 };
 
-// The sizes that the inputs of one call give to the shape symbols. Inputs that contradict each
-// other are not noticed here: the call itself checks every argument and has the better message.
-class ShapeInference {
+// Inputs that contradict each other are not noticed here: the call itself checks every argument and
+// has the better message.
+class OutputInference {
  public:
-  // Reads the slots of the inputs and attributes; outputs' slots may hold anything.
-  Status bind(const OpDeclaration& op, const fk_slot* slots);
+  // Reads the slots of inputs and attributes; outputs' slots may hold anything.
+  OutputInference(const OpDeclaration& op, const fk_slot* slots);
 
-  Status output(const Field& field, OutputType* out) const;
+  Status infer(const Field& output, OutputType* type) const;
 
  private:
-  void bind_tensor(const Field& field, const DLTensor& tensor);
-  int symbol_of(const std::string& name) const;  // -1 if there is none
+  void learn(const Field& input, const DLTensor& tensor);
+  Status infer_dtype(const Field& output, DLDataType* dtype) const;
 
-  const OpDeclaration* op_ = nullptr;
-  const fk_slot* slots_ = nullptr;
+  const OpDeclaration& op_;
+  const fk_slot* slots_;
   const Field* axis_field_ = nullptr;
   int64_t axis_ = 0;
-  int64_t size_[kMaxSymbols];
-  bool known_[kMaxSymbols] = {};
-  int64_t leading_[kMaxDims];
-  int leading_ndim_ = -1;  // -1: not known
-  int form_[kMaxForms];    // by the declaration's forms, the alternative; -1: not known
+  CallShapes shapes_;
 };
 
 }  // namespace fk

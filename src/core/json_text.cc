@@ -33,7 +33,8 @@ void append_json(std::string& json, std::string_view text) {
   json += '"';
 }
 
-// Whatever the locale. What has neither point nor exponent would be read as an integer.
+// Writes a number, whatever the locale. With neither point nor exponent it would be read as an
+// integer.
 void append_json(std::string& json, double number) {
   if (!std::isfinite(number)) {
     json += std::isnan(number) ? "null" : number > 0 ? "1e999" : "-1e999";

@@ -1,4 +1,4 @@
-// JSON written as text, piece by piece. No document is held in memory on the way: nlohmann's takes
+// Writes JSON as text, piece by piece. No document is held in memory on the way: nlohmann's takes
 // memory even to be destroyed, and a program that has none left would end there.
 #pragma once
 
@@ -34,7 +34,7 @@ void append_json(std::string& json, const std::vector<T>& values) {
   json += ']';
 }
 
-// An object whose members are added one after the other.
+// Writes an object, whose members are added one after the other.
 class JsonObject {
  public:
   template <class Value>

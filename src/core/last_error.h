@@ -1,5 +1,5 @@
-// What the parts of the C ABI share: the message behind fk_last_error, and the edge that no
-// exception passes.
+// The parts of the C ABI share the message behind fk_last_error, and the edge that no exception
+// passes.
 #pragma once
 
 #include <cxxabi.h>
@@ -17,10 +17,10 @@ namespace fk {
 // Keeps the message for this thread, as printable text, and returns `code`. Never throws: where
 // there is no memory for the message, it is cut short.
 fk_status set_last_error(fk_status code, std::string message) noexcept;
-// The same as "what: why", for callers that may have no memory to build the message with.
+// Does the same with "what: why", for callers that may have no memory to build the message with.
 fk_status set_last_error(fk_status code, const char* what, std::string_view why) noexcept;
 
-// Runs `function`. Where it throws, on_failure(why) is what is returned.
+// Runs `function` and returns what it does; where it throws, returns on_failure(why).
 template <class Function, class OnFailure>
 auto without_exceptions(const Function& function, const OnFailure& on_failure)
     -> decltype(function()) {
@@ -37,8 +37,8 @@ auto without_exceptions(const Function& function, const OnFailure& on_failure)
   }
 }
 
-// The body of a function of the C ABI that returns a status. What goes wrong in it (of exceptions
-// only out of memory is expected) becomes the last error, with `what` in front.
+// Runs the body of a function of the C ABI that returns a status. What goes wrong in it (of
+// exceptions only out of memory is expected) becomes the last error, with `what` in front.
 template <class Function>
 fk_status guarded(const char* what, const Function& function) {
   return without_exceptions(
@@ -50,7 +50,8 @@ fk_status guarded(const char* what, const Function& function) {
       [&](const char* why) { return set_last_error(FK_INTERNAL, what, why); });
 }
 
-// The body of one that returns something else: `failure` where it throws, with the last error set.
+// Runs the body of one that returns something else: where it throws, that is `failure`, and the
+// last error is set.
 template <class Result, class Function>
 Result guarded_or(const char* what, Result failure, const Function& function) {
   return without_exceptions([&]() -> Result { return function(); },

@@ -7,8 +7,8 @@
 namespace fk {
 namespace {
 
-// The entries of FK_IMPL's "op=implementation,op=implementation", each as what stands on either
-// side of its '='.
+// Splits FK_IMPL's "op=implementation,op=implementation" into entries, each of which is what stands
+// on either side of a '='.
 std::vector<std::pair<std::string, std::string>> forced_by_environment() {
   const char* env = std::getenv("FK_IMPL");
   std::string rest = env == nullptr ? "" : env;
@@ -46,14 +46,15 @@ Registry::Registry() {
   }
 }
 
-void Registry::sort_by_rank(fk_op& op) {
-  std::stable_sort(op.implementations.begin(), op.implementations.end(),
-                   [](const auto& a, const auto& b) { return a.rank > b.rank; });
-}
-
 std::string public_name_of(const std::string& name) {
   const bool forward = name.size() > 4 && name.compare(name.size() - 4, 4, "_fwd") == 0;
   return forward ? name.substr(0, name.size() - 4) : name;
+}
+
+void add_implementation(fk_op& op, fk_op::Implementation implementation) {
+  op.implementations.push_back(std::move(implementation));
+  std::stable_sort(op.implementations.begin(), op.implementations.end(),
+                   [](const auto& a, const auto& b) { return a.rank > b.rank; });
 }
 
 Status force_implementation(const fk_op& op, const char* implementation) {

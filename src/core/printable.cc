@@ -16,7 +16,7 @@ void escape(std::string_view bytes, std::string* out) {
   }
 }
 
-// Whether a terminal does something else than to show the character.
+// Tells whether a terminal does something else than to show the character.
 bool obeyed(uint32_t c) {
   return c < 0x20 || (c >= 0x7F && c < 0xA0) ||                           // controls: C0, DEL, C1
          c == 0x61C || c == 0x200E || c == 0x200F ||                      // marks of direction

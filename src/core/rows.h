@@ -1,5 +1,5 @@
-// Row r of a tensor of type [..., N]: where it starts, for any strides of the leading dims. Shared
-// by CPU and CUDA kernels. Leading dims are merged where their strides allow, so that the common
+// Finds where row r of a tensor of type [..., N] starts, for any strides of the leading dims. CPU
+// and CUDA kernels share it. Leading dims are merged where their strides allow, so that the common
 // case (contiguous, or a slice of a contiguous tensor) is one multiplication.
 #pragma once
 
@@ -30,7 +30,7 @@ struct Rows {
   }
 };
 
-// The rows of `t`, whose last `inner_dims` dims belong to a row.
+// Gives the rows of `t`, whose last `inner_dims` dims belong to a row.
 inline Rows rows_of(const Tensor& t, int inner_dims = 1) {
   Rows rows;
   for (int i = 0; i < t.ndim - inner_dims; ++i) {

@@ -1,5 +1,5 @@
-// The library's own view of a tensor: DLTensor with everything resolved (byte offset applied,
-// strides always present, dtype as one enum), so kernels never see a special case.
+// The library sees a tensor in this way: as a DLTensor with everything resolved (byte offset
+// applied, strides always present, dtype as one enum), so that kernels never meet a special case.
 #pragma once
 
 #include <cstdint>

@@ -30,15 +30,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxThreads = 1024;
-// Ranges per thread: enough to even out threads of unequal speed, few enough that claiming them
-// costs nothing.
+// Each thread gets so many ranges: enough to even out threads of unequal speed, few enough that
+// claiming them costs nothing.
 constexpr int64_t kRangesPerThread = 4;
 // A waiting thread first spins, for decoding posts jobs a few microseconds apart. It then offers
 // its core to other threads between looks, and at last sleeps.
 constexpr auto kSpinTime = std::chrono::microseconds(15);
 constexpr auto kAwakeTime = std::chrono::microseconds(50);
 
-// Pool::state: the number of workers inside the job, whether it is open, and the job's number.
+// Pool::state holds the number of workers inside the job, whether it is open, and the job's number.
 constexpr uint32_t kInsideMask = 0xfff;
 constexpr uint32_t kOpen = 0x1000;
 constexpr uint32_t kJobStep = 0x2000;
@@ -46,7 +46,7 @@ constexpr uint32_t kJobMask = ~(kJobStep - 1);
 constexpr uint32_t kNoJob = 1;  // equals no job's number
 static_assert(kMaxThreads < kInsideMask);
 
-// What was thrown in a worker, for the caller to throw on.
+// Keeps what was thrown in a worker, for the caller to throw on.
 struct WorkerError {
   std::atomic<bool> taken{false};
   std::exception_ptr error;
@@ -64,7 +64,7 @@ struct Job {
 struct Pool {
   alignas(64) std::atomic<uint32_t> state{0};
   alignas(64) std::atomic<int64_t> next_range{0};
-  // Written by the holder of the pool while no worker is inside a job.
+  // The holder of the pool writes these, while no worker is inside a job.
   alignas(64) Job job{};
   // Workers with an index from here on stay out, asleep.
   alignas(64) std::atomic<uint32_t> workers_wanted{0};
@@ -170,8 +170,8 @@ void* worker_main(void* index_as_pointer) {
   return nullptr;
 }
 
-// Detached, so that nothing waits for workers when the process ends. They leave signals that are
-// meant for the process to the program's own threads.
+// Starts a worker, detached, so that nothing waits for it when the process ends. Workers leave
+// signals that are meant for the process to the program's own threads.
 bool start_worker(int index) {
   sigset_t blocked, before;
   sigfillset(&blocked);
@@ -191,7 +191,7 @@ bool start_worker(int index) {
   return error == 0;
 }
 
-// By the holder of the pool, between jobs. Returns how many sleepers a job must wake so that
+// The holder of the pool calls this between jobs. Returns how many sleepers a job must wake so that
 // `needed` of them work on it.
 int want_workers(int workers, int needed) {
   const uint32_t before = pool.workers_wanted.load(std::memory_order_relaxed);
@@ -233,7 +233,7 @@ class OpenJob {
   bool is_open_ = false;
 };
 
-// By the holder of the pool, who holds it no more when this returns.
+// The holder of the pool calls this, and holds it no more when it returns.
 void run_with_workers(Job job, int threads) {
   WorkerError thrown;
   job.thrown = &thrown;
@@ -250,8 +250,8 @@ void run_with_workers(Job job, int threads) {
   if (thrown.error != nullptr) std::rethrow_exception(thrown.error);
 }
 
-// The CPU share a control group allows, in cores; 0: no limit there. `quota` and `period` are in
-// microseconds, "max" or negative where unlimited.
+// Gives the share of the CPUs that a control group allows, in cores; 0 means no limit. `quota` and
+// `period` are in microseconds, "max" or negative where unlimited.
 double cores_of(const std::string& quota, const std::string& period) {
   const double q = std::strtod(quota.c_str(), nullptr);
   const double p = std::strtod(period.c_str(), nullptr);
@@ -268,7 +268,8 @@ double cgroup_cores(const std::string& folder) {
   return 0;
 }
 
-// The tightest limit among this process's control group and those above it, in cores; 0: none.
+// Finds the tightest limit among this process's control group and those above it, in cores; 0 means
+// none.
 double cgroup_limit() {
   double limit = 0;
   std::ifstream memberships("/proc/self/cgroup");
@@ -331,7 +332,7 @@ void reset_after_fork() {
   pool.held.store(false, std::memory_order_relaxed);
 }
 
-// At load time: a lock taken for lazy registration could itself be caught by a fork.
+// Registers at load time: a lock taken for lazy registration could itself be caught by a fork.
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, reset_after_fork);
 
 }  // namespace

@@ -9,8 +9,8 @@ unsigned char byte_at(std::string_view text, size_t i) {
   return static_cast<unsigned char>(text[i]);
 }
 
-// How many bytes at the front agree with some character's encoding, and that character's length
-// (0 where not even the first agrees).
+// Counts the bytes at the front that agree with some character's encoding, and gives that
+// character's length (0 where not even the first agrees).
 size_t matching_bytes(std::string_view text, size_t* length) {
   const unsigned char lead = byte_at(text, 0);
   unsigned char low = 0x80, high = 0xBF;  // of the second byte

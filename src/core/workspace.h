@@ -20,8 +20,11 @@ class WorkspaceParts {
   }
   size_t bytes() const { return bytes_; }
 
+  static constexpr size_t kAlignment = 256;
   // What a part of so many bytes takes.
-  static constexpr size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
+  static constexpr size_t rounded(size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
  private:
   char* memory_;

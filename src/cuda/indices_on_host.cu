@@ -8,14 +8,6 @@
 
 namespace fk::cuda {
 
-bool checks_values() {
-  static const bool value = [] {
-    const char* env = std::getenv("FK_CHECK");
-    return env != nullptr && *env != '\0' && std::strcmp(env, "0") != 0;
-  }();
-  return value;
-}
-
 IndicesOnHost::IndicesOnHost(const OpDeclaration& op, void* args, int device, void* stream)
     : status_(move_all(op, static_cast<char*>(args), device, static_cast<cudaStream_t>(stream))) {}
 

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <string>
 
-#include "core/op.h"
+#include "core/environment.h"
 #include "cuda/launch.h"
 
 namespace fk::cuda {

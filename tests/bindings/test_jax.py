@@ -20,6 +20,7 @@ from jax.test_util import check_grads  # noqa: E402
 
 import flashkernel as fk  # noqa: E402
 from flashkernel._declarations import PUBLIC, Op  # noqa: E402
+from flashkernel._shapes import has_leading_dims  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
 import sampling  # noqa: E402
@@ -153,7 +154,7 @@ def test_same_as_numpy(case, dtype, device):
 
 @pytest.mark.parametrize("op", PUBLIC.values(), ids=lambda op: op.public_name)
 def test_no_rows(op, device):
-    leading = {f.name for f in op.inputs if f.shapes[0][:1] == ["..."]}
+    leading = {f.name for f in op.inputs if f.has_leading_dims}
     if not leading:
         pytest.skip("the op has no leading dims")
     case = next(c for c in CASES if c.op is op)
@@ -417,13 +418,13 @@ def symbolic(op: Op, inputs: dict, numbers=()) -> list:
     shapes, scope = [], jax.export.SymbolicScope()
     for name, value in inputs.items():
         f = op.by_name[name]
-        dims = next(d for d in f.shapes if "..." in d or len(d) == value.ndim)
-        if "..." in dims:
-            leading = value.ndim - len(dims) + 1
-            dims = [*(f"lead{i}" for i in range(leading)), *dims[1:]]
+        dims = next(d for d in f.shapes if has_leading_dims(d) or len(d) == value.ndim)
         # A size that may also be 1 is known when exporting.
-        known = zip(dims, value.shape, strict=True)
-        text = ",".join(str(n) if d.endswith("?") or d in numbers else d for d, n in known)
+        names = ["" if d.or_one or d.symbol in numbers else d.text for d in dims]
+        if has_leading_dims(dims):
+            leading = value.ndim - len(dims) + 1
+            names = [*(f"lead{i}" for i in range(leading)), *names[1:]]
+        text = ",".join(d or str(n) for d, n in zip(names, value.shape, strict=True))
         shape = jax.export.symbolic_shape(text, scope=scope) if dims else ()
         dtype = value.dtype if value.dtype.kind == "f" else np.int32
         shapes.append(jax.ShapeDtypeStruct(shape, dtype))

@@ -89,8 +89,7 @@ def test_values_are_those_of_casts_by_hand(op, optionals, attributes, lower, dev
             outputs = call_once(op, given)
         for ours, plain in zip(outputs, expected, strict=True):
             same_values(ours, plain)
-        if op.state_output:
-            name = op.state_output.updates
+        for name in (f.updates for f in op.state_outputs):
             assert given[name].dtype == arguments[name].dtype
             same_values(given[name], by_hand[name].to(arguments[name].dtype))
 
@@ -293,8 +292,8 @@ def test_rules_of_a_gpu(op):
     for optionals in (False, True):
         arguments = mixed(op, 8, optionals, {})
         by_hand = cast_by_hand(op, arguments, torch.float16, "cuda")
-        if op.state_output:  # which could not be copied back without a GPU
-            arguments[op.state_output.updates] = by_hand[op.state_output.updates]
+        for f in op.state_outputs:  # which could not be copied back without a GPU
+            arguments[f.updates] = by_hand[f.updates]
         expected = call_once(op, copies(by_hand))
         with torch._subclasses.FakeTensorMode(), cuda_autocast(torch.float16):
             on_gpu = {

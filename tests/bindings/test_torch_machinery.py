@@ -1,4 +1,4 @@
-"""The torch binding among torch's own machinery: its checks of operators, torch.compile and modes."""
+"""The torch binding among torch's own machinery: its checks of operators, torch.compile, modes."""
 
 import concurrent.futures
 import subprocess
@@ -98,7 +98,7 @@ def test_compile_whole_graph(op, optionals, attributes):
         for f in (compiled, function):
             arguments = to_torch(sample)
             outputs = outputs_of(f(*(arguments[n] for n in names)))
-            updated = [arguments[op.state_output.updates]] if op.state_output else []
+            updated = [arguments[f.updates] for f in op.state_outputs]
             results.append([*outputs, *updated])
         for ours, plain in zip(*results, strict=True):
             same_values(ours, plain)

@@ -57,10 +57,9 @@ class Inferred {
   }
 
   std::vector<int64_t> shape(const char* output) {
-    ShapeInference inference;
+    const OutputInference inference(op_, slots_.data());
     OutputType type;
-    EXPECT_TRUE(inference.bind(op_, slots_.data()).ok());
-    EXPECT_TRUE(inference.output(op_.fields[op_.find(output)], &type).ok());
+    EXPECT_TRUE(inference.infer(op_.fields[op_.find(output)], &type).ok());
     return {type.shape, type.shape + type.ndim};
   }
 

@@ -30,19 +30,9 @@ Parsed parse(const std::string& type) {
 }
 
 // A shape as text again.
-std::string text(const OpDeclaration& op, const std::vector<Dim>& shape) {
+std::string text(const OpDeclaration& op, const Dims& dims) {
   std::string s;
-  for (const Dim& dim : shape) {
-    if (!s.empty()) s += ' ';
-    if (dim.symbol == Dim::kEllipsis) {
-      s += "...";
-    } else if (dim.symbol == Dim::kNumber) {
-      s += std::to_string(dim.offset);
-    } else {
-      s += op.symbols[dim.symbol];
-      if (dim.offset != 0) s += (dim.offset > 0 ? "+" : "") + std::to_string(dim.offset);
-    }
-  }
+  for (const Dim& dim : dims) s += (s.empty() ? "" : " ") + dim_text(op, dim);
   return s;
 }
 
@@ -61,9 +51,8 @@ TEST(Declaration, Shapes) {
   const auto shapes = [](const std::string& type) {
     const Parsed p = parse(type);
     std::string s;
-    for (const std::vector<Dim>& shape : p.field.shapes) {
-      if (!s.empty()) s += " | ";
-      s += text(p.op, shape);
+    for (size_t i = 0; i < p.field.shapes.size(); ++i) {
+      s += (i > 0 ? " | " : "") + text(p.op, p.field.shapes[i]);
     }
     return s;
   };
@@ -76,6 +65,11 @@ TEST(Declaration, Shapes) {
   EXPECT_EQ(shapes("J[S + 1]"), "S+1");
   EXPECT_EQ(shapes("I[L | B, L]"), "L | B L");
   EXPECT_EQ(shapes("T[ B,L ]"), "B L");
+  EXPECT_EQ(shapes("P[4*H, I]"), "4*H I");
+  EXPECT_EQ(shapes("P[4 * H - 1]"), "4*H-1");
+  EXPECT_EQ(shapes("P[H, (P)]"), "H | H P");
+  EXPECT_EQ(shapes("P[H, (P), ( 2*Q )]"), "H | H P | H P 2*Q");
+  EXPECT_EQ(shapes("P[(H)]"), " | H");
 }
 
 TEST(Declaration, SymbolsAreSharedByName) {
@@ -95,6 +89,13 @@ TEST(DeclarationDeathTest, MalformedTypesAbort) {
   EXPECT_DEATH(parse("[N]"), "dtype ''");
   EXPECT_DEATH(parse("@bias[N]"), "no field 'bias'");
   EXPECT_DEATH(parse("T[N, ]"), "empty dimension");
+  EXPECT_DEATH(parse("T[0*N]"), "no size can be told from the dimension '0\\*N'");
+  EXPECT_DEATH(parse("T[H*P]"), "expected a number, got 'H'");
+  EXPECT_DEATH(parse("T[4*]"), "expected a symbol, got ''");
+  EXPECT_DEATH(parse("T[N+]"), "expected a number, got ''");
+  EXPECT_DEATH(parse("T[H, (P), Q]"), "'Q' after dims that may be missing");
+  EXPECT_DEATH(parse("T[H, (P) | Q]"), "may be missing beside other alternatives");
+  EXPECT_DEATH(parse("T[..., (P)]"), "may be missing beside other alternatives");
 }
 
 // An op with one of everything, never registered.

@@ -44,7 +44,7 @@ class ToldSizes {
         add(op_.fields[i].name, i, drawn_call.attributes[i].integer);
       }
       if (!drawn_call.tensors[i].present) continue;
-      const std::vector<Dim>* dims = dims_of(i);
+      const Dims* dims = dims_of(i);
       const std::vector<int64_t> shape = shape_of(i);
       for (size_t d = 0; dims != nullptr && d < dims->size(); ++d) {
         const Dim& dim = (*dims)[d];
@@ -52,17 +52,17 @@ class ToldSizes {
         if (dim.symbol == Dim::kEllipsis) {
           add("...", i, 0);
         } else if (dim.symbol >= 0 && dim.blocks_of < 0 && !(dim.or_one && shape[place] == 1)) {
-          add(op_.symbols[dim.symbol], i, shape[place] - dim.offset);
+          add(op_.symbols[dim.symbol], i, (shape[place] - dim.offset) / dim.factor);
         }
       }
     }
   }
 
   // The dims of tensor `i` as declared, in the alternative that it has; NULL: those of another.
-  const std::vector<Dim>* dims_of(size_t i) const {
-    for (const std::vector<Dim>& shape : op_.fields[i].shapes) {
-      const bool leading = !shape.empty() && shape[0].symbol == Dim::kEllipsis;
-      if (leading || shape.size() == drawn_.tensors[i].shape.size()) return &shape;
+  const Dims* dims_of(size_t i) const {
+    const auto ndim = static_cast<int>(drawn_.tensors[i].shape.size());
+    for (const Dims& dims : op_.fields[i].shapes) {
+      if (rank_fits(dims, ndim)) return &dims;
     }
     return nullptr;
   }
@@ -177,7 +177,8 @@ TEST_P(Forms, AnotherTensorsFormIsRefused) {
         DrawnCall changed = drawn_call;
         std::vector<int64_t> shape;
         for (const Dim& dim : f.shapes[a]) {
-          shape.push_back(sizes.size_or(op().declaration.symbols[dim.symbol], 1) + dim.offset);
+          shape.push_back(dim.factor * sizes.size_or(op().declaration.symbols[dim.symbol], 1) +
+                          dim.offset);
         }
         set_shape(&changed.tensors[i], shape);
         expect_refused(changed, f);
@@ -198,7 +199,7 @@ TEST_P(Forms, AnotherSizeIsRefused) {
     for (size_t i = 0; i < fields().size(); ++i) {
       const Field& f = fields()[i];
       if (!drawn_call.tensors[i].present) continue;
-      const std::vector<Dim>* dims = sizes.dims_of(i);
+      const Dims* dims = sizes.dims_of(i);
       const std::vector<size_t> order = sizes.order_of(i);
       for (size_t d = 0; d < order.size(); ++d) {
         for (const int64_t by : {-1, 1}) {
@@ -218,10 +219,11 @@ TEST_P(Forms, AnotherSizeIsRefused) {
               wrong = sizes.contradicted("...", i, 1);
             } else {
               const Dim& dim = (*dims)[static_cast<size_t>(named - from_end)];
-              wrong =
-                  dim.symbol == Dim::kNumber || dim.blocks_of >= 0 ||
-                  (!(dim.or_one && size == 1) &&
-                   sizes.contradicted(op().declaration.symbols[dim.symbol], i, size - dim.offset));
+              wrong = dim.symbol == Dim::kNumber || dim.blocks_of >= 0 ||
+                      (size - dim.offset) % dim.factor != 0 ||
+                      (!(dim.or_one && size == 1) &&
+                       sizes.contradicted(op().declaration.symbols[dim.symbol], i,
+                                          (size - dim.offset) / dim.factor));
             }
           }
           if (!wrong) continue;

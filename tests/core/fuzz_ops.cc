@@ -230,7 +230,7 @@ class OpCall {
   void another_form(size_t i) {
     const Field& f = field(i);
     if (f.shapes.size() < 2) return;
-    const std::vector<Dim>& dims = f.shapes[random_.below(f.shapes.size())];
+    const Dims& dims = f.shapes[random_.below(f.shapes.size())];
     Argument& a = arguments_[i];
     if (dims.size() > a.shape.size()) return;
     a.tensor.ndim = static_cast<int32_t>(dims.size());

@@ -203,36 +203,18 @@ Status copy(const Faulty& a, const Exec& exec) {
   return {};
 }
 
-// By hand, for the library's registry is not the place for it.
-void add_implementation(fk_op& op, const char* name, Status (*run)(const Faulty&, const Exec&)) {
-  fk_op::Implementation i;
-  i.name = name;
-  i.rank = kPortable;
-  i.device = Device::kCpu;
-  i.typed = std::make_shared<Implementation<Faulty>>(
-      Implementation<Faulty>{name, kPortable, nullptr, run});
-  i.accepts = [](const void*, const void*) { return true; };
-  i.run = [](const void* typed, const void* args, const Exec& exec) {
-    return static_cast<const Implementation<Faulty>*>(typed)->run(*static_cast<const Faulty*>(args),
-                                                                  exec);
-  };
-  i.workspace = [](const void*, const void*) { return size_t{100}; };
-  op.implementations.push_back(i);
-}
+size_t workspace(const Faulty&) { return 100; }
 
 TEST(RunCall, NoticesMistakes) {
-  fk_op op;
-  op.declaration.name = Faulty::kName;
-  Declaration<Faulty> declaration(op.declaration);
-  Faulty::declare(declaration);
-  op.args_bytes = sizeof(Faulty);
-  op.construct_args = [](void* storage) { new (storage) Faulty(); };
-  add_implementation(op, "none", copy<Mistake::kNone>);
-  add_implementation(op, "value", copy<Mistake::kValue>);
-  add_implementation(op, "unwritten", copy<Mistake::kUnwritten>);
-  add_implementation(op, "past_end", copy<Mistake::kPastEnd>);
-  add_implementation(op, "into_input", copy<Mistake::kIntoInput>);
-  add_implementation(op, "past_workspace", copy<Mistake::kPastWorkspace>);
+  const auto made = make_op<Faulty>({
+      {"none", kPortable, nullptr, copy<Mistake::kNone>, workspace},
+      {"value", kPortable, nullptr, copy<Mistake::kValue>, workspace},
+      {"unwritten", kPortable, nullptr, copy<Mistake::kUnwritten>, workspace},
+      {"past_end", kPortable, nullptr, copy<Mistake::kPastEnd>, workspace},
+      {"into_input", kPortable, nullptr, copy<Mistake::kIntoInput>, workspace},
+      {"past_workspace", kPortable, nullptr, copy<Mistake::kPastWorkspace>, workspace},
+  });
+  const fk_op& op = *made;
   DrawnCall drawn_call;
   ASSERT_TRUE(draw_call(op, {}, &drawn_call).ok());
   std::vector<DrawnTensor> expected;

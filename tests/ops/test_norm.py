@@ -154,6 +154,23 @@ def test_backward_is_deterministic(op, backend):
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_the_gradient_of_one_column_is_zero(backend, dtype):
+    """A single column is its own mean, whatever it is scaled by: nothing is left but the gradient
+    that comes to the sum."""
+    g = seeded("one column", dtype)
+    x, residual, dy, dsum = (normal(g, 301, 1).to(getattr(torch, dtype)) for _ in range(4))
+    weight = normal(g, 1).float()
+    x, residual, dy, dsum, weight = (convert(t, backend) for t in (x, residual, dy, dsum, weight))
+    x.requires_grad_(True)
+    (dx,) = torch.autograd.grad(fk.layer_norm(x, weight), x, dy)
+    assert dx.count_nonzero() == 0
+    y, total = fk.layer_norm(x, weight, residual=residual)
+    (dx,) = torch.autograd.grad((y, total), x, (dy, dsum))
+    assert torch.equal(dx, dsum)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_a_nan_stays_in_its_row(op):
     x = np.ones((3, 40), np.float32)

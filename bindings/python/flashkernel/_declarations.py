@@ -14,26 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from . import _library
-
-
-def move_last(shape, axis):
-    """A shape with one axis moved to the end."""
-    axis = axis + len(shape) if axis < 0 else axis
-    return (*shape[:axis], *shape[axis + 1 :], shape[axis])
-
-
-def move_back(shape, axis):
-    """The inverse of move_last."""
-    axis = axis + len(shape) if axis < 0 else axis
-    return (*shape[:axis], shape[-1], *shape[axis:-1])
-
-
-def block_count(size, length):
-    """How many whole blocks of a length there are: none of length 0, and by the square root of the
-    size, rounded up, where the length is negative (src/core/declaration.h)."""
-    if length < 0:
-        length = math.isqrt(size - 1) + 1 if size > 0 else 0
-    return size // length if length else 0
+from ._shapes import Dim, block_count, has_leading_dims, move_back, move_last, parsed
 
 
 @dataclass(frozen=True)
@@ -59,6 +40,7 @@ class Field:
     repeats: str = ""
     drawn_between: tuple = ()
     with_float8: bool = False
+    shapes: tuple[tuple[Dim, ...], ...] = ()  # alternatives; none: another tensor's
     form: str = ""  # whose alternatives belong together; "": the call's (src/core/declaration.h)
     default: float | int | None = None
     nullable: bool = False
@@ -94,14 +76,10 @@ class Field:
             "J": "int32",
         }.get(self.dtype_rule, "a known dtype")
 
-    @functools.cached_property
-    def shapes(self) -> list[list[str]]:
-        """The alternative shapes, each a list of dims as written. None are written for a tensor
-        of another's type."""
-        if self.is_tensor and "[" not in self.type:
-            return []
-        inside = self.type.partition("[")[2][:-1]
-        return [[d.strip() for d in s.split(",") if d.strip()] for s in inside.split("|")]
+    @property
+    def has_leading_dims(self) -> bool:
+        """Tells whether the tensor has one declared shape, which begins with any number of dims."""
+        return len(self.shapes) == 1 and has_leading_dims(self.shapes[0])
 
     @property
     def python_default(self):
@@ -126,6 +104,8 @@ class Op:
     size_unless_given: dict[str, str] = field(default_factory=dict)
     float8: bool = False  # activations may be 8-bit floats; then outputs T are bfloat16
     autocast: str = "widest"  # the rule of torch.autocast: or "lower", "float32_on_gpu"
+    # By symbol, what a call can be cut along: "batch", "independent" or "reduced".
+    roles: dict[str, str] = field(default_factory=dict)
     backward: "Op | None" = field(default=None, repr=False)
 
     def __post_init__(self):
@@ -179,20 +159,15 @@ class Op:
     def _alternative_expression(self, output: Field, index: int, lines: list[str]) -> str:
         parts, needed_optionals = [], set()
         for dim in output.shapes[index]:
-            symbol, sign, number = _split_dim(dim)
-            if symbol is None:
-                parts.append(f"{number}")
-                continue
-            source = self._source_of(symbol, lines, index, output.form)
+            source = "", None
+            if dim.symbol:
+                source = self._source_of(dim.symbol, lines, index, output.form)
             if source is None:
                 return "None"
             expression, from_field = source
             if from_field is not None and from_field.optional:
                 needed_optionals.add(from_field.name)
-            if sign == "/":
-                parts.append(f"block_count({expression}, {number})")
-            else:
-                parts.append(f"*{expression}" if symbol == "..." else f"{expression}{sign}{number}")
+            parts.append(dim.expression(expression))
         shape = "(" + "".join(f"{p}, " for p in parts) + ")"
         if output.along_axis:
             shape = f"move_back({shape}, {self.axis.name})"
@@ -208,13 +183,7 @@ class Op:
             return symbol, None
         if symbol in self.size_unless_given:
             return self._size_unless_given(symbol, lines), None
-        for f in sorted(self.inputs, key=lambda f: f.optional):
-            alternatives = f.shapes
-            if len(f.shapes) > 1:
-                alternatives = [f.shapes[alternative]] if f.form == form else []
-            if not alternatives or symbol not in alternatives[0]:
-                continue
-            dims = alternatives[0]
+        for f, dims in self._telling(symbol, alternative, form):
             shape = f"{f.name}.shape"
             if f.along_axis:
                 shape = f"{f.name}_moved"
@@ -223,24 +192,38 @@ class Op:
                     line = f"{shape} = None if {f.name} is None else {line.partition(' = ')[2]}"
                 if line not in lines:
                     lines.append(line)
-            position = dims.index(symbol)
             if symbol == "...":
                 trailing = len(dims) - 1
                 return (f"{shape}[:-{trailing}]" if trailing else shape), f
-            if "..." in dims or len(f.shapes) > 1:  # alternatives differ in what stands first
+            position = next(i for i, d in enumerate(dims) if d.symbol == symbol and d.tells_size)
+            dim = dims[position]
+            # Alternatives differ in what stands first.
+            if has_leading_dims(dims) or len(f.shapes) > 1:
                 position -= len(dims)
-            return f"{shape}[{position}]", f
+            size = dim.symbol_expression(f"{shape}[{position}]")
+            return (size if dim.symbol == dim.text else f"({size})"), f
         return None
+
+    def _telling(self, symbol: str, alternative: int, form: str) -> list[tuple]:
+        """The inputs that tell a symbol's size, each with its dims: required ones first, and among
+        these the ones that have that very size."""
+        found = []
+        for f in self.inputs:
+            if len(f.shapes) > 1 and f.form != form:
+                continue
+            for dims in f.shapes if len(f.shapes) == 1 else f.shapes[alternative : alternative + 1]:
+                if told := [d for d in dims if d.symbol == symbol and d.tells_size]:
+                    found.append((f, dims, told[0].text != symbol))
+        found.sort(key=lambda entry: (entry[0].optional, entry[2]))
+        return [(f, dims) for f, dims, _ in found]
 
     def _size_unless_given(self, symbol: str, lines: list[str]) -> str:
         """Python for the size of a symbol that has another's unless an optional input tells it."""
         expression, _ = self._source_of(self.size_unless_given[symbol], lines)
         for f in self.inputs:
             for position, dim in enumerate(f.shapes[0] if len(f.shapes) == 1 else ()):
-                name, sign, number = _split_dim(dim)
-                if name == symbol and sign != "/":
-                    offset = {"": "", "+": f" - {number}", "-": f" + {number}"}[sign]
-                    size = f"{f.name}.shape[{position}]{offset}"
+                if dim.symbol == symbol and dim.tells_size:
+                    size = dim.symbol_expression(f"{f.name}.shape[{position}]")
                     expression = f"({expression} if {f.name} is None else {size})"
         return expression
 
@@ -266,7 +249,7 @@ class Op:
         return f"bool({condition})"
 
     def shown_expression(self, output: Field) -> str:
-        """Whether a call that needs no gradient returns the output."""
+        """Python that tells whether a call that needs no gradient returns the output."""
         if output.saved:
             return "False"
         if output.saved_unless:
@@ -290,9 +273,9 @@ class Op:
         return next((f for f in self.outputs if f.may_alias), None)
 
     @functools.cached_property
-    def state_output(self) -> "Field | None":
-        """The output that is an input's next value: written there where arrays can change."""
-        return next((f for f in self.outputs if f.updates), None)
+    def state_outputs(self) -> list[Field]:
+        """The outputs that are inputs' next values: written there where arrays can change."""
+        return [f for f in self.outputs if f.updates]
 
     @property
     def extra_keywords(self) -> list[str]:
@@ -305,7 +288,7 @@ class Op:
 
     @functools.cached_property
     def switches(self) -> list[Field]:
-        """Those keywords, as fields."""
+        """The extra keywords, as fields."""
         return [Field(name, "boolean") for name in self.extra_keywords]
 
     def no_float8_gradient(self) -> "_library.Error":
@@ -347,7 +330,7 @@ class Op:
 
     @property
     def flat_signature(self) -> str:
-        """Of a function that takes every argument by itself, and any by position."""
+        """The signature of a function that takes every argument by itself, and any by position."""
         parts = []
         for f in self.arguments:
             required = f.kind == "input" and not f.optional
@@ -505,18 +488,6 @@ _EXTRA_DOCS = {
 }
 
 
-def _split_dim(dim: str):
-    """("N", "-", "1") of "N-1"; the symbol is None for a plain number."""
-    if dim.isdigit():
-        return None, "", dim
-    dim = dim.removesuffix("?")
-    for sign in "+-/":
-        if sign in dim:
-            symbol, _, number = dim.partition(sign)
-            return symbol.strip(), sign, number.strip()
-    return dim, "", ""
-
-
 _sources = itertools.count(1)
 
 
@@ -529,13 +500,16 @@ def _compile(source: str, name: str, **namespace):
     return namespace[name]
 
 
+def _field(entry: dict) -> Field:
+    """A field, as the library writes it."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    return Field(**values | {"shapes": parsed(entry.get("shapes", []))})
+
+
 def _load() -> dict[str, Op]:
     ops = {}
     for entry in json.loads(_library.declarations().decode()):
-        fields = [
-            Field(**{k: tuple(v) if isinstance(v, list) else v for k, v in f.items()})
-            for f in entry["fields"]
-        ]
+        fields = [_field(f) for f in entry["fields"]]
         name = entry["name"]
         handle = _library.find_op(name.encode())
         rest = {k: v for k, v in entry.items() if k not in ("name", "doc", "fields")}

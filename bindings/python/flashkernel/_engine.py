@@ -171,7 +171,7 @@ class Model(ModelFile):
 
     @property
     def last_result(self) -> dict[str, Any]:
-        """Of the last `generate`: text, tokens, end, prompt_tokens, prompt_seconds, seconds."""
+        """The last `generate`: text, tokens, end, prompt_tokens, prompt_seconds, seconds."""
         said = self._turns.take("last_result", _result, self._engine)
         if not said:
             raise Error("last_result: the model has no tokenizer, and so has written no text")

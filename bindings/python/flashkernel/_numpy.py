@@ -60,7 +60,7 @@ _fast_call = _library.function("fk_numpy_call", ctypes.c_int, ctypes.c_void_p, c
 
 
 def _layout_is_as_expected() -> bool:
-    """Whether array objects lie in memory as numpy_arrays.cc reads them."""
+    """Tells whether array objects lie in memory as numpy_arrays.cc reads them."""
     probe = np.zeros((3, 5), np.float32)[:, ::2]
     words = (ctypes.c_uint64 * 8).from_address(id(probe))
     expected = probe.__array_interface__["data"][0]
@@ -272,7 +272,8 @@ def _check_writeable(op: Op, name: str, array) -> None:
 def _same_shape(op: Op, output) -> str | None:
     """The required input whose shape the output always has, if there is one."""
     for f in op.inputs:
-        if not f.optional and f.shapes == output.shapes and f.along_axis == output.along_axis:
+        same = f.shapes and f.shapes == output.shapes and f.along_axis == output.along_axis
+        if same and not f.optional:
             return f.name
     return None
 

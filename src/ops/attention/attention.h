@@ -32,6 +32,7 @@ struct AttentionFwd {
   static void declare(Declaration<AttentionFwd>& d) {
     d.multiplies();
     d.takes_float8();
+    d.batch({"B"});
     d.input("q", &AttentionFwd::q, "T[B, Lq, H, D | Tq, H, D]", "queries");
     d.input("k", &AttentionFwd::k, "T[B, Lk, G, D | Tk, G, D]", "keys; H is a multiple of G");
     d.input("v", &AttentionFwd::v, "T[B, Lk, G, E | Tk, G, E]", "values");
@@ -110,6 +111,7 @@ struct AttentionBwd {
 
   static void declare(Declaration<AttentionBwd>& d) {
     d.multiplies();
+    d.batch({"B"});
     d.input("dout", &AttentionBwd::dout, "T[B, Lq, H, E | Tq, H, E]", "gradient of out");
     d.input("dlse", &AttentionBwd::dlse, "F[B, H, Lq | H, Tq]", "gradient of lse").optional();
     d.input("q", &AttentionBwd::q, "T[B, Lq, H, D | Tq, H, D]", "as in the forward");

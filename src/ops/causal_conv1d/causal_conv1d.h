@@ -28,6 +28,8 @@ struct CausalConv1dFwd {
     using Op = CausalConv1dFwd;
     d.autocast(Autocast::kLower);
     d.size_unless_given("S", "B");
+    d.batch({"B"});
+    d.independent({"D"});
     d.input("x", &Op::x, "T[B, L, D]", "input");
     d.input("weight", &Op::weight, "P[D, W]", "taps, the oldest input's first");
     d.input("bias", &Op::bias, "P[D]", "added to each channel").optional();
@@ -58,6 +60,8 @@ struct CausalConv1dBwd {
   static void declare(Declaration<CausalConv1dBwd>& d) {
     using Op = CausalConv1dBwd;
     d.size_unless_given("S", "B");
+    d.batch({"B"});
+    d.independent({"D"});
     d.input("dy", &Op::dy, "T[B, L, D]", "gradient of y");
     d.input("dfinal_state", &Op::dfinal_state, "T[S, W-1, D]", "gradient of final_state")
         .optional();
@@ -88,6 +92,8 @@ struct CausalConv1dUpdateFwd {
   static void declare(Declaration<CausalConv1dUpdateFwd>& d) {
     using Op = CausalConv1dUpdateFwd;
     d.autocast(Autocast::kLower);
+    d.batch({"B"});
+    d.independent({"D"});
     d.input("x", &Op::x, "T[B, L, D | B, D]", "input of one step, or of L");
     d.input("state", &Op::state, "T[B, W-1, D]", "the inputs before, oldest first");
     d.input("weight", &Op::weight, "P[D, W]", "taps, the oldest input's first");

@@ -19,6 +19,7 @@ struct GatedSsmFwd {
 
   static void declare(Declaration<GatedSsmFwd>& d) {
     d.reorders();
+    d.batch({"B"});
     d.input("x", &GatedSsmFwd::x, "T[B, L, D]", "input");
     d.input("dt", &GatedSsmFwd::dt, "T[B, L, D]", "its mean over D opens the gate");
     d.input("B", &GatedSsmFwd::B, "T[B, L, N]", "input to states");
@@ -36,6 +37,7 @@ struct GatedSsmBwd {
 
   static void declare(Declaration<GatedSsmBwd>& d) {
     d.reorders();
+    d.batch({"B"});
     d.input("dy", &GatedSsmBwd::dy, "T[B, L, D]", "gradient of y");
     d.input("x", &GatedSsmBwd::x, "T[B, L, D]", "as in the forward");
     d.input("B", &GatedSsmBwd::B, "T[B, L, N]", "as in the forward");

@@ -26,6 +26,8 @@ struct LinearFwd {
     using Op = LinearFwd;
     d.multiplies();
     d.reorders();
+    d.batch({"..."});
+    d.independent({"N"});
     d.input("x", &Op::x, "T[..., K]", "activations");
     d.input("weight", &Op::weight, "P[N, K]", "a row for each output column");
     d.input("bias", &Op::bias, "P[N]", "added to each row of the product").optional();
@@ -50,6 +52,8 @@ struct LinearBwd {
     using Op = LinearBwd;
     d.multiplies();
     d.reorders();
+    d.batch({"..."});
+    d.independent({"N"});
     d.input("dy", &Op::dy, "T[..., N]", "gradient of y");
     d.input("x", &Op::x, "T[..., K]", "as in the forward");
     d.input("weight", &Op::weight, "P[N, K]", "as in the forward");

@@ -23,6 +23,8 @@ struct MergeAttentionStatesFwd {
 
   static void declare(Declaration<MergeAttentionStatesFwd>& d) {
     using Args = MergeAttentionStatesFwd;
+    d.batch({"B", "N"});
+    d.independent({"L", "H"});
     d.input("outs", &Args::outs, "T[S, B, L, H, E | S, N, H, E]", "the output of each part")
         .stacked();
     d.input("lses", &Args::lses, "F[S, B, H, L | S, H, N]",
@@ -40,6 +42,8 @@ struct MergeAttentionStatesBwd {
 
   static void declare(Declaration<MergeAttentionStatesBwd>& d) {
     using Args = MergeAttentionStatesBwd;
+    d.batch({"B", "N"});
+    d.independent({"L", "H"});
     d.input("dout", &Args::dout, "T[B, L, H, E | N, H, E]", "gradient of out");
     d.input("dlse", &Args::dlse, "F[B, H, L | H, N]", "gradient of lse").optional();
     d.input("outs", &Args::outs, "T[S, B, L, H, E | S, N, H, E]", "as in the forward");

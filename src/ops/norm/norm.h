@@ -18,6 +18,7 @@ struct RmsNormFwd {
 
   static void declare(Declaration<RmsNormFwd>& d) {
     d.autocast(Autocast::kFloat32OnGpu);
+    d.batch({"..."});
     d.input("x", &RmsNormFwd::x, "T[..., N]", "activations");
     d.input("weight", &RmsNormFwd::weight, "P[N]", "scale of each column").optional();
     d.keyword_only();
@@ -38,6 +39,7 @@ struct RmsNormBwd {
   double weight_offset = 0;
 
   static void declare(Declaration<RmsNormBwd>& d) {
+    d.batch({"..."});
     d.input("dy", &RmsNormBwd::dy, "T[..., N]", "gradient of y");
     d.input("dsum", &RmsNormBwd::dsum, "T[..., N]", "gradient of sum").optional();
     d.input("x", &RmsNormBwd::x, "T[..., N]", "what was normalised: x, or sum").prefer("sum");
@@ -61,6 +63,7 @@ struct LayerNormFwd {
 
   static void declare(Declaration<LayerNormFwd>& d) {
     d.autocast(Autocast::kFloat32OnGpu);
+    d.batch({"..."});
     d.input("x", &LayerNormFwd::x, "T[..., N]", "activations");
     d.input("weight", &LayerNormFwd::weight, "P[N]", "scale of each column").optional();
     d.input("bias", &LayerNormFwd::bias, "P[N]", "shift of each column").optional();
@@ -80,6 +83,7 @@ struct LayerNormBwd {
   Tensor dy, dsum, x, weight, bias, mean, rstd, dx, dweight, dbias;
 
   static void declare(Declaration<LayerNormBwd>& d) {
+    d.batch({"..."});
     d.input("dy", &LayerNormBwd::dy, "T[..., N]", "gradient of y");
     d.input("dsum", &LayerNormBwd::dsum, "T[..., N]", "gradient of sum").optional();
     d.input("x", &LayerNormBwd::x, "T[..., N]", "what was normalised: x, or sum").prefer("sum");

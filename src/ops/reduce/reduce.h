@@ -15,6 +15,8 @@ struct SumFwd {
 
   static void declare(Declaration<SumFwd>& d) {
     d.autocast(Autocast::kFloat32OnGpu);
+    d.batch({"..."});
+    d.reduced({"N"});
     d.input("x", &SumFwd::x, "T[..., N]", "what to add up");
     d.axis("axis", &SumFwd::axis, -1, true, {"x"}, "the axis to reduce; None: all of them");
     d.output("y", &SumFwd::y, "T[...]", "the sums");
@@ -28,6 +30,8 @@ struct SumBwd {
   int64_t axis = -1, n = 0;
 
   static void declare(Declaration<SumBwd>& d) {
+    d.batch({"..."});
+    d.independent({"N"});
     d.input("dy", &SumBwd::dy, "T[...]", "gradient of y");
     d.attribute("N", &SumBwd::n, 0, "size of the reduced axis").at_least(0);
     d.axis("axis", &SumBwd::axis, -1, true, {"dx"}, "as in the forward");
@@ -43,6 +47,7 @@ struct MaxFwd {
   int64_t axis = -1;
 
   static void declare(Declaration<MaxFwd>& d) {
+    d.batch({"..."});
     d.input("x", &MaxFwd::x, "T[..., N]", "where to look");
     d.axis("axis", &MaxFwd::axis, -1, true, {"x"}, "the axis to reduce; None: all of them");
     d.output("y", &MaxFwd::y, "T[...]", "the largest entries");
@@ -64,6 +69,7 @@ struct MaxBwd {
   int64_t axis = -1;
 
   static void declare(Declaration<MaxBwd>& d) {
+    d.batch({"..."});
     d.input("dy", &MaxBwd::dy, "T[...]", "gradient of y");
     d.input("x", &MaxBwd::x, "T[..., N]", "as in the forward");
     d.input("y", &MaxBwd::y, "T[...]", "from the forward");

@@ -15,6 +15,8 @@ struct RopeFwd {
   bool interleaved = false;
 
   static void declare(Declaration<RopeFwd>& d) {
+    d.batch({"B"});
+    d.independent({"H"});
     d.input("x", &RopeFwd::x, "T[B, L, H, D]", "queries or keys");
     d.input("cos", &RopeFwd::cos, "P[M, R]", "cosines by position; 2R <= D");
     d.input("sin", &RopeFwd::sin, "P[M, R]", "sines by position");
@@ -39,6 +41,8 @@ struct RopeBwd {
   bool interleaved = false;
 
   static void declare(Declaration<RopeBwd>& d) {
+    d.batch({"B"});
+    d.independent({"H"});
     d.input("dy", &RopeBwd::dy, "T[B, L, H, D]", "gradient of y");
     d.input("cos", &RopeBwd::cos, "P[M, R]", "as in the forward");
     d.input("sin", &RopeBwd::sin, "P[M, R]", "as in the forward");

@@ -41,6 +41,7 @@ struct SelectiveScanFwd {
   static void declare(Declaration<SelectiveScanFwd>& d) {
     d.reorders();
     d.size_unless_given("S", "B");
+    d.batch({"B"});
     d.input("u", &SelectiveScanFwd::u, "T[B, L, D]", "input");
     d.input("delta", &SelectiveScanFwd::delta, "T[B, L, D]", "time steps").drawn_between(0.01, 1.0);
     d.input("A", &SelectiveScanFwd::A, "F[D, N]", "decay of each state; negative as a rule")
@@ -95,6 +96,7 @@ struct SelectiveScanBwd {
   static void declare(Declaration<SelectiveScanBwd>& d) {
     d.reorders();
     d.size_unless_given("S", "B");
+    d.batch({"B"});
     d.input("dy", &SelectiveScanBwd::dy, "T[B, L, D]", "gradient of y");
     d.input("dlast_state", &SelectiveScanBwd::dlast_state, "F[S, D, N]", "gradient of last_state")
         .optional();

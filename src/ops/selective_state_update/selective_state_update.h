@@ -21,6 +21,7 @@ struct SelectiveStateUpdateFwd {
   static void declare(Declaration<SelectiveStateUpdateFwd>& d) {
     using Op = SelectiveStateUpdateFwd;
     d.reorders();
+    d.batch({"B"});
     d.input("state", &Op::state, "P[B, D, N | B, H, P, N]", "before the step");
     d.input("x", &Op::x, "T[B, D | B, H, P]", "input");
     d.input("dt", &Op::dt, "T[B, D | B, H, P]", "time step").drawn_between(0.01, 1.0);

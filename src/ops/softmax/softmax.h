@@ -14,6 +14,7 @@ struct SoftmaxFwd {
 
   static void declare(Declaration<SoftmaxFwd>& d) {
     d.autocast(Autocast::kFloat32OnGpu);
+    d.batch({"..."});
     d.input("x", &SoftmaxFwd::x, "T[..., N]", "logits");
     d.axis("axis", &SoftmaxFwd::axis, -1, false, {"x", "y"}, "the axis whose entries sum to 1");
     d.output("y", &SoftmaxFwd::y, "T[..., N]", "probabilities");
@@ -27,6 +28,7 @@ struct SoftmaxBwd {
   int64_t axis = -1;
 
   static void declare(Declaration<SoftmaxBwd>& d) {
+    d.batch({"..."});
     d.input("dy", &SoftmaxBwd::dy, "T[..., N]", "gradient of y");
     d.input("y", &SoftmaxBwd::y, "T[..., N]", "from the forward");
     d.axis("axis", &SoftmaxBwd::axis, -1, false, {"dy", "y", "dx"}, "as in the forward");
@@ -42,6 +44,7 @@ struct LogSoftmaxFwd {
 
   static void declare(Declaration<LogSoftmaxFwd>& d) {
     d.autocast(Autocast::kFloat32OnGpu);
+    d.batch({"..."});
     d.input("x", &LogSoftmaxFwd::x, "T[..., N]", "logits");
     d.axis("axis", &LogSoftmaxFwd::axis, -1, false, {"x", "y"}, "the axis to normalise along");
     d.output("y", &LogSoftmaxFwd::y, "T[..., N]", "log-probabilities");
@@ -55,6 +58,7 @@ struct LogSoftmaxBwd {
   int64_t axis = -1;
 
   static void declare(Declaration<LogSoftmaxBwd>& d) {
+    d.batch({"..."});
     d.input("dy", &LogSoftmaxBwd::dy, "T[..., N]", "gradient of y");
     d.input("y", &LogSoftmaxBwd::y, "T[..., N]", "from the forward");
     d.axis("axis", &LogSoftmaxBwd::axis, -1, false, {"dy", "y", "dx"}, "as in the forward");
@@ -71,6 +75,7 @@ struct LogSumExpFwd {
   int64_t axis = -1;
 
   static void declare(Declaration<LogSumExpFwd>& d) {
+    d.batch({"..."});
     d.input("x", &LogSumExpFwd::x, "T[..., N]", "logits");
     d.axis("axis", &LogSumExpFwd::axis, -1, false, {"x"}, "the axis to reduce");
     d.output("lse", &LogSumExpFwd::lse, "F[...]", "logsumexp of each row");
@@ -85,6 +90,7 @@ struct LogSumExpBwd {
   int64_t axis = -1;
 
   static void declare(Declaration<LogSumExpBwd>& d) {
+    d.batch({"..."});
     d.input("dlse", &LogSumExpBwd::dlse, "F[...]", "gradient of lse");
     d.input("x", &LogSumExpBwd::x, "T[..., N]", "as in the forward");
     d.input("lse", &LogSumExpBwd::lse, "F[...]", "from the forward");

@@ -21,8 +21,8 @@ _call.register()
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(name: str, attributes: tuple, given: tuple[str, ...], in_place_backward: bool):
-    """As _gradient.differentiable, behind jit: JAX dispatches a compiled function several times
-    faster than a custom_vjp."""
+    """Does as _gradient.differentiable, behind jit: JAX dispatches a compiled function several
+    times faster than a custom_vjp."""
     function = _gradient.differentiable(name, attributes, given, in_place_backward)
     return jax.jit(function, inline=True)
 

@@ -15,7 +15,7 @@ from .._declarations import OPS, Field, Op
 from .._numpy import _DLPACK, _DLTensor, result_dtype
 
 _TARGET = "flashkernel"
-# For sizes that are symbols: its calls allocate their workspace by themselves.
+# Calls whose sizes are symbols have this target, and allocate their workspace by themselves.
 _ALLOCATING_TARGET = "flashkernel_allocating"
 _CPU, _CUDA = 1, 2  # DLPack's device types
 _UNSUPPORTED = 2  # fk_status: valid, but this build or device has no kernel for it
@@ -52,7 +52,7 @@ def _devices() -> tuple[int, ...]:
 
 
 def _is_symbol(size) -> bool:
-    """Of jax.export, which stands for any size."""
+    """Tells whether a size is a symbol of jax.export, which stands for any size."""
     return not isinstance(size, (int, np.integer))
 
 
@@ -143,10 +143,6 @@ def _vary(array, axes: frozenset):
     return jax.lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array
 
 
-def _has_leading_dims(f: Field) -> bool:
-    return len(f.shapes) == 1 and f.shapes[0][:1] == ["..."]
-
-
 @functools.lru_cache(maxsize=4096)
 def call(
     name: str,
@@ -172,8 +168,9 @@ def call(
         for f in op.attributes
     }
     aliases = {}
-    if op.state_output and op.state_output.updates in given:
-        aliases = {given.index(op.state_output.updates): wanted.index(op.state_output.name)}
+    for f in op.state_outputs:
+        if f.updates in given and f.name in wanted:
+            aliases[given.index(f.updates)] = wanted.index(f.name)
     if in_place and op.in_place_output.name in wanted:
         overwritten = given.index(op.in_place_output.may_alias)
         aliases = {overwritten: wanted.index(op.in_place_output.name)}
@@ -204,12 +201,12 @@ def call(
     @run.def_vmap
     def batched(size, is_batched, *arrays):
         inputs = [op.by_name[n] for n in given]
-        folds = all(_has_leading_dims(op.by_name[n]) for n in wanted) and all(
-            _has_leading_dims(f) or not b for f, b in zip(inputs, is_batched, strict=True)
+        folds = all(op.by_name[n].has_leading_dims for n in wanted) and all(
+            f.has_leading_dims or not b for f, b in zip(inputs, is_batched, strict=True)
         )
         if folds:  # one more leading dim, one call
             arrays = [
-                jnp.broadcast_to(a, (size, *a.shape)) if _has_leading_dims(f) and not b else a
+                jnp.broadcast_to(a, (size, *a.shape)) if f.has_leading_dims and not b else a
                 for f, a, b in zip(inputs, arrays, is_batched, strict=True)
             ]
             shifted = tuple(

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .. import _library
-from .._declarations import OPS, Field, Op, _compile, move_last
+from .._declarations import OPS, Field, Op, _compile
+from .._shapes import move_last
 from ._call import call, same_axes
 
 

@@ -9,7 +9,7 @@ from .._declarations import Op
 #: The dispatch key by which torch asks for an op's autocast, for each device that the ops run on.
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
-#: Whether any device's autocast is on in this thread.
+#: Tells whether any device's autocast is on in this thread.
 active = torch._C._is_any_autocast_enabled
 
 # What torch casts too, but for 8-bit floats: those an op was given on purpose.
@@ -17,22 +17,23 @@ _CAST = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def enabled(device: str) -> bool:
-    """Whether autocast is on for tensors of a type of device; torch has none for some (meta)."""
+    """Tells whether autocast is on for a type of device; torch has none for some (meta)."""
     return device in KEYS and torch.is_autocast_enabled(device)
 
 
-def wrap(op: Op, names: list[str], function, written: int | None = None):
+def wrap(op: Op, names: list[str], function, written: tuple[int, ...] = ()):
     """A function of the arguments of those names, as `function` is, that casts them by the op's
-    rule first. Into the argument `written`, which `function` writes over, it copies the values back
-    if that had to be cast."""
+    rule first. Into the arguments `written`, which `function` writes over, it copies the values
+    back if they had to be cast."""
     cast = _caster(op, names)
 
     def under_autocast(*arguments):
         given = cast(arguments)
         with torch._C._DisableAutocast():
             results = function(*given)
-            if written is not None and given[written] is not arguments[written]:
-                arguments[written].copy_(given[written])
+            for i in written:
+                if given[i] is not arguments[i]:
+                    arguments[i].copy_(given[i])
         return results
 
     return under_autocast

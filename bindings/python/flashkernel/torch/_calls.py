@@ -10,7 +10,7 @@ from . import _autocast
 from ._gradients import refuse_tangents
 from ._operators import DLPACK, Operators
 
-# Whether torch.jit traces this call. A torch without a tracer has no such function.
+# Tells whether torch.jit traces this call. A torch without a tracer has no such function.
 _is_tracing = getattr(torch._C, "_is_tracing", lambda: False)
 
 
@@ -117,8 +117,8 @@ def _needs_gradient(tensors: tuple) -> bool:
 
 
 def _followed_inside(tensor):
-    """Of a tensor and those that torch.func wrapped in it, the outermost that requires a gradient,
-    or else the innermost."""
+    """Looks through a tensor and those that torch.func wrapped in it for the outermost that
+    requires a gradient, or else the innermost."""
     functorch = torch._C._functorch
     while tensor is not None and not tensor.requires_grad:
         if not functorch.is_functorch_wrapped_tensor(tensor):
@@ -137,7 +137,7 @@ def _refuse(op: Op, tensors: tuple) -> None:
 
 
 def _check_overwritten(op: Op, name: str, tensor) -> None:
-    """As torch itself refuses to write to such tensors in place."""
+    """Refuses to write to leaves, and views of leaves, as torch itself does in place."""
     base = tensor if tensor._base is None else tensor._base
     if base.is_leaf and base.requires_grad:
         raise _library.Error(
@@ -177,7 +177,7 @@ def _by_variant(operators: Operators, branch) -> list[str]:
 
 
 def _on_values(op: Op, output) -> str:
-    """Whether an output exists, in terms of the local variables."""
+    """Python that tells whether an output exists, in terms of the local variables."""
     name = output.when.partition("=")[0].rstrip("!")
     expression = op.wanted_expression(output)
     return expression.replace(name, _value(op.by_name[name]), 1)
@@ -192,7 +192,7 @@ def _forward(operators: Operators, i: int) -> list[str]:
 
 
 def _differentiable(operators: Operators, i: int) -> list[str]:
-    """By the operator that compilers take."""
+    """Lines that call the operator which compilers take."""
     op, variant = operators.op, operators.variants[i]
     arguments = _arguments(op, [f.name for f in op.arguments])
     # A compiler plans memory by itself, and takes no writing to inputs in a backward.
@@ -203,7 +203,7 @@ def _differentiable(operators: Operators, i: int) -> list[str]:
 
 
 def _differentiated(operators: Operators, i: int) -> list[str]:
-    """By an autograd function in Python."""
+    """Lines that call an autograd function in Python."""
     op, variant = operators.op, operators.variants[i]
     arguments, lines = _arguments(op, [f.name for f in op.arguments]), []
     if "inplace_backward" in op.extra_keywords:

@@ -7,11 +7,12 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
 from .. import _library
-from .._declarations import Field, Op, _compile, move_back, move_last
+from .._declarations import Field, Op, _compile
+from .._shapes import move_back, move_last
 
 
 def refuse_tangents(op: Op, tensors: tuple) -> None:
-    """Those too that a kernel does not meet, because torch.func takes them off before."""
+    """Refuses tangents, those too that a kernel does not meet because torch.func takes them off."""
     if forward_ad._current_level < 0:
         return
     for f, t in zip(op.inputs, tensors, strict=True):
@@ -34,7 +35,7 @@ def _no_tangent(op: str, what: str) -> _library.Error:
 
 
 def _derivatives_followed() -> bool:
-    """Whether one of torch.func's active transforms takes derivatives."""
+    """Tells whether one of torch.func's active transforms takes derivatives."""
     kinds = torch._C._functorch.TransformType
     others = (kinds.Vmap, kinds.Functionalize)
     return any(i.key() not in others for i in torch._C._functorch.get_interpreter_stack())
@@ -171,7 +172,8 @@ class Gradient:
             lines.append("    else:")
             for f in self.bwd.outputs:
                 repeated = arguments[self.bwd.arguments.index(self.bwd.by_name[f.repeats])]
-                (size,) = set(f.shapes[0]) - set(self.bwd.by_name[f.repeats].shapes[0])
+                kept = {d.symbol for d in self.bwd.by_name[f.repeats].shapes[0]}
+                (size,) = {d.symbol for d in f.shapes[0]} - kept
                 lines.append(f"        {f.name} = repeat({repeated}, {self.bwd.axis.name}, {size})")
         else:
             lines.append("    elif transforms_active():")
@@ -255,7 +257,7 @@ class Gradient:
 
 
 def _join(items) -> str:
-    """As the inside of a tuple, of any length."""
+    """Joins items to what stands inside a tuple of any length."""
     return "".join(f"{item}, " for item in items)
 
 

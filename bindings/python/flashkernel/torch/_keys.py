@@ -8,18 +8,18 @@ from . import _autocast
 
 def serve_autocast(lib, op: Op, v) -> None:
     """Has torch.autocast ask for the op's own rule."""
-    changed = op.state_output.updates if op.state_output else None
-    overwritten = op.in_place_output.may_alias if v.in_place else None
+    changed = [f.updates for f in op.state_outputs]
+    overwritten = [op.in_place_output.may_alias] if v.in_place else []
     everything = [f.name for f in op.arguments]
     for overload, names, written in (
         (v.forward, v.arguments, changed),
         (v.in_place, v.arguments, overwritten),
-        (v.differentiable, everything, None),
+        (v.differentiable, everything, []),
     ):
         if overload is None:
             continue
-        place = None if written is None else names.index(written)
-        kernel = _autocast.wrap(op, names, overload, place)
+        places = tuple(names.index(name) for name in written)
+        kernel = _autocast.wrap(op, names, overload, places)
         for key in _autocast.KEYS.values():
             lib.impl(overload, kernel, key)
 

@@ -15,6 +15,7 @@ schemas, the fake kernels and the gradients."""
 
 import ctypes
 import itertools
+import string
 import struct
 from dataclasses import dataclass, field
 
@@ -33,7 +34,7 @@ _register_kernel = _library.function(
     ctypes.c_char_p,
     ctypes.c_void_p,
     ctypes.c_int64,
-    ctypes.c_int32,
+    ctypes.c_uint64,
     ctypes.c_uint64,
     ctypes.c_uint64,
 )
@@ -55,7 +56,6 @@ DLPACK = {
     torch.float8_e4m3fn: (10, 8),
 }
 _CHOSEN_BY_CALL = -1
-_NOT_IN_PLACE = -1
 _INVALID_ARGUMENT = 1  # fk_status
 
 
@@ -83,7 +83,7 @@ class Operators:
     variants: list[Variant] = field(default_factory=list)
 
 
-#: By public name.
+#: The operators of each op, by its public name.
 registered: dict[str, Operators] = {}
 
 
@@ -92,14 +92,11 @@ def register(op: Op) -> Operators:
     for v in result.variants:
         inputs = {"absent": v.absent, "present": v.present}
         name = f"{op.public_name}_fwd"
-        if op.state_output:
-            updated = op.outputs.index(op.state_output)
-            outputs = (*v.visible, updated)
-            v.forward = _operator(op, name, v.name, outputs, in_place=updated, **inputs)
-        else:
-            v.forward = _operator(op, name, v.name, v.visible, **inputs)
+        updated = tuple(op.outputs.index(f) for f in op.state_outputs)
+        outputs = (*v.visible, *updated)
+        v.forward = _operator(op, name, v.name, outputs, in_place=updated, **inputs)
         if op.in_place_output:
-            written = op.outputs.index(op.in_place_output)
+            written = (op.outputs.index(op.in_place_output),)
             v.in_place = _operator(op, f"{name}_", v.name, v.visible, in_place=written, **inputs)
     if op.backward:
         _register_gradients(result)
@@ -119,7 +116,7 @@ def _register_gradients(operators: Operators) -> None:
             f"{bwd.public_name}_",
             "",
             everything,
-            in_place=bwd.outputs.index(bwd.in_place_output),
+            in_place=(bwd.outputs.index(bwd.in_place_output),),
             chosen_by_call=True,
         )
     # Torch's own gradient kernel for operators without one would cost more than a small backward.
@@ -201,23 +198,20 @@ def _operator(
     variant,
     outputs,
     *,
-    in_place=None,
+    in_place=(),
     chosen_by_call=False,
     absent=frozenset(),
     present=frozenset(),
     extra=(),
 ):
-    """Defines one operator: schema, CPU and CUDA kernels, fake kernel."""
+    """Defines one operator: schema, CPU and CUDA kernels, fake kernel. The outputs `in_place` are
+    written over their inputs, and not returned."""
     name = f"{name}_{variant}" if variant else name
-    written = None
-    if in_place is not None:
-        written = op.outputs[in_place].updates or op.outputs[in_place].may_alias
-    returned = [i for i in outputs if i != in_place]
+    written = [op.outputs[i].updates or op.outputs[i].may_alias for i in in_place]
+    returned = [i for i in outputs if i not in in_place]
     boxed = {f.name for f in op.inputs if f.optional} - absent - present
     arguments = [
-        _schema(op, f, f.name == written, f.name in boxed)
-        for f in op.arguments
-        if f.name not in absent
+        _schema(op, f, written, f.name in boxed) for f in op.arguments if f.name not in absent
     ]
     arguments += extra
     if chosen_by_call:
@@ -232,7 +226,7 @@ def _operator(
         name.encode(),
         op.handle,
         _CHOSEN_BY_CALL if chosen_by_call else _mask(outputs),
-        _NOT_IN_PLACE if in_place is None else in_place,
+        _mask(in_place),
         _mask(i for i, f in enumerate(op.fields) if f.name in absent),
         _mask(i for i, f in enumerate(op.fields) if f.name in boxed),
     )
@@ -244,15 +238,17 @@ def _operator(
     overload = getattr(torch.ops.flashkernel, name).default
     if written:
         names = [f.name for f in op.arguments if f.name not in absent]
-        _bump_version(overload, names.index(written))
+        _bump_versions(overload, [names.index(name) for name in written])
     return overload
 
 
-def _schema(op: Op, f: Field, written: bool, boxed: bool) -> str:
+def _schema(op: Op, f: Field, written: list[str], boxed: bool) -> str:
     if f.kind == "input":
-        kind = "Tensor(a!)" if written else "Tensor?" if boxed else "Tensor"
+        kind = "Tensor?" if boxed else "Tensor"
+        if f.name in written:  # each by a letter of its own
+            kind = f"Tensor({string.ascii_lowercase[written.index(f.name)]}!)"
     elif f.kind == "integer":
-        is_size = any(f.name in shape for o in op.outputs for shape in o.shapes)
+        is_size = any(d.symbol == f.name for o in op.outputs for dims in o.shapes for d in dims)
         kind = "SymInt" if is_size else "int"
     else:
         kind = {"number": "float", "boolean": "bool", "choice": "int", "axis": "int"}[f.kind]
@@ -352,11 +348,11 @@ def _check(op: Op, arguments: list) -> None:
         raise RuntimeError(_library.last_error().decode())
 
 
-def _bump_version(overload, written: int) -> None:
-    """Lets autograd notice that a saved tensor was overwritten."""
+def _bump_versions(overload, written: list[int]) -> None:
+    """Lets autograd notice that saved tensors were overwritten."""
 
     def kernel(keyset, *arguments):
-        torch.autograd.graph.increment_version(arguments[written])
+        torch.autograd.graph.increment_version([arguments[i] for i in written])
         return overload.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *arguments)
 
     _lib.impl(overload, kernel, "ADInplaceOrView", with_keyset=True)

@@ -154,7 +154,7 @@ class MambaStack(nn.Module):
 
     @torch.no_grad()
     def step(self, x, state):
-        """As `Mamba.step`."""
+        """Does a step of each layer, as `Mamba.step` does of one."""
         residual = None
         for layer, own in zip(self.layers, state, strict=True):
             x, residual = layer.step(x, residual, own)

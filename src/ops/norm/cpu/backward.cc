@@ -58,6 +58,11 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
+// What the deviations of a row are multiplied by. A single column deviates by nothing, and g -
+// mean(g) is 0: not quite where the product in g is fused with the difference, so that it is made
+// so here.
+float scale_of_layer(float rstd, int64_t columns) { return columns == 1 ? 0.0f * rstd : rstd; }
+
 // dx = rstd (g - mean(g) - xhat mean(g xhat)) + dsum, with g = dy w and xhat = (x - mean) rstd; the
 // root-mean-square norm has neither mean. `first`: nothing is in the partial sums yet.
 template <class T, bool kLayer, int kRows, bool kUnit, bool kStream>
@@ -81,7 +86,7 @@ HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweig
     dsum[k].bind(job.dsum.row<const T>(r + k), job.dsum.column_stride);
     dx[k].bind(job.dx.row<T>(r + k), job.dx.column_stride);
     rstd[k] = *job.rstd.row<const float>(r + k);
-    scale[k] = hn::Set(d, rstd[k]);
+    scale[k] = hn::Set(d, kLayer ? scale_of_layer(rstd[k], columns) : rstd[k]);
     center[k] = kLayer ? hn::Set(d, *job.mean.row<const float>(r + k)) : hn::Zero(d);
   });
 

@@ -1,0 +1,245 @@
+#include "core/arguments.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+
+#include "core/access.h"
+
+namespace fk {
+
+Status CallArguments::unpack(bool needs_data) {
+  for (size_t i = 0; i < op_.fields.size(); ++i) {
+    const Field& f = op_.fields[i];
+    switch (f.kind) {
+      case Kind::kInput:
+      case Kind::kOutput:
+        FK_RETURN_IF_ERROR(unpack_tensor(f, slots_[i], needs_data));
+        break;
+      case Kind::kNumber:
+        FK_RETURN_IF_ERROR(check_number(f, slots_[i].number));
+        member<double>(f) = slots_[i].number;
+        break;
+      case Kind::kInteger:
+        FK_RETURN_IF_ERROR(check_integer(f, slots_[i].integer));
+        member<int64_t>(f) = slots_[i].integer;
+        if (f.symbol >= 0) shapes_.tell(f.symbol, slots_[i].integer, f);
+        break;
+      case Kind::kBoolean:
+        member<bool>(f) = slots_[i].integer != 0;
+        break;
+      case Kind::kChoice: {
+        const int64_t choice = slots_[i].integer;
+        if (choice < 0 || choice >= static_cast<int64_t>(f.choices.size())) {
+          return error(f, "expected a choice from 0 to " + std::to_string(f.choices.size() - 1) +
+                              ", got " + std::to_string(choice));
+        }
+        member<int64_t>(f) = choice;
+        break;
+      }
+      case Kind::kAxis:
+        member<int64_t>(f) = slots_[i].integer;
+        axis_ = &f;
+        break;
+    }
+  }
+  if (axis_ != nullptr) FK_RETURN_IF_ERROR(move_axis_last());
+  return {};
+}
+
+Status CallArguments::check() {
+  bind_activation();
+  bool inputs_seen = false;  // they are declared before the outputs
+  for (const Field& f : op_.fields) {
+    if (f.kind != Kind::kInput && f.kind != Kind::kOutput) continue;
+    const Tensor& t = member<Tensor>(f);
+    if (!t) continue;
+    if (f.kind == Kind::kOutput && !inputs_seen) {
+      inputs_seen = true;
+      shapes_.tell_sizes_not_given();
+    }
+    FK_RETURN_IF_ERROR(check_device(f, t));
+    FK_RETURN_IF_ERROR(check_dtype(f, t));
+    FK_RETURN_IF_ERROR(shapes_.match(f, t.ndim, t.shape));
+    FK_RETURN_IF_ERROR(check_offsets(f, t));
+    if (f.kind == Kind::kOutput) FK_RETURN_IF_ERROR(check_writable(f, t));
+  }
+  return {};
+}
+
+Status CallArguments::check_outputs() {
+  const auto missing = [](const Field& f, const std::string& reason) {
+    return error(f, "expected a tensor " + f.type + ", since " + reason + ", got none");
+  };
+  bool any = false;
+  for (size_t i = 0; i < op_.fields.size(); ++i) {
+    const Field& f = op_.fields[i];
+    if (f.kind != Kind::kOutput) continue;
+    if (slots_[i].tensor != nullptr) {
+      any = true;
+    } else if (f.asked_by >= 0 && slots_[f.asked_by].integer != 0) {
+      return missing(f, op_.fields[f.asked_by].name + " is true");
+    }
+  }
+  if (any) return {};
+  for (const Field& f : op_.fields) {
+    if (f.kind != Kind::kOutput || !output_wanted(op_, f, slots_)) continue;
+    return missing(f, "no other output is given");
+  }
+  return {};
+}
+
+Status CallArguments::check_values() {
+  for (const Field& f : op_.fields) {
+    if (f.kind != Kind::kInput || !member<Tensor>(f)) continue;
+    FK_RETURN_IF_ERROR(check_offsets(f, member<Tensor>(f)));
+  }
+  return {};
+}
+
+Status CallArguments::check_number(const Field& f, double number) {
+  if (std::fabs(number) <= std::numeric_limits<float>::max()) {
+    if (number >= f.least && number <= f.most) return {};
+    return error(f, "expected " + range_string(f) + ", got " + number_string(number));
+  }
+  if (f.nullable && number == kLeftOut) return {};
+  if (std::isnan(number)) return error(f, "expected a number, got NaN");
+  return error(f, (std::isinf(number) ? "expected a finite number, got "
+                                      : "expected a number that float32 can hold, got ") +
+                      number_string(number));
+}
+
+Status CallArguments::check_integer(const Field& f, int64_t number) {
+  if (static_cast<double>(number) >= f.least && static_cast<double>(number) <= f.most) return {};
+  return error(f, "expected " + range_string(f) + ", got " + std::to_string(number));
+}
+
+std::string CallArguments::number_string(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", number);
+  return text;
+}
+
+std::string CallArguments::range_string(const Field& f) {
+  if (f.most == kLeftOut) return "at least " + number_string(f.least);
+  if (f.least == -kLeftOut) return "at most " + number_string(f.most);
+  return number_string(f.least) + " to " + number_string(f.most);
+}
+
+Status CallArguments::unpack_tensor(const Field& f, const fk_slot& slot, bool needs_data) {
+  if (slot.tensor == nullptr) {
+    if (f.kind == Kind::kInput && !f.optional) {
+      return error(f, "expected a tensor " + f.type + ", got none");
+    }
+    return {};
+  }
+  const Status status = from_dlpack(*slot.tensor, needs_data, &member<Tensor>(f));
+  if (!status.ok()) return error(f, status.message());
+  return {};
+}
+
+Status CallArguments::move_axis_last() {
+  int64_t& axis = member<int64_t>(*axis_);
+  for (const Field& f : op_.fields) {
+    if (!f.along_axis || !member<Tensor>(f)) continue;
+    Tensor& t = member<Tensor>(f);
+    if (t.ndim == 0) return error(f, "expected at least 1 dimension, got a scalar");
+    if (axis < -t.ndim || axis >= t.ndim) {
+      return error(*axis_, "expected " + std::to_string(-t.ndim) + " to " +
+                               std::to_string(t.ndim - 1) + " for " + f.name + " of shape " +
+                               shape_string(t) + ", got " + std::to_string(axis));
+    }
+    const int a = static_cast<int>(axis < 0 ? axis + t.ndim : axis);
+    const int64_t size = t.shape[a], stride = t.strides[a];
+    for (int i = a; i + 1 < t.ndim; ++i) {
+      t.shape[i] = t.shape[i + 1];
+      t.strides[i] = t.strides[i + 1];
+    }
+    t.shape[t.ndim - 1] = size;
+    t.strides[t.ndim - 1] = stride;
+  }
+  return {};
+}
+
+Status CallArguments::check_dtype(const Field& f, const Tensor& t) {
+  const Tensor* another = f.dtype_of < 0 ? nullptr : &member<Tensor>(op_.fields[f.dtype_of]);
+  return dtypes_.match(f, t.dtype, another != nullptr && *another ? &another->dtype : nullptr);
+}
+
+void CallArguments::bind_activation() {
+  for (const Field& f : op_.fields) {
+    if (f.kind != Kind::kInput || f.dtype_rule != DTypeRule::kActivation) continue;
+    if (member<Tensor>(f) && check_dtype(f, member<Tensor>(f)).ok()) return;
+  }
+}
+
+Status CallArguments::check_device(const Field& f, const Tensor& t) {
+  if (first_ == nullptr) {
+    first_ = &t;
+    first_field_ = &f;
+    return {};
+  }
+  if (t.device == first_->device && t.device_id == first_->device_id) return {};
+  return error(f, "expected " + device_string(*first_) + ", where " + first_field_->name +
+                      " is, got " + device_string(t));
+}
+
+std::string CallArguments::device_string(const Tensor& t) {
+  return t.device == Device::kCpu ? "cpu" : "cuda:" + std::to_string(t.device_id);
+}
+
+Status CallArguments::check_offsets(const Field& f, const Tensor& t) {
+  if (f.rises_to.empty() || !readable(t) || t.size(0) == 0) return {};
+  const int64_t count = t.size(0);
+  int64_t previous = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t value = load_index(t, i * t.stride(0));
+    if (i == 0 ? value != 0 : value < previous) {
+      return error(f, "expected values that rise from 0, got " + std::to_string(value) + " at " +
+                          std::to_string(i));
+    }
+    previous = value;
+  }
+  const int symbol = op_.find_symbol(f.rises_to);
+  if (symbol < 0 || !shapes_.knows(symbol) || previous == shapes_.size(symbol)) return {};
+  return error(f, "expected the last value to be " + std::to_string(shapes_.size(symbol)) +
+                      ", the rows of " + shapes_.told_by(symbol).name + ", got " +
+                      std::to_string(previous));
+}
+
+Status CallArguments::check_writable(const Field& f, const Tensor& t) {
+  if (t.numel() == 0) return {};  // NumPy gives empty arrays strides of 0
+  int order[kMaxDims];
+  int dims = 0;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    if (t.shape[i] == 1) continue;
+    int place = dims++;
+    for (; place > 0 && std::abs(t.strides[order[place - 1]]) > std::abs(t.strides[i]); --place) {
+      order[place] = order[place - 1];
+    }
+    order[place] = i;
+  }
+  int64_t reach = 0;
+  for (int k = 0; k < dims; ++k) {
+    const int64_t stride = std::abs(t.strides[order[k]]);
+    if (stride <= reach) {
+      return error(overwritten_by(f, t),
+                   "expected an output without repeated elements, got stride " +
+                       std::to_string(t.strides[order[k]]) + " in dimension " +
+                       std::to_string(order[k]));
+    }
+    reach += (t.shape[order[k]] - 1) * stride;
+  }
+  return {};
+}
+
+const Field& CallArguments::overwritten_by(const Field& output, const Tensor& t) {
+  const std::string& name = output.updates.empty() ? output.may_alias : output.updates;
+  for (const Field& f : op_.fields) {
+    if (f.name == name && member<Tensor>(f).data == t.data) return f;
+  }
+  return output;
+}
+
+}  // namespace fk

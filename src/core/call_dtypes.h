@@ -1,0 +1,28 @@
+// The dtypes of one call: the activations have one, which its first tells, and what other tensors
+// may have follows from it.
+#pragma once
+
+#include "core/declaration.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+namespace fk {
+
+class CallDTypes {
+ public:
+  explicit CallDTypes(const OpDeclaration& op) : op_(op) {}
+
+  // Compares a tensor's dtype with what the field may have. `another` is the dtype of the tensor
+  // that a type `@name` names, or NULL where that is absent.
+  Status match(const Field& field, DType dtype, const DType* another);
+
+ private:
+  // The dtype of outputs T.
+  DType result() const { return result_dtype(activation_); }
+
+  const OpDeclaration& op_;
+  const Field* activation_from_ = nullptr;  // NULL: not known yet
+  DType activation_ = DType::kFloat32;
+};
+
+}  // namespace fk
