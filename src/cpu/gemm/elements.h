@@ -50,6 +50,14 @@ HWY_INLINE void store_some(const Tensor& t, int64_t row, int64_t column, int64_t
   }
 }
 
+// Up to Lanes(F32()) elements side by side.
+template <class T>
+HWY_INLINE void store_vector(T* p, int64_t n, hn::Vec<F32> v) {
+  const F32 d;
+  if (n == static_cast<int64_t>(hn::Lanes(d))) return StoreF32(d, v, p);
+  StoreNF32(d, v, p, static_cast<size_t>(n));
+}
+
 // body(c, n) for vectors of columns.
 template <class Body>
 HWY_INLINE void for_vectors(int64_t columns, const Body& body) {

@@ -36,14 +36,21 @@ struct RowsCopy {
 #include "cpu/foreach_target.h"
 #include "cpu/gemm/elements.h"
 #include "cpu/gemm/product.h"
+#include "cpu/gemm/product_bfloat16.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
 void product_block(const ProductJob& job, int64_t worker, int64_t item) {
-  multiply_block(job.product, job.blocks, ProductScratch(job.scratch, worker), item,
-                 [&](const SumsBlock& block) { job.finish(job.finish_job, block); });
+  const ProductScratch scratch(job.scratch, worker);
+  const auto finish = [&](const SumsBlock& block) { job.finish(job.finish_job, block); };
+#if FK_CPU_BFLOAT16_TARGET
+  if (takes_pairs(job.product)) {
+    return multiply_block_of_pairs(job.product, job.blocks, scratch, item, finish);
+  }
+#endif
+  multiply_block(job.product, job.blocks, scratch, item, finish);
 }
 
 void product_of_few_rows(const ProductJob& job, int64_t item) {

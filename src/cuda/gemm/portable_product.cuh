@@ -7,44 +7,14 @@
 // before is multiplied. Rows in shared memory are padded so that no two of eight share a bank.
 #pragma once
 
-#include "core/rows.h"
 #include "cuda/activations.cuh"
 #include "cuda/dependent_launch.cuh"
-#include "cuda/gemm/epilogue.cuh"
+#include "cuda/gemm/portable_call.cuh"
 #include "cuda/gemm/tile_order.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/parameter.cuh"
 
 namespace fk::cuda {
-
-// A or B as it lies: rows of a tensor. Either these are the outer dimension (M or N) and K runs
-// along them, or the other way round.
-struct ProductOperand {
-  const void* data = nullptr;
-  bool is_float = false;  // else of the product's type
-  bool rows_are_outer = true;
-  Rows rows;
-  int64_t column = 0;  // stride
-
-  __device__ __forceinline__ int64_t place(int64_t outer, int64_t k) const {
-    return rows_are_outer ? rows.offset(outer) + k * column : rows.offset(k) + outer * column;
-  }
-};
-
-// A matrix of results, or of what is added to them. The rows may be those of any tensor.
-struct ProductResult {
-  void* data = nullptr;  // null: not there
-  bool is_float = false;
-  Rows rows;
-  int64_t column = 0;
-};
-
-struct PortableArguments {
-  ProductOperand a, b;
-  ProductResult out, before, residual;
-  int64_t rows, columns, depth;
-  Epilogue epilogue;
-};
 
 constexpr int kPortableTile = 64, kPortableThreads = 128;
 
@@ -114,8 +84,9 @@ __device__ __forceinline__ void finish_element(const PortableArguments& a, Activ
   with_activation(activation, [&](auto kind) {
     value = activate<decltype(kind)::value, sizeof(T) == 4>(value);
   });
-  if (a.residual.data != nullptr)
-    value += load_either<T>(a.residual.data, false, place(a.residual));
+  if (a.residual.data != nullptr) {
+    value += load_either<T>(a.residual.data, a.residual.is_float, place(a.residual));
+  }
   store_either<T>(a.out.data, a.out.is_float, place(a.out), value);
 }
 

@@ -24,8 +24,8 @@ struct LinearForward {
 struct LinearInner {
   const LinearBwd& a;
   Rows dy, before, dresidual;
-  float* inner;  // M rows of padded_columns(N); NULL: dy is the inner gradient
-  float* dbias;  // of each piece of rows: padded_columns(N); NULL: not wanted
+  MatrixView inner;  // M rows of padded_columns(N); without data: dy is the inner gradient
+  float* dbias;      // of each piece of rows: padded_columns(N); NULL: not wanted
   int64_t piece;
 };
 
@@ -99,7 +99,13 @@ void linear_inner(const LinearInner& job, int64_t item) {
           if constexpr (kKind != Activation::kNone) {
             v = hn::Mul(v, ActivationSlope<kKind>(d, load_some<T>(a.before, before, c, n)));
           }
-          if (job.inner != nullptr) hn::StoreU(v, d, job.inner + m * width + c);
+          if (job.inner.data != nullptr) {
+            if (job.inner.dtype == DType::kFloat32) {
+              hn::StoreU(v, d, static_cast<float*>(job.inner.data) + m * width + c);
+            } else {
+              StoreF32(d, v, static_cast<T*>(job.inner.data) + m * width + c);
+            }
+          }
           if (sums != nullptr) hn::StoreU(hn::Add(hn::LoadU(d, sums + c), v), d, sums + c);
         });
       }
@@ -140,7 +146,7 @@ struct BackwardParts {
   WorkspaceParts parts;
   RowsMatrix dy, x;
   int64_t rows, columns, depth;
-  float* inner = nullptr;
+  MatrixView inner{};
   float* dbias = nullptr;
   int64_t piece = 1, pieces = 0;
   Product to_x, to_weight;
@@ -153,13 +159,16 @@ struct BackwardParts {
         rows(rows_of(a.x).count),
         columns(a.weight.size(0)),
         depth(a.weight.size(1)) {
-    if (a.activation != 0) inner = parts.take(rows * padded_columns(columns));
+    if (a.activation != 0) {
+      // As torch has it, where products of bfloat16 are quick; float16 could be too small.
+      const DType dtype = a.x.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+      const int64_t width = padded_columns(columns);
+      inner = {parts.take<char>(rows * width * size_of(dtype)), dtype, width, 1};
+    }
     piece = std::max<int64_t>(1, blocks_of(rows, kInnerPieces));
     pieces = blocks_of(rows, piece);
     if (a.dbias) dbias = parts.take(pieces * padded_columns(columns));
-    const MatrixView g = a.activation != 0
-                             ? MatrixView{inner, DType::kFloat32, padded_columns(columns), 1}
-                             : dy.view();
+    const MatrixView g = a.activation != 0 ? inner : dy.view();
     to_x = {g, matrix_view(a.weight), rows, depth, columns};
     to_weight = {transposed(g), x.view(), columns, depth, rows};
     scratch = parts.take(std::max(product_scratch(to_x), product_scratch(to_weight)));
@@ -183,7 +192,7 @@ Status run(const LinearFwd& a, const Exec& exec) {
 Status run(const LinearBwd& a, const Exec& exec) {
   const BackwardParts parts(a, exec.workspace());
   const bool products = a.dx || a.dweight;
-  if (a.dbias || a.dresidual || (parts.inner != nullptr && products)) {
+  if (a.dbias || a.dresidual || (parts.inner.data != nullptr && products)) {
     const LinearInner job{a,           rows_of(a.dy), rows_of(a.before), rows_of(a.dresidual),
                           parts.inner, parts.dbias,   parts.piece};
     exec.parallel_for(parts.pieces, 1, [&](int64_t begin, int64_t end) {
@@ -199,7 +208,7 @@ Status run(const LinearBwd& a, const Exec& exec) {
       store(a.dbias, n * a.dbias.stride(0), sum);
     }
   }
-  if (parts.inner == nullptr && products) parts.dy.prepare(exec);
+  if (parts.inner.data == nullptr && products) parts.dy.prepare(exec);
   if (a.dx) multiply(parts.to_x, parts.scratch, {a.dx, {}}, exec);
   if (a.dweight) {
     parts.x.prepare(exec);

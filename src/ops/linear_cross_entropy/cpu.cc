@@ -183,7 +183,7 @@ void head_finish_backward(const void* opaque, const SumsBlock& block) {
           static_cast<T*>(job.gradient.from(block.first_row + r, block.first_column).data);
       for_vectors(block.columns, [&](int64_t c, int64_t n) HWY_ATTR {
         const auto g = hn::LoadU(d, z + c);
-        StoreNF32(d, g, to + c, static_cast<size_t>(n));
+        store_vector(to + c, n, g);
         if (job.dbias != nullptr) hn::Store(hn::Add(hn::Load(d, sums + c), g), d, sums + c);
       });
     }

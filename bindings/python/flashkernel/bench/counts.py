@@ -90,6 +90,26 @@ def cross_entropy(direction, p, size):
     return Count(n * size + targets + 2 * rows * _F32, n * size, 3 * n)
 
 
+def linear(direction, p, size):
+    m, k, n = (p[key] for key in "MKN")
+    x, weight, y = m * k * size, n * k * size, m * n * size
+    bias = n * size if p.get("activation") else 0
+    if direction == "fwd":
+        return Count(x + weight + bias, y, 2 * m * n * k)
+    # dy, what the activation was given where there is one, and a gradient of each input.
+    before = y if p.get("activation") else 0
+    return Count(x + weight + y + before, x + weight + bias, 4 * m * n * k)
+
+
+def linear_cross_entropy(direction, p, size):
+    n, k, v = (p[key] for key in "NKV")
+    tensors, targets = (n + v) * k * size, n * 4
+    if direction == "fwd":
+        return Count(tensors + targets, _F32, 2 * n * v * k)
+    # The gradients are two products; whether the logits were kept or are computed again is open.
+    return Count(tensors + targets + 2 * n * _F32, tensors, 4 * n * v * k)
+
+
 def rope(direction, p, size):
     b, length, h, d = (p[k] for k in "BLHD")
     n = b * length * h * d

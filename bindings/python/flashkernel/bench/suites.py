@@ -278,11 +278,32 @@ def conv1d_large():
                 )
 
 
+def linear():
+    """Linear layers of a few shapes, alone and with bias and GELU, and a language model's loss."""
+    shapes = (
+        (1, 768, 3072), (16, 768, 3072), (60, 256, 1024), (512, 768, 3072), (2048, 768, 3072),
+        (2048, 2048, 2048),
+    )  # fmt: skip
+    for dtype in ("float32", "bfloat16"):
+        for direction in ("fwd", "bwd"):
+            for m, k, n in shapes:
+                sizes = {"M": m, "K": k, "N": n}
+                for extra in ({}, {"activation": "gelu_tanh"}):
+                    params = tuple((sizes | extra).items())
+                    yield Case("linear", direction, dtype, params, ("torch_eager",))
+    for dtype in ("float32", "bfloat16"):
+        for direction in ("fwd", "bwd"):
+            params = (("N", 4096), ("K", 768), ("V", 50257))
+            # Torch's own in chunks makes the gradients in its forward.
+            peers = ("torch_eager", *(("chunked",) if direction == "fwd" else ()))
+            yield Case("linear_cross_entropy", direction, dtype, params, peers)
+
+
 _ALL = (
     demo, rows, bandwidth, overhead,
     attention, attention_portable, attention_more, attention_packed, attention_long,
     attention_float8, attention_grid, attention_cpu,
     mamba, mamba_cpu, mamba_algorithms, mamba_agent, mamba_agent_cpu, mamba_jax, mamba_step, conv1d,
-    conv1d_large,
+    conv1d_large, linear,
 )  # fmt: skip
 SUITES = {f.__name__: f for f in _ALL}

@@ -1,0 +1,193 @@
+// Matrix products of bfloat16 numbers, on the pairs of cpu/matrix_bfloat16.h: what product.h is for
+// float, where the processor multiplies such pairs. A is bfloat16; B may be float and is rounded.
+//
+// Floor: half the multiply-adds of product.h, and half its memory. Blocks are of as many bytes,
+// which is twice as much of K. Operands become pairs along K: rows that run along K are pairs as
+// they lie, of others two rows are woven into one.
+
+// Once per target.
+#if defined(FK_CPU_GEMM_BFLOAT16_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_GEMM_BFLOAT16_PER_TARGET
+#undef FK_CPU_GEMM_BFLOAT16_PER_TARGET
+#else
+#define FK_CPU_GEMM_BFLOAT16_PER_TARGET
+#endif
+
+#include "cpu/gemm/multiply.h"
+#include "cpu/matrix_bfloat16.h"
+#include "cpu/matrix_pack.h"
+
+#if FK_CPU_BFLOAT16_TARGET
+
+HWY_BEFORE_NAMESPACE();
+namespace fk::cpu {
+namespace HWY_NAMESPACE {
+namespace detail {
+
+// Pairs along K that a block takes, and that are summed at a stretch.
+constexpr int64_t kPairBlock = kDepthBlock, kPairStretch = kSumDepth;
+constexpr int64_t kPairPanel = kPanelColumns;
+
+using PairTag = hn::ScalableTag<uint32_t>;
+using HalfTag = hn::Rebind<uint16_t, PairTag>;
+
+// Up to 16 numbers side by side, as the low halves of lanes; the rest is 0.
+template <class T>
+HWY_INLINE hn::Vec<PairTag> load_bits(const T* p, int64_t n) {
+  const F32 d;
+  if constexpr (sizeof(T) == 2) {
+    const HalfTag half;
+    const auto* bits = reinterpret_cast<const uint16_t*>(p);
+    if (n >= 16) return hn::PromoteTo(PairTag(), hn::LoadU(half, bits));
+    const auto mask = hn::FirstN(half, static_cast<size_t>(n));
+    return hn::PromoteTo(PairTag(), hn::MaskedLoad(mask, half, bits));
+  } else {
+    const auto v = n >= 16 ? hn::LoadU(d, p) : LoadNF32(d, p, static_cast<size_t>(n));
+    return hn::PromoteTo(PairTag(), float_to_bfloat16(d, v));
+  }
+}
+
+// A row of `count` numbers, `step` apart, as pairs: (count + 1) / 2 of them, then zeros.
+template <class T>
+HWY_INLINE void copy_as_pairs(const T* x, int64_t step, int64_t count, uint32_t* out,
+                              int64_t pairs) {
+  auto* to = reinterpret_cast<uint16_t*>(out);
+  int64_t i = 0;
+  if (step == 1) {
+    const HalfTag half;
+    for (; i < count; i += 16) {
+      const auto bits =
+          hn::DemoteTo(half, hn::BitCast(hn::ScalableTag<int32_t>(), load_bits(x + i, count - i)));
+      if (i + 16 <= 2 * pairs) {
+        hn::StoreU(bits, half, to + i);
+      } else {
+        hn::BlendedStore(bits, hn::FirstN(half, static_cast<size_t>(2 * pairs - i)), half, to + i);
+      }
+    }
+  } else {
+    for (; i < count; ++i) {
+      bfloat16_t number;
+      FromF32(ToF32(x + i * step), &number);
+      to[i] = number.bits;
+    }
+  }
+  for (; i < 2 * pairs; ++i) to[i] = 0;
+}
+
+// `rows` rows of numbers side by side, woven two by two: (rows + 1) / 2 rows of `width` pairs, of
+// which the first `columns` are the numbers'.
+template <class T>
+HWY_INLINE void weave_rows(const T* x, int64_t stride, int64_t rows, int64_t columns, uint32_t* out,
+                           int64_t width) {
+  const PairTag d;
+  for (int64_t r = 0; r < rows; r += 2, x += 2 * stride, out += width) {
+    for (int64_t c = 0; c < columns; c += 16) {
+      auto pairs = load_bits(x + c, columns - c);
+      if (r + 1 < rows) {
+        pairs = hn::Or(pairs, hn::ShiftLeft<16>(load_bits(x + stride + c, columns - c)));
+      }
+      hn::StoreU(pairs, d, out + c);
+    }
+  }
+}
+
+template <class T>
+HWY_INLINE bool in_pairs(const T* x, int64_t stride) {
+  return sizeof(T) == 2 && stride % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 4 == 0;
+}
+
+// `depth` rows of B by `columns` <= kPairPanel as pairs.
+template <class T>
+HWY_INLINE void pack_pairs_panel(const MatrixView& b, int64_t depth, int64_t columns, uint32_t* out,
+                                 int64_t width, uint32_t* turned) {
+  const T* x = static_cast<const T*>(b.data);
+  if (b.column == 1) return weave_rows(x, b.row, depth, columns, out, width);
+  const int64_t pairs = ((depth + 1) / 2 + 3) / 4 * 4, fours = (columns + 3) / 4 * 4;
+  const float* from = reinterpret_cast<const float*>(turned);
+  int64_t stride = padded_columns(pairs);
+  if (b.row == 1 && in_pairs(x, b.column) && depth % 8 == 0 && columns == fours) {
+    from = reinterpret_cast<const float*>(x);
+    stride = b.column / 2;
+  } else {
+    for (int64_t c = 0; c < columns; ++c) {
+      copy_as_pairs(x + c * b.column, b.row, depth, turned + c * stride, pairs);
+    }
+  }
+  // Pairs are moved as floats are, bit by bit.
+  HWY_NAMESPACE::transpose(from, stride, fours, pairs, reinterpret_cast<float*>(out), width);
+}
+
+HWY_INLINE PairsA left_pairs(const MatrixView& a, int64_t rows, int64_t depth, uint32_t* packed) {
+  const auto* x = static_cast<const bfloat16_t*>(a.data);
+  if (a.column == 1 && in_pairs(x, a.row) && depth % 2 == 0) {
+    return {reinterpret_cast<const uint32_t*>(x), a.row / 2, 1};
+  }
+  if (a.row == 1 && a.column != 1) {
+    const int64_t width = padded_columns(rows);
+    weave_rows(x, a.column, depth, rows, packed, width);
+    return {packed, 1, width};
+  }
+  const int64_t pairs = padded_columns((depth + 1) / 2);
+  for (int64_t r = 0; r < rows; ++r) {
+    copy_as_pairs(x + r * a.row, a.column, depth, packed + r * pairs, pairs);
+  }
+  return {packed, pairs, 1};
+}
+
+}  // namespace detail
+
+HWY_INLINE bool takes_pairs(const Product& p) {
+  return multiplies_bfloat16() && p.a.dtype == DType::kBFloat16 &&
+         (p.b.dtype == DType::kBFloat16 || p.b.dtype == DType::kFloat32);
+}
+
+// One block of a product, as multiply_block does it.
+template <class Finish>
+void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
+                             const ProductScratch& scratch, int64_t item, const Finish& finish) {
+  using detail::kPairBlock, detail::kPairPanel, detail::kPairStretch;
+  const int64_t first_row = item / blocks.column_blocks * blocks.row_block;
+  const int64_t first_column = item % blocks.column_blocks * blocks.column_block;
+  const int64_t rows = std::min(blocks.row_block, p.rows - first_row);
+  const int64_t columns = std::min(blocks.column_block, p.columns - first_column);
+  const int64_t stride = padded_columns(columns);
+  const auto width_of = [&](int64_t c) { return std::min(kPairPanel, stride - c); };
+  auto* const packed_b = reinterpret_cast<uint32_t*>(scratch.b);
+  auto* const turned = reinterpret_cast<uint32_t*>(scratch.turned);
+  for (int64_t k = 0; k < p.depth; k += 2 * kPairBlock) {
+    const int64_t depth = std::min(2 * kPairBlock, p.depth - k), pairs = (depth + 1) / 2;
+    for (int64_t c = 0; c < columns; c += kPairPanel) {
+      const MatrixView b = p.b.from(k, first_column + c);
+      const int64_t some = std::min(kPairPanel, columns - c);
+      uint32_t* const to = packed_b + c * kPairBlock;
+      if (b.dtype == DType::kFloat32) {
+        detail::pack_pairs_panel<float>(b, depth, some, to, width_of(c), turned);
+      } else {
+        detail::pack_pairs_panel<bfloat16_t>(b, depth, some, to, width_of(c), turned);
+      }
+    }
+    for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
+      const int64_t some = std::min(kRowsAtOnce, rows - r);
+      const PairsA a = detail::left_pairs(p.a.from(first_row + r, k), some, depth,
+                                          reinterpret_cast<uint32_t*>(scratch.a));
+      for (int64_t c = 0; c < columns; c += kPairPanel) {
+        const PairsB b{packed_b + c * kPairBlock, width_of(c)};
+        for (int64_t i = 0; i < pairs; i += kPairStretch) {
+          multiply_pairs(some, width_of(c), std::min(kPairStretch, pairs - i),
+                         {a.data + i * a.column, a.row, a.column}, b.from(i),
+                         {scratch.sums + r * stride + c, stride}, k + i > 0);
+        }
+      }
+    }
+  }
+  if (p.depth == 0) std::fill_n(scratch.sums, rows * stride, 0.0f);
+  finish(SumsBlock{scratch.sums, stride, first_row, rows, first_column, columns});
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fk::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FK_CPU_BFLOAT16_TARGET
+
+#endif  // FK_CPU_GEMM_BFLOAT16_PER_TARGET
