@@ -40,7 +40,7 @@ cpp() { quietly 3 ctest --test-dir build --output-on-failure -j 2; }
 without_hopper() {
   local nvcc
   nvcc=$(sed -n 's/^FK_NVCC:[^=]*=//p' build/CMakeCache.txt)
-  printf '%s\n' src/ops/*/sm90/*.cu src/ops/*/cuda_sm90_*.cu |
+  find src/ops -name '*.cu' \( -path '*/sm90/*' -o -name 'cuda_sm90_*' \) |
     xargs -P "$(nproc)" -n 1 "$nvcc" --cuda -odir "$1" -std=c++17 -DFK_HAVE_CUDA=1 -Iinclude -Isrc \
       -gencode=arch=compute_75,code=compute_75
 }

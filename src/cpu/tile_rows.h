@@ -1,6 +1,7 @@
 // The part of a tensor that cpu/simd_tiles.h loads or stores as a tile.
 #pragma once
 
+#include "core/sequences.h"
 #include "core/tensor.h"
 
 namespace fk::cpu {
@@ -18,5 +19,11 @@ struct TileRows {
     return {static_cast<char*>(data) + offset * size_of(dtype), dtype, step, channel};
   }
 };
+
+// The rows of a tensor (B, L, D) from one step and one channel on.
+inline TileRows tile_rows(const StepView& v, int64_t batch, int64_t step, int64_t channel) {
+  const TileRows rows{v.data, v.dtype, v.step, v.channel};
+  return rows.at(batch * v.batch + step * v.step + channel * v.channel);
+}
 
 }  // namespace fk::cpu

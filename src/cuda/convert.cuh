@@ -103,6 +103,16 @@ __device__ __forceinline__ Vec<T, N> pack(const float (&in)[N]) {
   return v;
 }
 
+// Two elements as one register: `low` comes first in memory.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  const float pair[2] = {low, high};
+  const Vec<T, 2> v = pack<T>(pair);
+  uint32_t word;
+  memcpy(&word, v.data, sizeof(word));
+  return word;
+}
+
 // Loads and stores a vector without hints, through L1 and L2. `p` is aligned to the vector.
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {

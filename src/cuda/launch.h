@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/exec.h"
+#include "core/integers.h"
 #include "core/status.h"
 #include "core/tensor.h"
 #include "cuda/runtime.h"
@@ -36,6 +37,13 @@ struct DeviceProperties {
 // Returns the device's properties, which are read once and then cached. Where there is no such
 // device (a workspace query on a machine without a GPU), returns those of an H200.
 const DeviceProperties& device_properties(int device);
+
+// At least `blocks` blocks, counted along x, then y.
+inline dim3 grid_of(int64_t blocks) {
+  constexpr int64_t kMaxX = 1 << 30;
+  return dim3(static_cast<unsigned>(blocks < kMaxX ? blocks : kMaxX),
+              static_cast<unsigned>(ceil_div(blocks, kMaxX)));
+}
 
 struct LaunchShape {
   dim3 blocks;

@@ -16,6 +16,7 @@
 #include <initializer_list>
 #include <limits>
 
+#include "core/integers.h"
 #include "core/rows.h"
 #include "core/status.h"
 #include "core/tensor.h"
@@ -165,8 +166,6 @@ inline RowLayout layout_of(std::initializer_list<const Tensor*> tensors) {
   layout.aligned = layout.aligned && layout.vectors;
   return layout;
 }
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The smallest power of two that is at least `value`.
 inline int power_of_two_at_least(int64_t value) {

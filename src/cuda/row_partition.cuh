@@ -59,14 +59,6 @@ __device__ __forceinline__ int64_t divide_likely_small(int64_t a, int64_t b) {
   return a / b;
 }
 
-// Returns a grid of at least `blocks` blocks, numbered by block_index(); those beyond `blocks` must
-// do nothing.
-inline dim3 grid_of(int64_t blocks) {
-  constexpr int64_t kMaxX = 1 << 30;
-  return dim3(static_cast<unsigned>(std::min(blocks, kMaxX)),
-              static_cast<unsigned>(ceil_div(blocks, kMaxX)));
-}
-
 // Tells a thread which row, or part of a row, it works on. `group` threads share a part: a power of
 // two up to 32, or the whole block.
 struct GroupIndex {

@@ -1,6 +1,7 @@
 // attention: argument checks beyond types and shapes, and what implements it.
 #include "ops/attention/attention.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -104,6 +105,32 @@ Status AttentionFwd::validate(const AttentionFwd& a) {
 
 Status AttentionBwd::validate(const AttentionBwd& a) { return check(a); }
 
+#if FK_HAVE_CUDA
+namespace {
+
+template <class Args>
+bool accepts_16_bits(const Args& a) {
+  return cuda_sm90::takes(a) && cuda_sm90::aligned(a);
+}
+bool accepts_float8(const AttentionFwd& a) {
+  return cuda_sm90::takes_float8(a) && cuda_sm90::aligned(a);
+}
+
+// Which kernel takes a call depends on addresses, which may be unknown, or others, when its
+// workspace is asked for: so it is as large as any kernel needs that may take the call.
+size_t gpu_workspace(const AttentionFwd& a) {
+  const size_t portable = cuda::workspace(a);
+  if (cuda_sm90::takes_float8(a)) return std::max(portable, cuda_sm90::float8_workspace(a));
+  return cuda_sm90::takes(a) ? std::max(portable, cuda_sm90::workspace(a)) : portable;
+}
+size_t gpu_workspace(const AttentionBwd& a) {
+  const size_t portable = cuda::workspace(a);
+  return cuda_sm90::takes(a) ? std::max(portable, cuda_sm90::workspace(a)) : portable;
+}
+
+}  // namespace
+#endif
+
 void register_attention(Registry& registry) {
   registry.add<AttentionFwd>({{"reference", kReference, nullptr, reference::run},
                               {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
@@ -111,13 +138,14 @@ void register_attention(Registry& registry) {
                               {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
   registry.add_cuda<AttentionFwd>(
-      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
-       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace},
-       {"cuda_sm90_fp8", kTuned, cuda_sm90::accepts_float8, cuda_sm90::run_float8,
-        cuda_sm90::float8_workspace}});
+      {{"cuda", kPortable, nullptr, cuda::run, gpu_workspace},
+       {"cuda_sm90", kTuned, accepts_16_bits<AttentionFwd>, cuda_sm90::run, gpu_workspace},
+       {"cuda_sm90_float32", kTuned, cuda_sm90::accepts_float32, cuda_sm90::run_float32,
+        gpu_workspace},
+       {"cuda_sm90_fp8", kTuned, accepts_float8, cuda_sm90::run_float8, gpu_workspace}});
   registry.add_cuda<AttentionBwd>(
-      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
-       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
+      {{"cuda", kPortable, nullptr, cuda::run, gpu_workspace},
+       {"cuda_sm90", kTuned, accepts_16_bits<AttentionBwd>, cuda_sm90::run, gpu_workspace}});
 #endif
 }
 

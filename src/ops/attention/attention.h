@@ -173,15 +173,21 @@ size_t workspace(const AttentionFwd& a);
 size_t workspace(const AttentionBwd& a);
 }  // namespace cuda
 
-// Hopper's own instructions; 8-bit floats have kernels of their own.
+// Kernels for Hopper: of 16-bit elements, and of float32 and 8-bit floats, which have their own.
+// `takes` says whether a kernel takes the call but for the addresses of its tensors, which are not
+// known before the call; `aligned` says the rest.
 namespace cuda_sm90 {
-bool accepts(const AttentionFwd& a);
-bool accepts(const AttentionBwd& a);
+bool takes(const AttentionFwd& a);
+bool takes(const AttentionBwd& a);
+bool aligned(const AttentionFwd& a);
+bool aligned(const AttentionBwd& a);
 Status run(const AttentionFwd& a, const Exec& exec);
 Status run(const AttentionBwd& a, const Exec& exec);
 size_t workspace(const AttentionFwd& a);
 size_t workspace(const AttentionBwd& a);
-bool accepts_float8(const AttentionFwd& a);
+bool accepts_float32(const AttentionFwd& a);
+Status run_float32(const AttentionFwd& a, const Exec& exec);
+bool takes_float8(const AttentionFwd& a);
 Status run_float8(const AttentionFwd& a, const Exec& exec);
 size_t float8_workspace(const AttentionFwd& a);
 }  // namespace cuda_sm90

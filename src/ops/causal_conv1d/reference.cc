@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "core/access.h"
+#include "core/sequences.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
-#include "ops/selective_scan/problem.h"
 
 namespace fk {
 namespace reference {
@@ -23,7 +23,7 @@ struct Channel {
   std::vector<double> weight, x;
 
   template <class Args>
-  Channel(const Args& a, const Tensor& state, int64_t s, const scan::Sequence& sequence,
+  Channel(const Args& a, const Tensor& state, int64_t s, const SequenceSteps& sequence,
           int64_t channel)
       : length(sequence.end - sequence.begin), width(a.weight.size(1)) {
     bias = a.bias ? load(a.bias, channel * a.bias.stride(0)) : 0;
@@ -56,9 +56,9 @@ double slope(double x, int64_t activation) {
 }  // namespace
 
 Status run(const CausalConv1dFwd& a, const Exec&) {
-  const scan::Sequences sequences = scan::sequences_of(a.x, a.cu_seqlens);
+  const Sequences sequences = sequences_of(a.x, a.cu_seqlens);
   for (int64_t s = 0; s < sequences.count; ++s) {
-    const scan::Sequence sequence = sequences[s];
+    const SequenceSteps sequence = sequences[s];
     for (int64_t d = 0; d < a.x.size(2); ++d) {
       const Channel c(a, a.initial_state, s, sequence, d);
       for (int64_t t = 0; a.y && t < c.length; ++t) {
@@ -74,13 +74,13 @@ Status run(const CausalConv1dFwd& a, const Exec&) {
 }
 
 Status run(const CausalConv1dBwd& a, const Exec&) {
-  const scan::Sequences sequences = scan::sequences_of(a.x, a.cu_seqlens);
+  const Sequences sequences = sequences_of(a.x, a.cu_seqlens);
   const int64_t width = a.weight.size(1);
   for (int64_t d = 0; d < a.x.size(2); ++d) {
     std::vector<double> dweight(width);
     double dbias = 0;
     for (int64_t s = 0; s < sequences.count; ++s) {
-      const scan::Sequence sequence = sequences[s];
+      const SequenceSteps sequence = sequences[s];
       const Channel c(a, a.initial_state, s, sequence, d);
       std::vector<double> dx(c.x.size());
       for (int64_t k = 0; a.dfinal_state && k < width - 1; ++k) {

@@ -3,11 +3,11 @@
 // Floor: reads of x and dt and a write of y; in the backward reads of x and dy, writes of dx and
 // ddt. A block takes a token: one sum over its row, then one pass that scales; the second read of a
 // row comes from L1.
+#include "core/sequences.h"
 #include "cuda/gates.cuh"
 #include "cuda/row_partition.cuh"
 #include "ops/gated_ssm/gated_ssm.h"
 #include "ops/gated_ssm/weights.h"
-#include "ops/selective_scan/problem.h"
 
 namespace fk::cuda {
 namespace {
@@ -15,9 +15,9 @@ namespace {
 constexpr int kGatedThreads = 128;
 
 struct GatedArgs {
-  scan::StepView x, dt, B, C;  // `channel`: along D or N
-  scan::StepView y, dx, ddt, dB, dC;
-  scan::StepView g, s;  // without channels
+  StepView x, dt, B, C;  // `channel`: along D or N
+  StepView y, dx, ddt, dB, dC;
+  StepView g, s;  // without channels
   int64_t length, channels, states, tokens;
   float scale;  // of the weights
 };
@@ -38,7 +38,7 @@ __device__ __forceinline__ float row_sum(const T* left, int64_t left_stride, con
 struct Token {
   int64_t b, l;
   template <class T>
-  __device__ __forceinline__ T* row(const scan::StepView& v) const {
+  __device__ __forceinline__ T* row(const StepView& v) const {
     return static_cast<T*>(v.data) + b * v.batch + l * v.step;
   }
 };
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kGatedThreads) gate_back(const __grid_constant
   }
 }
 
-scan::StepView token_view(const Tensor& t) {
+StepView token_view(const Tensor& t) {
   if (!t) return {};
   return {t.data, t.dtype, t.stride(0), t.stride(1), 0};
 }
@@ -118,9 +118,9 @@ scan::StepView token_view(const Tensor& t) {
 template <class Op>
 GatedArgs gated_args(const Op& op) {
   GatedArgs a{};
-  a.x = scan::view_of(op.x);
-  a.B = scan::view_of(op.B);
-  a.C = scan::view_of(op.C);
+  a.x = step_view(op.x);
+  a.B = step_view(op.B);
+  a.C = step_view(op.C);
   a.g = token_view(op.g);
   a.s = token_view(op.s);
   a.length = op.x.size(1);
@@ -136,8 +136,8 @@ GatedArgs gated_args(const Op& op) {
 Status run(const GatedSsmFwd& op, const Exec& exec) {
   GatedArgs a = gated_args(op);
   if (a.tokens == 0) return {};
-  a.dt = scan::view_of(op.dt);
-  a.y = scan::view_of(op.y);
+  a.dt = step_view(op.dt);
+  a.y = step_view(op.y);
   return for_dtype(op.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return launch_early(gate<T>, "gate", {grid_of(a.tokens), kGatedThreads}, stream_of(exec), a);
@@ -147,11 +147,11 @@ Status run(const GatedSsmFwd& op, const Exec& exec) {
 Status run(const GatedSsmBwd& op, const Exec& exec) {
   GatedArgs a = gated_args(op);
   if (a.tokens == 0) return {};
-  a.y = scan::view_of(op.dy);
-  a.dx = scan::view_of(op.dx);
-  a.ddt = scan::view_of(op.ddt);
-  a.dB = scan::view_of(op.dB);
-  a.dC = scan::view_of(op.dC);
+  a.y = step_view(op.dy);
+  a.dx = step_view(op.dx);
+  a.ddt = step_view(op.ddt);
+  a.dB = step_view(op.dB);
+  a.dC = step_view(op.dC);
   return for_dtype(op.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return launch_early(gate_back<T>, "gate_back", {grid_of(a.tokens), kGatedThreads},

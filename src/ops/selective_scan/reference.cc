@@ -40,7 +40,7 @@ struct Channel {
   template <class Args>
   Channel(const Args& args, int64_t s, int64_t channel) {
     const scan::Problem p = scan::problem_of(args);
-    const scan::Sequence sequence = p.sequences[s];
+    const SequenceSteps sequence = p.sequences[s];
     const int64_t group = channel / p.channels_per_group();
     length = sequence.end - sequence.begin;
     states = p.states;
@@ -86,7 +86,7 @@ struct Sums {
 // Walks one channel from its end. Adds to the sums, stores the rest.
 void backward(const SelectiveScanBwd& a, int64_t s, int64_t channel, Sums* sums) {
   const scan::Problem p = scan::problem_of(a);
-  const scan::Sequence sequence = p.sequences[s];
+  const SequenceSteps sequence = p.sequences[s];
   const Channel x(a, s, channel);
   const int64_t group = channel / p.channels_per_group(), states = p.states;
   std::vector<double> dh(states);  // of h_t, from what follows step t
@@ -131,7 +131,7 @@ void backward(const SelectiveScanBwd& a, int64_t s, int64_t channel, Sums* sums)
 Status run(const SelectiveScanFwd& a, const Exec&) {
   const scan::Problem p = scan::problem_of(a);
   for (int64_t s = 0; s < p.sequences.count; ++s) {
-    const scan::Sequence sequence = p.sequences[s];
+    const SequenceSteps sequence = p.sequences[s];
     for (int64_t channel = 0; channel < p.channels; ++channel) {
       const Channel x(a, s, channel);
       for (int64_t t = 0; t < x.length; ++t) {

@@ -56,7 +56,9 @@ void register_selective_scan(Registry& registry) {
   registry.add<SelectiveScanBwd>({{"reference", kReference, nullptr, reference::run},
                                   {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
-  registry.add_cuda<SelectiveScanFwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+  registry.add_cuda<SelectiveScanFwd>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
+       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda::workspace}});
   registry.add_cuda<SelectiveScanBwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
 #endif
 }

@@ -157,4 +157,11 @@ size_t workspace(const SelectiveScanFwd& a);
 size_t workspace(const SelectiveScanBwd& a);
 }  // namespace cuda
 
+// The forward's kernel for Hopper, of few channels of 2-byte elements. It takes the workspace that
+// the others take: which of them a call comes to depends on addresses too.
+namespace cuda_sm90 {
+bool accepts(const SelectiveScanFwd& a);
+Status run(const SelectiveScanFwd& a, const Exec& exec);
+}  // namespace cuda_sm90
+
 }  // namespace fk

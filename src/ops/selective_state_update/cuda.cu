@@ -8,7 +8,7 @@
 // words before the first is used, and no load waits for another.
 #include "cuda/raw_vec.cuh"
 #include "cuda/row_partition.cuh"
-#include "ops/selective_scan/cuda/step.cuh"
+#include "cuda/scan_step.cuh"
 #include "ops/selective_state_update/heads.h"
 
 namespace fk::cuda {

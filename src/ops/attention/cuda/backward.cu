@@ -81,7 +81,7 @@ struct Sinks {
 __global__ void __launch_bounds__(kRowThreads) sum_sinks(const __grid_constant__ Sinks p) {
   __shared__ float parts[kRowThreads / kWarpSize];
   const int64_t head = blockIdx.x;
-  const float sink = load_parameter(p.sinks, head * p.stride, p.dtype) * kLog2e;
+  const float sink = load_as(p.dtype, p.sinks, head * p.stride) * kLog2e;
   float sum = 0.f;
   for (int64_t b = 0; b < p.batch; ++b) {
     const int64_t at = (b * p.heads + head) * p.queries;

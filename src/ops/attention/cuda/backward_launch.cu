@@ -31,85 +31,192 @@ Status launch_bias_tile(const Backward& p, cudaStream_t stream) {
                            stream);
 }
 
-// Key tiles a warp, warps over keys, split, queries, a piece of them, stages, blocks a
-// multiprocessor; for QueryTile: warps, keys, blocks. kWhole: dk and dv are made at once.
-// Small tiles have features always: they serve all calls.
-template <class T, int kTerms, int kDim, bool kFeatures>
-struct BackwardTiles;
+// The tiles of dk, dv and dq by atomics. Large ones are for sm_80 and later. The kilobytes are
+// those of shared memory that a block takes.
+template <class T, int kTerms, int kDim, bool kFeatures, int kParts>
+struct LargeKeys;
 
-template <class T, bool kFeatures>
-struct BackwardTiles<T, 1, 64, kFeatures> {
-  static constexpr bool kWhole = true;
-  template <int kParts>
-  using Large = BackwardTile<T, 1, 64, 2, kFeatures ? 2 : 4, kFeatures ? 2 : 1, 64, 32, 1, 2,
-                             kParts, kFeatures, Use::kLarge>;
-  template <int kParts>
-  using Small = BackwardTile<T, 1, 64, 1, 4, 1, 64, 64, 1, 1, kParts, true, Use::kTuring>;
-  using Queries = QueryTile<T, 1, 64, 4, 64, 2, Use::kLarge>;
-  using SmallQueries = QueryTile<T, 1, 64, 4, 64, 1, Use::kTuring>;
+// Small tiles fit the 64 KB of Turing. They serve all calls there, so they have features always.
+template <class T, int kTerms, int kDim, int kParts>
+struct SmallKeys;
+
+template <class T, bool kFeatures, int kParts>
+struct LargeKeys<T, 1, 64, kFeatures, kParts>
+    : BackwardRow<T, 1, 64, kFeatures, kParts, Use::kLarge> {
+  // 64 KB. A warp owns 32 keys, and P and dS stay in its registers; changing scores takes so many
+  // of those that two warps share the queries instead, and the columns of dk and dv.
+  static constexpr int kKeyTiles = 2, kKeyWarps = kFeatures ? 2 : 4, kSplit = kFeatures ? 2 : 1;
+  static constexpr int kQueries = 64, kPiece = 32, kStages = 1, kBlocks = 2;
 };
-template <class T, bool kFeatures>
-struct BackwardTiles<T, 1, 128, kFeatures> {
-  static constexpr bool kWhole = true;
-  template <int kParts>
-  using Large = BackwardTile<T, 1, 128, 2, 4, 2, 64, kFeatures ? 16 : 32, 2, 1, kParts, kFeatures,
-                             Use::kLarge>;
-  template <int kParts>
-  using Small = BackwardTile<T, 1, 128, 1, 4, 2, 32, 16, 1, 1, kParts, true, Use::kSmall>;
-  using Queries = QueryTile<T, 1, 128, 4, 32, 2, Use::kLarge>;
-  using SmallQueries = QueryTile<T, 1, 128, 4, 32, 1, Use::kTuring>;
-};
-template <class T, bool kFeatures>
-struct BackwardTiles<T, 1, 256, kFeatures> {
-  static constexpr bool kWhole = true;
-  template <int kParts>
-  using Large = BackwardTile<T, 1, 256, 2, 2, 4, 64, 16, 1, 1, kParts, kFeatures, Use::kLarge>;
-  template <int kParts>
-  using Small = BackwardTile<T, 1, 256, 1, 1, 4, 32, 16, 1, 1, kParts, true, Use::kSmall>;
-  using Queries = QueryTile<T, 1, 256, 4, 32, 1, Use::kLarge>;
-  using SmallQueries = QueryTile<T, 1, 256, 2, 16, 1, Use::kTuring>;
-};
-template <class T, bool kFeatures>
-struct BackwardTiles<T, 2, 64, kFeatures> {
-  static constexpr bool kWhole = true;
-  template <int kParts>
-  using Large =
-      BackwardTile<T, 2, 64, 2, 2, 2, 32, 16, 1, kFeatures ? 2 : 3, kParts, kFeatures, Use::kLarge>;
-  template <int kParts>
-  using Small = BackwardTile<T, 2, 64, 1, 4, 1, 16, 16, 1, 1, kParts, true, Use::kTuring>;
-  using Queries = QueryTile<T, 2, 64, 4, 32, 2, Use::kLarge>;
-  using SmallQueries = QueryTile<T, 2, 64, 2, 32, 1, Use::kTuring>;
-};
-template <class T, bool kFeatures>
-struct BackwardTiles<T, 2, 128, kFeatures> {
-  static constexpr bool kWhole = true;
-  template <int kParts>
-  using Large = BackwardTile<T, 2, 128, 1, 4, 2, kFeatures ? 32 : 64, kFeatures ? 16 : 32, 1, 1,
-                             kParts, kFeatures, Use::kLarge>;
-  template <int kParts>
-  using Wide = BackwardTile<T, 2, 128, 2, 4, 2, 32, 16, 1, 1, kParts, false, Use::kHopper>;
-  template <int kParts>
-  using Small = BackwardTile<T, 2, 128, 1, 1, 2, 32, 16, 1, 1, kParts, true, Use::kSmall>;
-  using Queries = QueryTile<T, 2, 128, 4, 32, 1, Use::kLarge>;
-  using SmallQueries = QueryTile<T, 2, 128, 2, 16, 1, Use::kTuring>;
-};
-template <class T, bool kFeatures>
-struct BackwardTiles<T, 2, 256, kFeatures> {
-  static constexpr bool kWhole = false;
-  template <int kParts>
-  using Large = BackwardTile<T, 2, 256, 1, 2, 2, 32, 16, 1, 1, kParts, kFeatures, Use::kLarge>;
-  template <int kParts>
-  using Small = BackwardTile<T, 2, 256, 1, 1, 4, 16, 16, kParts == kValues ? 1 : 0, 1, kParts, true,
-                             Use::kSmall>;
-  using Queries = QueryTile<T, 2, 256, 4, 16, 1, Use::kLarge>;
-  using SmallQueries = QueryTile<T, 2, 256, 1, 16, 1, Use::kSmall, 4, true>;
+template <class T, int kParts>
+struct SmallKeys<T, 1, 64, kParts> : BackwardRow<T, 1, 64, true, kParts, Use::kTuring> {
+  // 41 KB.
+  static constexpr int kKeyTiles = 1, kKeyWarps = 4, kSplit = 1;
+  static constexpr int kQueries = 64, kPiece = 64, kStages = 1, kBlocks = 1;
 };
 
-template <class Tiles, int kParts>
+template <class T, bool kFeatures, int kParts>
+struct LargeKeys<T, 1, 128, kFeatures, kParts>
+    : BackwardRow<T, 1, 128, kFeatures, kParts, Use::kLarge> {
+  // 161 KB, in which the next queries come while these are multiplied.
+  static constexpr int kKeyTiles = 2, kKeyWarps = 4, kSplit = 2;
+  static constexpr int kQueries = 64, kPiece = kFeatures ? 16 : 32, kStages = 2, kBlocks = 1;
+};
+template <class T, int kParts>
+struct SmallKeys<T, 1, 128, kParts> : BackwardRow<T, 1, 128, true, kParts, Use::kSmall> {
+  // 56 KB. sm_86 takes this tile too.
+  static constexpr int kKeyTiles = 1, kKeyWarps = 4, kSplit = 2;
+  static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = 1;
+};
+
+template <class T, bool kFeatures, int kParts>
+struct LargeKeys<T, 1, 256, kFeatures, kParts>
+    : BackwardRow<T, 1, 256, kFeatures, kParts, Use::kLarge> {
+  // 145 KB. Four warps share the 256 columns of dk and dv.
+  static constexpr int kKeyTiles = 2, kKeyWarps = 2, kSplit = 4;
+  static constexpr int kQueries = 64, kPiece = 16, kStages = 1, kBlocks = 1;
+};
+template <class T, int kParts>
+struct SmallKeys<T, 1, 256, kParts> : BackwardRow<T, 1, 256, true, kParts, Use::kSmall> {
+  // 50 KB, which leaves 16 keys. sm_86 takes this tile too.
+  static constexpr int kKeyTiles = 1, kKeyWarps = 1, kSplit = 4;
+  static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = 1;
+};
+
+template <class T, bool kFeatures, int kParts>
+struct LargeKeys<T, 2, 64, kFeatures, kParts>
+    : BackwardRow<T, 2, 64, kFeatures, kParts, Use::kLarge> {
+  // 64 KB. Where scores are changed, a thread has the registers of two blocks rather than of three.
+  static constexpr int kKeyTiles = 2, kKeyWarps = 2, kSplit = 2;
+  static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = kFeatures ? 2 : 3;
+};
+template <class T, int kParts>
+struct SmallKeys<T, 2, 64, kParts> : BackwardRow<T, 2, 64, true, kParts, Use::kTuring> {
+  // 44 KB.
+  static constexpr int kKeyTiles = 1, kKeyWarps = 4, kSplit = 1;
+  static constexpr int kQueries = 16, kPiece = 16, kStages = 1, kBlocks = 1;
+};
+
+template <class T, bool kFeatures, int kParts>
+struct LargeKeys<T, 2, 128, kFeatures, kParts>
+    : BackwardRow<T, 2, 128, kFeatures, kParts, Use::kLarge> {
+  // 161 KB for steps of 64 queries; changing scores takes registers, which then suffice for 32.
+  static constexpr int kKeyTiles = 1, kKeyWarps = 4, kSplit = 2;
+  static constexpr int kQueries = kFeatures ? 32 : 64, kPiece = kFeatures ? 16 : 32;
+  static constexpr int kStages = 1, kBlocks = 1;
+};
+// The same with twice the keys on Hopper, whose shared memory holds its 192 KB (see takes_wide).
+template <class T>
+struct WideKeys : BackwardRow<T, 2, 128, false, kAllParts, Use::kHopper> {
+  static constexpr int kKeyTiles = 2, kKeyWarps = 4, kSplit = 2;
+  static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = 1;
+};
+template <class T, int kParts>
+struct SmallKeys<T, 2, 128, kParts> : BackwardRow<T, 2, 128, true, kParts, Use::kSmall> {
+  // 52 KB, which leaves 16 keys. sm_86 takes this tile too.
+  static constexpr int kKeyTiles = 1, kKeyWarps = 1, kSplit = 2;
+  static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = 1;
+};
+
+template <class T, bool kFeatures, int kParts>
+struct LargeKeys<T, 2, 256, kFeatures, kParts>
+    : BackwardRow<T, 2, 256, kFeatures, kParts, Use::kLarge> {
+  // 133 KB for dk and dq, less for dv.
+  static constexpr int kKeyTiles = 1, kKeyWarps = 2, kSplit = 2;
+  static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = 1;
+};
+template <class T, int kParts>
+struct SmallKeys<T, 2, 256, kParts> : BackwardRow<T, 2, 256, true, kParts, Use::kSmall> {
+  // 49 KB for dk and dq, in which q takes the place of dout. sm_86 takes this tile too.
+  static constexpr int kKeyTiles = 1, kKeyWarps = 1, kSplit = 4;
+  static constexpr int kQueries = 16, kPiece = 16, kStages = kParts == kValues ? 1 : 0, kBlocks = 1;
+};
+
+// The tiles of dq without atomics, and of dbias. They have features always: one kernel serves all
+// calls.
+template <class T, int kTerms, int kDim>
+struct LargeQueries;
+template <class T, int kTerms, int kDim>
+struct SmallQueries;
+
+template <class T>
+struct LargeQueries<T, 1, 64> : QueryRow<T, 1, 64, Use::kLarge> {
+  // 32 KB.
+  static constexpr int kRowWarps = 4, kKeys = 64, kBlocks = 2;
+};
+template <class T>
+struct SmallQueries<T, 1, 64> : QueryRow<T, 1, 64, Use::kTuring> {
+  // 32 KB.
+  static constexpr int kRowWarps = 4, kKeys = 64, kBlocks = 1;
+};
+
+template <class T>
+struct LargeQueries<T, 1, 128> : QueryRow<T, 1, 128, Use::kLarge> {
+  // 48 KB.
+  static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 2;
+};
+template <class T>
+struct SmallQueries<T, 1, 128> : QueryRow<T, 1, 128, Use::kTuring> {
+  // 48 KB.
+  static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 1;
+};
+
+template <class T>
+struct LargeQueries<T, 1, 256> : QueryRow<T, 1, 256, Use::kLarge> {
+  // 96 KB.
+  static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 1;
+};
+template <class T>
+struct SmallQueries<T, 1, 256> : QueryRow<T, 1, 256, Use::kTuring> {
+  // 48 KB.
+  static constexpr int kRowWarps = 2, kKeys = 16, kBlocks = 1;
+};
+
+template <class T>
+struct LargeQueries<T, 2, 64> : QueryRow<T, 2, 64, Use::kLarge> {
+  // 48 KB.
+  static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 2;
+};
+template <class T>
+struct SmallQueries<T, 2, 64> : QueryRow<T, 2, 64, Use::kTuring> {
+  // 32 KB.
+  static constexpr int kRowWarps = 2, kKeys = 32, kBlocks = 1;
+};
+
+template <class T>
+struct LargeQueries<T, 2, 128> : QueryRow<T, 2, 128, Use::kLarge> {
+  // 96 KB.
+  static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 1;
+};
+template <class T>
+struct SmallQueries<T, 2, 128> : QueryRow<T, 2, 128, Use::kTuring> {
+  // 48 KB.
+  static constexpr int kRowWarps = 2, kKeys = 16, kBlocks = 1;
+};
+
+template <class T>
+struct LargeQueries<T, 2, 256> : QueryRow<T, 2, 256, Use::kLarge> {
+  // 160 KB.
+  static constexpr int kRowWarps = 4, kKeys = 16, kBlocks = 1;
+};
+template <class T>
+struct SmallQueries<T, 2, 256> : QueryRow<T, 2, 256, Use::kSmall> {
+  // 48 KB for 16 queries, whose columns of dq four warps share, since k takes the place of v. sm_86
+  // takes this tile too.
+  static constexpr int kRowWarps = 1, kKeys = 16, kBlocks = 1, kSplit = 4;
+  static constexpr bool kOneTile = true;
+};
+
+// Whether dk and dv are made by one launch. Of two terms and 256 columns, shared memory does not
+// hold what both need.
+template <int kTerms, int kDim>
+constexpr bool kMadeAtOnce = kTerms == 1 || kDim <= 128;
+
+template <class T, int kTerms, int kDim, bool kFeatures, int kParts>
 Status launch_keys_part(const Backward& p, const DeviceProperties& properties,
                         cudaStream_t stream) {
-  using Large = typename Tiles::template Large<kParts>;
-  using Small = typename Tiles::template Small<kParts>;
+  using Large = BackwardTile<LargeKeys<T, kTerms, kDim, kFeatures, kParts>>;
+  using Small = BackwardTile<SmallKeys<T, kTerms, kDim, kParts>>;
   return takes_large<Large, Small>(properties) ? launch_keys_tile<Large>(p, properties, stream)
                                                : launch_keys_tile<Small>(p, properties, stream);
 }
@@ -130,21 +237,22 @@ bool takes_wide(const Problem& p, const DeviceProperties& properties) {
 
 template <class T, int kTerms, int kDim, bool kFeatures>
 Status launch_keys(const Backward& p, const DeviceProperties& properties, cudaStream_t stream) {
-  using Tiles = BackwardTiles<T, kTerms, kDim, kFeatures>;
   if constexpr (kTerms == 2 && kDim == 128 && !kFeatures) {
-    using Wide = typename Tiles::template Wide<kAllParts>;
-    if (takes_wide<Wide, typename Tiles::template Large<kAllParts>>(p.problem, properties)) {
+    using Wide = BackwardTile<WideKeys<T>>;
+    using Large = BackwardTile<LargeKeys<T, kTerms, kDim, kFeatures, kAllParts>>;
+    if (takes_wide<Wide, Large>(p.problem, properties)) {
       return launch_keys_tile<Wide>(p, properties, stream);
     }
   }
-  if constexpr (Tiles::kWhole) {
-    return launch_keys_part<Tiles, kAllParts>(p, properties, stream);
+  if constexpr (kMadeAtOnce<kTerms, kDim>) {
+    return launch_keys_part<T, kTerms, kDim, kFeatures, kAllParts>(p, properties, stream);
   } else {
     if (p.dk.data != nullptr || p.dq_sums != nullptr) {
-      FK_RETURN_IF_ERROR((launch_keys_part<Tiles, kKeysAndQueries>(p, properties, stream)));
+      FK_RETURN_IF_ERROR(
+          (launch_keys_part<T, kTerms, kDim, kFeatures, kKeysAndQueries>(p, properties, stream)));
     }
     if (p.dv.data == nullptr) return {};
-    return launch_keys_part<Tiles, kValues>(p, properties, stream);
+    return launch_keys_part<T, kTerms, kDim, kFeatures, kValues>(p, properties, stream);
   }
 }
 
@@ -156,9 +264,8 @@ Status launch_backward_of(const Backward& p, BackwardPass pass, bool features,
                ? launch_keys<T, kTerms, kDim, true>(p, properties, stream)
                : launch_keys<T, kTerms, kDim, kAlwaysFeatures<kTerms, kDim>>(p, properties, stream);
   }
-  using Tiles = BackwardTiles<T, kTerms, kDim, true>;
-  using Large = typename Tiles::Queries;
-  using Small = typename Tiles::SmallQueries;
+  using Large = QueryTile<LargeQueries<T, kTerms, kDim>>;
+  using Small = QueryTile<SmallQueries<T, kTerms, kDim>>;
   const bool large = takes_large<Large, Small>(properties);
   if (pass == BackwardPass::kQueries) {
     return large ? launch_queries_tile<Large>(p, stream) : launch_queries_tile<Small>(p, stream);

@@ -47,19 +47,30 @@ struct QueryBlock : Block {
   }
 };
 
-// kRowWarps of 16 queries; kSplit of the warps have the same ones, and the same S and dP, but each
-// its own columns of dq. kOneTile: k takes the place of v once dp is there.
-template <class T_, int kTerms_, int kDim_, int kRowWarps_, int kKeys_, int kBlocks_, Use kUse_,
-          int kSplit_ = 1, bool kOneTile_ = false>
-struct QueryTile {
-  using T = T_;
-  static constexpr int kTerms = kTerms_, kDim = kDim_, kRowWarps = kRowWarps_, kKeys = kKeys_,
-                       kBlocks = kBlocks_, kSplit = kSplit_;
-  static constexpr Use kUse = kUse_;
-  static constexpr bool kOneTile = kOneTile_;
-  static constexpr int kThreads = kRowWarps * kSplit * 32, kRows = kRowWarps * 16;
-  static constexpr int kQueryBytes = kRows * kDim * 2, kKeyBytes = kKeys * kDim * 2;
-  static constexpr int kTileBytes = kTerms * (2 * kQueryBytes + (kOneTile ? 1 : 2) * kKeyBytes);
+// This is what every row of the table of tiles (backward_launch.cu) says, and what most rows leave
+// as it is here. A row adds how the work is cut:
+//   kRowWarps  warps side by side over queries, 16 each
+//   kKeys      keys that pass at a time
+//   kBlocks    blocks that share a multiprocessor
+template <class T_, int kTerms_, int kDim_, Use kUse_>
+struct QueryRow {
+  using T = T_;                           // the operands' type
+  static constexpr int kTerms = kTerms_;  // how many elements of it an operand is made of
+  static constexpr int kDim = kDim_;      // columns of all tensors
+  static constexpr Use kUse = kUse_;      // the GPUs on which the host chooses this tile
+  static constexpr int kSplit = 1;  // warps with the same queries, and the same S and dP, that each
+                                    // have their own columns of dq
+  static constexpr bool kOneTile = false;  // whether k takes the place of v once dp is there
+};
+
+// A tile is a row of the table with what follows from it.
+template <class Row>
+struct QueryTile : Row {
+  static constexpr int kThreads = Row::kRowWarps * Row::kSplit * 32, kRows = Row::kRowWarps * 16;
+  // Shared memory holds q, dout, a tile of keys and one of values, and a QueryBlock.
+  static constexpr int kQueryBytes = kRows * Row::kDim * 2, kKeyBytes = Row::kKeys * Row::kDim * 2;
+  static constexpr int kTileBytes =
+      Row::kTerms * (2 * kQueryBytes + (Row::kOneTile ? 1 : 2) * kKeyBytes);
   static constexpr int kSharedBytes = kTileBytes + sizeof(QueryBlock);
 };
 

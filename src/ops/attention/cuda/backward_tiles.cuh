@@ -19,44 +19,60 @@ struct KeysBlock : Block {
   GradientFactors factors;
 };
 
-// kPiece: queries that a warp multiplies at a time. kParts: all in one, or (where shared memory
-// does not hold it all at once) one by one. kStages 0: q takes the place of dout once dp is there.
-template <class T_, int kTerms_, int kDim_, int kKeyTiles_, int kKeyWarps_, int kSplit_,
-          int kQueries_, int kPiece_, int kStages_, int kBlocks_, int kParts_, bool kFeatures_,
-          Use kUse_>
-struct BackwardTile {
-  using T = T_;
-  static constexpr int kTerms = kTerms_, kDim = kDim_, kKeyTiles = kKeyTiles_,
-                       kKeyWarps = kKeyWarps_, kSplit = kSplit_, kQueries = kQueries_,
-                       kPiece = kPiece_, kStages = kStages_, kBlocks = kBlocks_;
-  static constexpr bool kWithValues = kParts_ & kValues, kWithKeys = kParts_ & kKeysAndQueries,
-                        kFeatures = kFeatures_;
-  static constexpr Use kUse = kUse_;
-  static constexpr int kWarps = kKeyWarps * kSplit;
+// This is what every row of the table of tiles (backward_launch.cu) says. A row adds how the work
+// is cut:
+//   kKeyTiles  tiles of 16 keys that a warp owns
+//   kKeyWarps  warps side by side over the keys
+//   kSplit     warps with the same keys, that share the queries of S and dP and the columns of dk,
+//   dv kQueries   queries of a step kPiece     of those that a warp has, how many it multiplies at
+//   a time kStages    steps whose queries are in shared memory; 0: q takes the place of dout once
+//   dp is there kBlocks    blocks that share a multiprocessor
+template <class T_, int kTerms_, int kDim_, bool kFeatures_, int kParts_, Use kUse_>
+struct BackwardRow {
+  using T = T_;                                  // the operands' type
+  static constexpr int kTerms = kTerms_;         // how many elements of it an operand is made of
+  static constexpr int kDim = kDim_;             // columns of all tensors
+  static constexpr bool kFeatures = kFeatures_;  // as ForwardRow::kFeatures
+  // Which gradients one launch makes: all, or dv apart where shared memory does not hold what all
+  // need.
+  static constexpr bool kWithValues = kParts_ & kValues, kWithKeys = kParts_ & kKeysAndQueries;
+  static constexpr Use kUse = kUse_;  // the GPUs on which the host chooses this tile
+};
+
+// A tile is a row of the table with what follows from it.
+template <class Row>
+struct BackwardTile : Row {
+  static constexpr int kWarps = Row::kKeyWarps * Row::kSplit;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kKeys = kKeyTiles * kKeyWarps * 16;
-  static constexpr int kKeyBytes = kKeys * kDim * 2, kQueryBytes = kQueries * kDim * 2;
-  static constexpr bool kInRegisters = kSplit == 1;  // P and dS, for dv and dk
-  static constexpr int kScoreTiles = (kWithKeys ? 1 : 0) + (kWithValues && !kInRegisters ? 1 : 0);
-  static constexpr int kScoreBytes = kKeys * kQueries * 2;
-  static constexpr bool kOneTile = kStages == 0;
-  static constexpr int kStatistics = kTerms * (kOneTile ? 1 : 2) * kQueryBytes;  // in a stage
-  static constexpr int kStageBytes = kStatistics + 2 * kQueries * 4;
+  static constexpr int kKeys = Row::kKeyTiles * Row::kKeyWarps * 16;
+  static constexpr bool kInRegisters = Row::kSplit == 1;  // P and dS, for dv and dk
+  // Shared memory holds the keys, the values if dk is wanted, P and dS, and stages of q and dout
+  // with two statistics of each query.
+  static constexpr int kKeyBytes = kKeys * Row::kDim * 2,
+                       kQueryBytes = Row::kQueries * Row::kDim * 2;
+  static constexpr int kScoreTiles =
+      (Row::kWithKeys ? 1 : 0) + (Row::kWithValues && !kInRegisters ? 1 : 0);
+  static constexpr int kScoreBytes = kKeys * Row::kQueries * 2;
+  static constexpr bool kOneTile = Row::kStages == 0;
+  static constexpr int kStatistics = Row::kTerms * (kOneTile ? 1 : 2) * kQueryBytes;  // in a stage
+  static constexpr int kStageBytes = kStatistics + 2 * Row::kQueries * 4;
   static constexpr int kSharedBytes =
-      kTerms * ((kWithKeys ? 2 : 1) * kKeyBytes + kScoreTiles * kScoreBytes) +
-      (kOneTile ? 1 : kStages) * kStageBytes + sizeof(KeysBlock);
-  static_assert(kTerms * (kWithKeys ? 2 : 1) * kKeyBytes >= kKeys * kDim * 4);  // dk, dv on leaving
+      Row::kTerms * ((Row::kWithKeys ? 2 : 1) * kKeyBytes + kScoreTiles * kScoreBytes) +
+      (kOneTile ? 1 : Row::kStages) * kStageBytes + sizeof(KeysBlock);
+  // dk and dv leave through the place of keys and values.
+  static_assert(Row::kTerms * (Row::kWithKeys ? 2 : 1) * kKeyBytes >= kKeys * Row::kDim * 4);
   // What a warp has of S and dP, and of dk and dv. Where there are more warps than pieces of 16
   // queries, some make the same S and dP: registers must hold dk and dv.
-  static constexpr int kWarpQueries = kQueries / kSplit < 16 ? 16 : kQueries / kSplit;
-  static constexpr int kWarpColumns = kDim / kSplit;
-  static_assert(kWarpQueries % kPiece == 0 && kPiece % 16 == 0);
-  // dq: warps side by side over rows, each with as square a piece as there is.
-  static constexpr int kRowTiles = kQueries >= 32 && kWarps > 1 ? 2 : 1;
+  static constexpr int kWarpQueries =
+      Row::kQueries / Row::kSplit < 16 ? 16 : Row::kQueries / Row::kSplit;
+  static constexpr int kWarpColumns = Row::kDim / Row::kSplit;
+  static_assert(kWarpQueries % Row::kPiece == 0 && Row::kPiece % 16 == 0);
+  // dq: warps stand side by side over rows, each with as square a piece as there is.
+  static constexpr int kRowTiles = Row::kQueries >= 32 && kWarps > 1 ? 2 : 1;
   static constexpr int kRowWarps =
-      kQueries / (16 * kRowTiles) < kWarps ? kQueries / (16 * kRowTiles) : kWarps;
+      Row::kQueries / (16 * kRowTiles) < kWarps ? Row::kQueries / (16 * kRowTiles) : kWarps;
   static constexpr int kColumnWarps = kWarps / kRowWarps;
-  static_assert(kRowWarps * kRowTiles * 16 == kQueries && kRowWarps * kColumnWarps == kWarps);
+  static_assert(kRowWarps * kRowTiles * 16 == Row::kQueries && kRowWarps * kColumnWarps == kWarps);
 };
 
 // Where operands are not scaled, as constants: registers are short.

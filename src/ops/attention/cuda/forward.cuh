@@ -35,22 +35,36 @@ struct ForwardBlock : Block {
   float operand_scale;
 };
 
-// kTerms: 16-bit terms an operand has. kFeatures: ScoreChange beyond a positive scale, and operands
-// that are not 16-byte aligned. kSplit: so many warps have the same queries, and the same p, but
-// each its own columns of out.
-template <class T_, int kTerms_, int kDim_, int kRowTiles_, int kWarps_, int kKeys_, int kBlocks_,
-          bool kQueriesInRegisters_, bool kFeatures_, Use kUse_, int kSplit_ = 1>
-struct ForwardTile {
-  using T = T_;
-  static constexpr int kTerms = kTerms_, kDim = kDim_, kRowTiles = kRowTiles_, kWarps = kWarps_,
-                       kKeys = kKeys_, kBlocks = kBlocks_, kSplit = kSplit_;
-  static constexpr bool kQueriesInRegisters = kQueriesInRegisters_, kFeatures = kFeatures_;
-  static constexpr Use kUse = kUse_;
-  static constexpr int kThreads = kWarps * 32;
-  static constexpr int kRowWarps = kWarps / kSplit, kRows = kRowTiles * kRowWarps * 16;
-  static constexpr int kWarpColumns = kDim / kSplit;
-  static constexpr int kQueryBytes = kRows * kDim * 2, kKeyBytes = kKeys * kDim * 2;
-  static constexpr int kTileBytes = kTerms * (kQueryBytes + 2 * kKeyBytes);
+// This is what every row of the table of tiles (forward_launch.cu) says, and what most rows leave
+// as it is here. A row adds how the work is cut:
+//   kRowTiles  tiles of 16 queries that a warp owns
+//   kWarps     warps of a block
+//   kKeys      keys that pass at a time
+//   kBlocks    blocks that share a multiprocessor
+template <class T_, int kTerms_, int kDim_, bool kFeatures_, Use kUse_>
+struct ForwardRow {
+  using T = T_;                           // the operands' type
+  static constexpr int kTerms = kTerms_;  // how many elements of it an operand is made of
+  static constexpr int kDim = kDim_;      // columns of q, k, v and out
+  static constexpr Use kUse = kUse_;      // the GPUs on which the host chooses this tile
+  static constexpr bool kFeatures =
+      kFeatures_;  // whether the kernel takes more than a positive scale
+                   // of scores, and operands not aligned to 16 bytes
+  static constexpr bool kQueriesInRegisters = false;  // whether a warp keeps its queries there
+  static constexpr int kSplit = 1;  // warps with the same queries, and the same p, that each have
+                                    // their own columns of out
+};
+
+// A tile is a row of the table with what follows from it.
+template <class Row>
+struct ForwardTile : Row {
+  static constexpr int kThreads = Row::kWarps * 32;
+  static constexpr int kRowWarps = Row::kWarps / Row::kSplit;
+  static constexpr int kRows = Row::kRowTiles * kRowWarps * 16;
+  static constexpr int kWarpColumns = Row::kDim / Row::kSplit;
+  // Shared memory holds the queries, a tile of keys and one of values, and a ForwardBlock.
+  static constexpr int kQueryBytes = kRows * Row::kDim * 2, kKeyBytes = Row::kKeys * Row::kDim * 2;
+  static constexpr int kTileBytes = Row::kTerms * (kQueryBytes + 2 * kKeyBytes);
   static constexpr int kSharedBytes = kTileBytes + sizeof(ForwardBlock);
 };
 
@@ -82,7 +96,7 @@ __device__ __forceinline__ RowEnd end_row(const Forward& p, int head, float high
                                           float factor) {
   float all = keys_sum;
   if (p.sinks.data != nullptr) {
-    const float sink = load_parameter(p.sinks.data, head * p.sinks.head, p.sinks_dtype) * kLog2e;
+    const float sink = load_as(p.sinks_dtype, p.sinks.data, head * p.sinks.head) * kLog2e;
     const float top = fmaxf(highest, sink);
     factor *= exp2_fast(highest - top);
     all = keys_sum * exp2_fast(highest - top) + exp2_fast(sink - top + kLift<Tile>);
@@ -394,7 +408,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     forward(const __grid_constant__ Forward p) {
-  // sm_90 runs what is compiled for sm_80 (FK_CUDA_COMMON in cmake/cuda.cmake).
+  // sm_90 runs what is compiled for sm_80 (LIKE_80 in build.cmake).
   static_assert(Tile::kUse != Use::kHopper);
   if constexpr (kCompiled<Tile>) forward_block<Tile>(p);
 }

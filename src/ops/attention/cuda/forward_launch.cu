@@ -13,54 +13,94 @@ Status launch_forward_tile(Forward p, const DeviceProperties& properties, cudaSt
                            tile_grid(p.problem, p.tiles, p.problem.heads), p, stream);
 }
 
-// Row tiles a warp, warps, keys, blocks a multiprocessor, queries in registers. Large tiles: two
-// row tiles a warp halve the reads of k and v from shared memory, which else take longer than the
-// products. Small tiles fit 64 KB and have features always: they serve all calls.
+// Large tiles are for sm_80 and later. Two row tiles a warp halve the reads of k and v from shared
+// memory, which else take longer than the products; where out has too many columns for that, a warp
+// has one. The kilobytes are those of shared memory that a block takes.
 template <class T, int kTerms, int kDim, bool kFeatures>
-struct ForwardTiles;
+struct LargeForward;
+
+// Small tiles fit the 64 KB of Turing. They serve all calls there, so they have features always.
+template <class T, int kTerms, int kDim>
+struct SmallForward;
 
 template <class T, bool kFeatures>
-struct ForwardTiles<T, 1, 64, kFeatures> {
-  using Large = ForwardTile<T, 1, 64, 2, 4, kFeatures ? 32 : 128, 2, false, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 1, 64, 1, 4, 64, 2, true, true, Use::kTuring>;
+struct LargeForward<T, 1, 64, kFeatures> : ForwardRow<T, 1, 64, kFeatures, Use::kLarge> {
+  // 48 KB. Changing scores takes registers, which then suffice for 32 keys.
+  static constexpr int kRowTiles = 2, kWarps = 4, kKeys = kFeatures ? 32 : 128, kBlocks = 2;
 };
-template <class T, bool kFeatures>
-struct ForwardTiles<T, 1, 128, kFeatures> {
-  using Large = ForwardTile<T, 1, 128, 2, 4, kFeatures ? 32 : 64, 2, false, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 1, 128, 1, 4, 64, 1, false, true, Use::kTuring>;
+template <class T>
+struct SmallForward<T, 1, 64> : ForwardRow<T, 1, 64, true, Use::kTuring> {
+  // 24 KB, of which two blocks fit; queries of 64 columns fit the registers besides.
+  static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 64, kBlocks = 2;
+  static constexpr bool kQueriesInRegisters = true;
 };
+
 template <class T, bool kFeatures>
-struct ForwardTiles<T, 1, 256, kFeatures> {
-  using Large = ForwardTile<T, 1, 256, 1, 4, 64, 2, false, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 1, 256, 1, 2, 32, 1, false, true, Use::kTuring>;
+struct LargeForward<T, 1, 128, kFeatures> : ForwardRow<T, 1, 128, kFeatures, Use::kLarge> {
+  // 64 KB. Sums of 128 columns leave registers for 64 keys, and for 32 where scores are changed.
+  static constexpr int kRowTiles = 2, kWarps = 4, kKeys = kFeatures ? 32 : 64, kBlocks = 2;
 };
-template <class T, bool kFeatures>
-struct ForwardTiles<T, 2, 64, kFeatures> {
-  using Large =
-      ForwardTile<T, 2, 64, 1, 4, 64, kFeatures ? 2 : 3, kFeatures, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 2, 64, 1, 4, 32, 1, false, true, Use::kTuring>;
+template <class T>
+struct SmallForward<T, 1, 128> : ForwardRow<T, 1, 128, true, Use::kTuring> {
+  // 48 KB, so one block.
+  static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 64, kBlocks = 1;
 };
+
 template <class T, bool kFeatures>
-struct ForwardTiles<T, 2, 128, kFeatures> {
-  using Large = ForwardTile<T, 2, 128, kFeatures ? 1 : 2, kFeatures ? 8 : 4, 32, kFeatures ? 1 : 2,
-                            false, kFeatures, Use::kLarge>;
-  using Small = ForwardTile<T, 2, 128, 1, 2, 32, 1, false, true, Use::kTuring>;
+struct LargeForward<T, 1, 256, kFeatures> : ForwardRow<T, 1, 256, kFeatures, Use::kLarge> {
+  // 96 KB. A row tile's sums alone take 128 registers a thread.
+  static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 64, kBlocks = 2;
 };
+template <class T>
+struct SmallForward<T, 1, 256> : ForwardRow<T, 1, 256, true, Use::kTuring> {
+  // 48 KB: rows are twice as long, so there are half as many queries and keys.
+  static constexpr int kRowTiles = 1, kWarps = 2, kKeys = 32, kBlocks = 1;
+};
+
 template <class T, bool kFeatures>
-struct ForwardTiles<T, 2, 256, kFeatures> {
-  using Large = ForwardTile<T, 2, 256, 1, 8, kFeatures ? 32 : 16, 1, false, kFeatures, Use::kLarge,
-                            kFeatures ? 2 : 1>;
-  using Small = ForwardTile<T, 2, 256, 1, 4, 16, 1, false, true, Use::kSmall, 4>;
+struct LargeForward<T, 2, 64, kFeatures> : ForwardRow<T, 2, 64, kFeatures, Use::kLarge> {
+  // 48 KB. Where scores are changed, a thread has the registers of two blocks rather than of three,
+  // and keeps its queries there.
+  static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 64, kBlocks = kFeatures ? 2 : 3;
+  static constexpr bool kQueriesInRegisters = kFeatures;
+};
+template <class T>
+struct SmallForward<T, 2, 64> : ForwardRow<T, 2, 64, true, Use::kTuring> {
+  // 32 KB.
+  static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 32, kBlocks = 1;
+};
+
+template <class T, bool kFeatures>
+struct LargeForward<T, 2, 128, kFeatures> : ForwardRow<T, 2, 128, kFeatures, Use::kLarge> {
+  // 96 KB for 128 queries. Where scores are changed, twice as many warps own one row tile each.
+  static constexpr int kRowTiles = kFeatures ? 1 : 2, kWarps = kFeatures ? 8 : 4, kKeys = 32;
+  static constexpr int kBlocks = kFeatures ? 1 : 2;
+};
+template <class T>
+struct SmallForward<T, 2, 128> : ForwardRow<T, 2, 128, true, Use::kTuring> {
+  // 48 KB.
+  static constexpr int kRowTiles = 1, kWarps = 2, kKeys = 32, kBlocks = 1;
+};
+
+template <class T>
+struct LargeForward<T, 2, 256, true> : ForwardRow<T, 2, 256, true, Use::kLarge> {
+  // 128 KB for 64 queries; two warps share a row tile, whose sums are too many for one.
+  static constexpr int kRowTiles = 1, kWarps = 8, kKeys = 32, kBlocks = 1, kSplit = 2;
+};
+template <class T>
+struct SmallForward<T, 2, 256> : ForwardRow<T, 2, 256, true, Use::kSmall> {
+  // 48 KB for 16 queries, which four warps share. sm_86 takes this tile too.
+  static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 16, kBlocks = 1, kSplit = 4;
 };
 
 template <class T, int kTerms, int kDim, bool kFeatures>
 Status launch_forward_of(const Forward& p, const DeviceProperties& properties,
                          cudaStream_t stream) {
-  using Tiles = ForwardTiles<T, kTerms, kDim, kFeatures || kAlwaysFeatures<kTerms, kDim>>;
-  if (takes_large<typename Tiles::Large, typename Tiles::Small>(properties)) {
-    return launch_forward_tile<typename Tiles::Large>(p, properties, stream);
-  }
-  return launch_forward_tile<typename Tiles::Small>(p, properties, stream);
+  constexpr bool kWithFeatures = kFeatures || kAlwaysFeatures<kTerms, kDim>;
+  using Large = ForwardTile<LargeForward<T, kTerms, kDim, kWithFeatures>>;
+  using Small = ForwardTile<SmallForward<T, kTerms, kDim>>;
+  return takes_large<Large, Small>(properties) ? launch_forward_tile<Large>(p, properties, stream)
+                                               : launch_forward_tile<Small>(p, properties, stream);
 }
 
 template <class T, int kTerms>

@@ -13,9 +13,4 @@ template <class T, int kTerms>
 Status launch_forward(const Forward& p, int dim, bool features, const DeviceProperties& properties,
                       cudaStream_t stream);
 
-// Launches Hopper's kernel (sm90/float32.cuh), which takes float32 as it is, aligned to 16 bytes,
-// of at most 128 columns, and scores that are only scaled.
-Status launch_forward_float_sm90(const Forward& p, int dim, const DeviceProperties& properties,
-                                 cudaStream_t stream);
-
 }  // namespace fk::cuda::attention

@@ -6,17 +6,7 @@
 
 namespace fk::cuda::attention {
 
-// Two floats as a register of a fragment.
-template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float x, float y) {
-  const float pair[2] = {x, y};
-  const Vec<T, 2> v = pack<T>(pair);
-  uint32_t word;
-  memcpy(&word, v.data, sizeof(word));
-  return word;
-}
-
-// ... and what it leaves over.
+// What pack_pair<__half>, which made `high` of them, leaves over of two floats.
 __device__ __forceinline__ uint32_t pack_rest(float x, float y, uint32_t high) {
   __half2 pair;
   memcpy(&pair, &high, sizeof(high));

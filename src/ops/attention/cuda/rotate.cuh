@@ -55,12 +55,11 @@ struct Rows {
     const bool second = rotation.interleaved ? c % 2 : c >= rotation.pairs;
     const int pair = rotation.interleaved ? c / 2 : second ? c - rotation.pairs : c;
     const int other = rotation.interleaved ? c ^ 1 : second ? pair : pair + rotation.pairs;
-    const float cosine = load_parameter(
-        rotation.cos, position * rotation.cos_strides[0] + pair * rotation.cos_strides[1],
-        rotation.cos_dtype);
-    const float sine = load_parameter(
-        rotation.sin, position * rotation.sin_strides[0] + pair * rotation.sin_strides[1],
-        rotation.sin_dtype);
+    const float cosine =
+        load_as(rotation.cos_dtype, rotation.cos,
+                position * rotation.cos_strides[0] + pair * rotation.cos_strides[1]);
+    const float sine = load_as(rotation.sin_dtype, rotation.sin,
+                               position * rotation.sin_strides[0] + pair * rotation.sin_strides[1]);
     return value(c) * cosine + (second ? direction : -direction) * value(other) * sine;
   }
   // The same for 8 columns from `first` on; 0 where there are none.

@@ -3,21 +3,11 @@
 #pragma once
 
 #include "cuda/math.cuh"
+#include "cuda/parameter.cuh"
 #include "ops/attention/cuda/products.cuh"
+#include "ops/attention/cuda/score_change.cuh"
 
 namespace fk::cuda::attention {
-
-// A parameter (slopes, sinks, bias) is float32 or of the activations' dtype.
-__device__ __forceinline__ float load_parameter(const void* data, int64_t at, DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return to_float(static_cast<const __half*>(data)[at]);
-    case DType::kBFloat16:
-      return to_float(static_cast<const __nv_bfloat16*>(data)[at]);
-    default:
-      return static_cast<const float*>(data)[at];
-  }
-}
 
 // What is done to q.k besides the scale.
 struct ScoreChange {
@@ -43,22 +33,15 @@ struct HeadScore {
     bias_at = place.b * c.bias.batch + place.head * c.bias.head;
     bias_row = c.bias.row;
     bias_column = c.bias.column;
-    slope =
-        c.slopes.data == nullptr
-            ? 0.f
-            : load_parameter(c.slopes.data, place.b * c.slopes.batch + place.head * c.slopes.head,
-                             c.slopes_dtype);
+    slope = c.slopes.data == nullptr
+                ? 0.f
+                : load_as(c.slopes_dtype, c.slopes.data,
+                          place.b * c.slopes.batch + place.head * c.slopes.head);
     scale = c.scale * operand_scale;
     softcap = c.softcap;
     offset = offset_;
   }
 };
-
-// tanh(x). kFast: to 1e-7 of 1, which is enough where results have 16 bits.
-template <bool kFast>
-__device__ __forceinline__ float tanh_of(float x) {
-  return kFast ? 1.f - __fdividef(2.f, exp2_fast(x * (2.f * kLog2e)) + 1.f) : tanhf(x);
-}
 
 // Products become scores, natural ones; the gradients `ds` of scores become those of products, if
 // they are wanted. Rows are queries from i0 and columns keys from j0 on, or the other way round,
@@ -85,11 +68,11 @@ __device__ __forceinline__ void change_scores(
   if (score.softcap == 0.f) {
     for_all([&](int m, int n, int e, int, int) { s[m][n][e] *= score.scale; });
   } else {
-    const float inner = score.scale / score.softcap;
+    const Softcap<kFast> softcap(score.scale, score.softcap, 1.f);
     [[maybe_unused]] const float squeeze = score.direct ? 0.f : 1.f;
     for_all([&](int m, int n, int e, int, int) {
-      const float squeezed = tanh_of<kFast>(s[m][n][e] * inner);
-      s[m][n][e] = squeezed * score.softcap;
+      const float squeezed = softcap.squeeze(s[m][n][e]);
+      s[m][n][e] = squeezed * softcap.outer;
       if constexpr (kGradients) ds[m][n][e] *= 1.f - squeeze * squeezed * squeezed;
     });
   }
@@ -116,7 +99,7 @@ __device__ __forceinline__ void change_scores(
   }
   if (score.slope != 0.f) {
     for_all([&](int m, int n, int e, int i, int j) {
-      s[m][n][e] -= score.slope * fabsf(static_cast<float>(i + score.offset - j));
+      s[m][n][e] -= alibi(score.slope, i + score.offset - j);
     });
   }
 }

@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "cuda/convert.cuh"
+#include "cuda/launch.h"
 #include "cuda/mma.cuh"
 #include "ops/attention/problem.h"
 
@@ -181,15 +182,6 @@ __device__ __forceinline__ BlockRows find_block_rows(const Problem& p, int tiles
 // Tiles of a batch entry, or of all packed sequences.
 inline int64_t tile_count(const Problem& p, int64_t length, int rows) {
   return p.packed ? length / rows + p.batch : (length + rows - 1) / rows;
-}
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// At least `blocks` blocks, counted along x, then y.
-inline dim3 grid_of(int64_t blocks) {
-  constexpr int64_t kMaxX = 1 << 30;
-  return dim3(static_cast<unsigned>(blocks < kMaxX ? blocks : kMaxX),
-              static_cast<unsigned>(ceil_div(blocks, kMaxX)));
 }
 
 inline dim3 tile_grid(const Problem& p, int64_t tiles, int64_t heads) {

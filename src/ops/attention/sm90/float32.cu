@@ -1,5 +1,6 @@
-#include "ops/attention/cuda/forward_launch.h"
-#include "ops/attention/cuda/plan.h"
+// Attention's forward of float32 on Hopper: which calls, and with which tiles. The kernel is in
+// sm90/float32.cuh.
+#include "ops/attention/cuda/forward_plan.h"
 #include "ops/attention/sm90/float32.cuh"
 
 namespace fk::cuda::attention {
@@ -23,12 +24,42 @@ Status launch_float(Forward p, const DeviceProperties& properties, cudaStream_t 
                                        parts);
 }
 
-}  // namespace
+// Operands as the kernel takes them: float32 as it is, and q and k rotated ahead.
+void keep_float32(ForwardPlan* plan) { plan->q.form = plan->k.form = plan->v.form = Form::kSame; }
 
-Status launch_forward_float_sm90(const Forward& p, int dim, const DeviceProperties& properties,
-                                 cudaStream_t stream) {
-  return dim == 64 ? launch_float<64>(p, properties, stream)
-                   : launch_float<128>(p, properties, stream);
+}  // namespace
+}  // namespace fk::cuda::attention
+
+namespace fk::cuda_sm90 {
+
+using cuda::attention::ForwardPlan;
+
+bool accepts_float32(const AttentionFwd& a) {
+  if (a.q.dtype != DType::kFloat32) return false;
+  const int code = cuda::device_properties(a.q.device_id).code;
+  if (code < 90) return false;
+  WorkspaceParts parts;
+  ForwardPlan plan(a, code, &parts);
+  const attention::Problem& problem = plan.problem;
+  if (cuda::attention::dim_of(problem) > 128) return false;
+  if (!cuda::attention::score_change_of(a, problem).plain) return false;
+  cuda::attention::keep_float32(&plan);
+  return plan.q.operand(problem).vectors && plan.k.operand(problem).vectors &&
+         plan.v.operand(problem).vectors;
 }
 
-}  // namespace fk::cuda::attention
+Status run_float32(const AttentionFwd& a, const Exec& exec) {
+  const cuda::DeviceProperties& properties = cuda::device_properties(a.q.device_id);
+  const cudaStream_t stream = cuda::stream_of(exec);
+  WorkspaceParts parts(exec.workspace());
+  ForwardPlan plan(a, properties.code, &parts);
+  if (plan.empty()) return {};
+  cuda::attention::keep_float32(&plan);
+  FK_RETURN_IF_ERROR(cuda::attention::prepare(plan.problem, {&plan.q, &plan.k, &plan.v}, stream));
+  const cuda::attention::Forward p = plan.arguments(a);
+  return cuda::attention::dim_of(plan.problem) == 64
+             ? cuda::attention::launch_float<64>(p, properties, stream)
+             : cuda::attention::launch_float<128>(p, properties, stream);
+}
+
+}  // namespace fk::cuda_sm90

@@ -9,11 +9,26 @@
 
 namespace fk::cuda_sm90 {
 
+// Tiles as measured.
+struct Float8Row64 {
+  // Small heads leave room for three warpgroups and four blocks at a time.
+  static constexpr int kWidth = 64, kKeys = 128, kWarpgroups = 3, kStages = 4;
+};
+struct Float8Row128 {
+  static constexpr int kWidth = 128, kKeys = 192, kWarpgroups = 2, kStages = 2;
+};
+struct Float8Row128Long : Float8Row128 {
+  // Long rows take larger blocks, with turns at exponentials.
+  static constexpr int kKeys = 224;
+};
+struct Float8Row256 {
+  // Shared memory holds two blocks of 96 keys beside the queries.
+  static constexpr int kWidth = 256, kKeys = 96, kWarpgroups = 2, kStages = 2;
+};
+
 namespace {
 
 using attention::Problem;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Blocks of packed values: of a sequence, and in all.
 int64_t blocks_per_sequence(const Problem& p, int keys) { return ceil_div(p.k_len, keys); }
@@ -40,32 +55,7 @@ Status launch_float8(const AttentionFwd& a, const Exec& exec) {
   FK_RETURN_IF_ERROR(make_map(&f.q, a.q, 64));
   FK_RETURN_IF_ERROR(make_map(&f.k, a.k, Tile::kKeys));
   if (a.out) FK_RETURN_IF_ERROR(make_map(&f.out, a.out, 64));
-  f.batch = static_cast<int>(p.batch);
-  f.heads = static_cast<int>(p.heads);
-  f.group = static_cast<int>(p.group());
-  f.q_len = static_cast<int>(p.q_len);
-  f.k_len = static_cast<int>(p.k_len);
-  f.packed = p.packed;
-  f.cu_q = p.cu_q;
-  f.cu_k = p.cu_k;
-  f.cu_q_stride = static_cast<int>(p.cu_q_stride);
-  f.cu_k_stride = static_cast<int>(p.cu_k_stride);
-  f.out_view = attention::view(a.out);
-  f.lse = attention::row_view(a.lse);
-  if (a.sinks) {
-    f.sinks = a.sinks.data;
-    f.sink_stride = a.sinks.stride(0);
-    f.sink_type = a.sinks.dtype;
-  }
-  f.scale = static_cast<float>(p.scale);
-  f.value_pieces = static_cast<int>(p.value_dim / 8);
-  f.left = limit(p.mask.left);
-  f.right = limit(p.mask.right);
-  f.query_tiles = static_cast<int>(ceil_div(p.q_len, Tile::kQueries));
-  f.tiles = f.heads * (p.packed ? f.query_tiles + f.batch : f.query_tiles * f.batch);
-  f.last_first = p.packed || !p.mask.unlimited();
-  // Where lengths differ, three tiles for every multiprocessor are enough for all to end at once.
-  f.end_tiles = p.mask.unlimited() ? 0 : 3 * device.multiprocessors;
+  describe_call(a, p, Tile::kQueries, device.multiprocessors, &f);
   if (f.last_first && f.tiles > device.multiprocessors) f.next_tile = exec.workspace<int>();
   arguments.values = exec.workspace<char>() + kValuesOffset;
   arguments.blocks_per_sequence = static_cast<int>(blocks_per_sequence(p, Tile::kKeys));
@@ -98,18 +88,17 @@ Status launch_float8(const AttentionFwd& a, const Exec& exec) {
 template <class Use>
 auto with_tile(const Problem& p, const Use& use) {
   const int64_t width = std::max(p.head_dim, p.value_dim);
-  if (width <= 64) return use(Float8Tile<64, 128, 3, 4>());
+  if (width <= 64) return use(Float8Tile<Float8Row64>());
   if (width <= 128) {
     const int64_t keys = p.packed ? p.k_len / std::max<int64_t>(p.batch, 1) : p.k_len;
-    if (keys >= 4096) return use(Float8Tile<128, 224, 2>());
-    return use(Float8Tile<128, 192, 2>());
+    return keys >= 4096 ? use(Float8Tile<Float8Row128Long>()) : use(Float8Tile<Float8Row128>());
   }
-  return use(Float8Tile<256, 96, 2>());
+  return use(Float8Tile<Float8Row256>());
 }
 
 }  // namespace
 
-bool accepts_float8(const AttentionFwd& a) {
+bool takes_float8(const AttentionFwd& a) {
   if (a.q.dtype != DType::kFloat8E4M3) return false;
   if (cuda::device_properties(a.q.device_id).code < 90) return false;
   if (a.bias || a.softcap > 0 || a.alibi_slopes || a.rotary_cos) return false;
@@ -127,15 +116,10 @@ bool accepts_float8(const AttentionFwd& a) {
 
 size_t float8_workspace(const AttentionFwd& a) {
   const Problem p = attention::problem_of(a);
-  const size_t own = with_tile(p, [&](auto tile) { return workspace_of<decltype(tile)>(p); });
-  // Also what the portable kernel needs, which takes calls with addresses the copy engine cannot.
-  return std::max(own, cuda::workspace(a));
+  return with_tile(p, [&](auto tile) { return workspace_of<decltype(tile)>(p); });
 }
 
 Status run_float8(const AttentionFwd& a, const Exec& exec) {
-  if (!aligned(a)) {
-    return cuda::run(a, exec);
-  }
   return with_tile(attention::problem_of(a),
                    [&](auto tile) { return launch_float8<decltype(tile)>(a, exec); });
 }

@@ -52,11 +52,9 @@ struct Float8Consumer {
   __device__ __forceinline__ char* queries(int round) const {
     return shared + round % 2 * Tile::kTileBytes + warpgroup * Tile::kQueryBytes;
   }
-  static __device__ __forceinline__ int stage_of(int i) {
-    return static_cast<unsigned>(i) % Tile::kStages;
-  }
+  static __device__ __forceinline__ int stage_of(int i) { return cuda::stage_of<Tile::kStages>(i); }
   __device__ __forceinline__ void wait(uint64_t* full, int i) const {
-    cuda::barrier_wait(full + stage_of(i), (static_cast<unsigned>(i) / Tile::kStages) & 1);
+    cuda::barrier_wait(full + stage_of(i), cuda::phase_of<Tile::kStages>(i));
   }
   __device__ __forceinline__ void release(uint64_t* empty, int i) const {
     if (lane == 0) cuda::barrier_arrive(empty + stage_of(i));

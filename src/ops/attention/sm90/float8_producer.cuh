@@ -4,6 +4,7 @@
 
 #include "cuda/async_copy.cuh"
 #include "cuda/math.cuh"
+#include "cuda/pipeline.cuh"
 #include "ops/attention/sm90/float8_softmax.cuh"
 #include "ops/attention/sm90/schedule.cuh"
 
@@ -32,40 +33,44 @@ struct Float8Barriers {
   uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
 };
 
-template <int kWidth_, int kKeys_, int kWarpgroups_, int kStages_ = 2>
-struct Float8Tile {
-  static constexpr int kWidth = kWidth_;            // head size, rounded up
-  static constexpr int kKeys = kKeys_;              // of a block
-  static constexpr int kWarpgroups = kWarpgroups_;  // that multiply
-  static constexpr int kStages = kStages_;
-  static constexpr int kQueries = 64 * kWarpgroups;
+// How a head size is cut. A row of the table of tiles (float8.cu) says:
+//   kWidth       the head size, rounded up
+//   kKeys        keys of a block
+//   kWarpgroups  warpgroups that multiply, 64 queries each
+//   kStages      blocks of keys, and of values, in shared memory
+// and this what follows from it, and the map of shared memory.
+template <class Row>
+struct Float8Tile : Row {
+  static constexpr int kQueries = 64 * Row::kWarpgroups;
   // Whether probabilities are rounded when the product before is done, not one by one beside the
   // exponentials, where they wait for its registers. As measured.
-  static constexpr bool kRoundLate = kWidth == 128;
+  static constexpr bool kRoundLate = Row::kWidth == 128;
   // Whether the warpgroups take turns at exponentials, not at the issue of products: for long rows,
   // as measured.
-  static constexpr bool kTurnsAtExponentials = kKeys == 224;
-  static constexpr int kThreads = 128 * (kWarpgroups + 1);
-  // Together no more than the block starts with.
+  static constexpr bool kTurnsAtExponentials = Row::kKeys == 224;
+  static constexpr int kThreads = 128 * (Row::kWarpgroups + 1);
+  // Registers of a thread that loads and of one that multiplies: together no more than the block
+  // starts with.
   static constexpr int kProducerRegisters = 40;
-  static constexpr int kRegisters = kWarpgroups == 2 ? 232 : 152;
-  // Shared memory. Rows of q and k take 128 bytes, or several columns of these; what of them
-  // is behind the head size is 0.
-  static constexpr int kColumns = (kWidth + 127) / 128;
-  static constexpr int kKeyColumnBytes = kKeys * 128;
+  static constexpr int kRegisters = Row::kWarpgroups == 2 ? 232 : 152;
+  // Shared memory holds two tiles of queries, a place of each warpgroup's output, blocks of keys,
+  // blocks of values, the barriers and two Float8Heads. Rows of q and k take 128 bytes, or several
+  // columns of these; what of them is behind the head size is 0.
+  static constexpr int kColumns = (Row::kWidth + 127) / 128;
+  static constexpr int kKeyColumnBytes = Row::kKeys * 128;
   static constexpr int kKBytes = kColumns * kKeyColumnBytes;
-  static constexpr int kVBytes = kKeys * kWidth;
+  static constexpr int kVBytes = Row::kKeys * Row::kWidth;
   static constexpr int kQueryColumnBytes = 64 * 128;  // of one warpgroup
   static constexpr int kQueryBytes = kColumns * kQueryColumnBytes;
-  static constexpr int kTileBytes = kWarpgroups * kQueryBytes;
-  static constexpr int kOutBytes = 64 * kWidth * 2;
+  static constexpr int kTileBytes = Row::kWarpgroups * kQueryBytes;
+  static constexpr int kOutBytes = 64 * Row::kWidth * 2;
   static constexpr int kOutOffset = 2 * kTileBytes;
-  static constexpr int kKOffset = kOutOffset + kWarpgroups * kOutBytes;
-  static constexpr int kVOffset = kKOffset + kStages * kKBytes;
-  static constexpr int kEnd = kVOffset + kStages * kVBytes;
+  static constexpr int kKOffset = kOutOffset + Row::kWarpgroups * kOutBytes;
+  static constexpr int kVOffset = kKOffset + Row::kStages * kKBytes;
+  static constexpr int kEnd = kVOffset + Row::kStages * kVBytes;
   static constexpr int kSharedBytes = kEnd + 512;
   static_assert(sizeof(Float8Barriers) + 2 * sizeof(Float8Head) <= 512);
-  static_assert(kKeys % 32 == 0 && kWidth % 32 == 0 && kSharedBytes <= 227 * 1024);
+  static_assert(Row::kKeys % 32 == 0 && Row::kWidth % 32 == 0 && kSharedBytes <= 227 * 1024);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
@@ -93,8 +98,8 @@ struct Float8Producer {
     const int first =
         f.packed ? tile.k_begin / Tile::kKeys + tile.batch : tile.batch * a.blocks_per_sequence;
     for (int n = tile.first_block; n < tile.end_block; ++n, ++block) {
-      const int s = static_cast<unsigned>(block) % Tile::kStages;
-      const uint32_t parity = ((static_cast<unsigned>(block) / Tile::kStages) & 1) ^ 1;
+      const int s = cuda::stage_of<Tile::kStages>(block);
+      const uint32_t parity = cuda::phase_of<Tile::kStages>(block) ^ 1;
       cuda::barrier_wait(&barriers->k_empty[s], parity);
       cuda::barrier_arrive_expect(&barriers->k_full[s], Tile::kKBytes);
 #pragma unroll

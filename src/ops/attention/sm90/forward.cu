@@ -11,6 +11,48 @@
 
 namespace fk::cuda_sm90 {
 
+// The tiles are as measured: 128 keys at a time, or 80 where registers and shared memory reach no
+// further. Smaller heads and values are padded with zeros, which the copy engine makes.
+template <class T>
+struct Row64 : ForwardRow<T, 64> {
+  // Three warpgroups hide more of the exponentials. Four places of each fit beside them.
+  static constexpr int kKeys = 128, kWarpgroups = 3, kKeyStages = 4, kValueStages = 4;
+};
+template <class T>
+struct Row64Few : Row64<T> {
+  // Calls with few tiles are done sooner by two warpgroups (see few_tiles).
+  static constexpr int kWarpgroups = 2;
+};
+template <class T>
+struct Row64Changed : ForwardRow<T, 64> {
+  // Three warpgroups have not the registers to change scores.
+  static constexpr int kKeys = 128, kWarpgroups = 2;
+  static constexpr bool kScoreChange = true;
+};
+template <class T, int kWidth>
+struct Row128 : ForwardRow<T, kWidth> {
+  // Values wait half a step longer than keys, and get the third place that shared memory has left.
+  static constexpr int kKeys = 128, kWarpgroups = 2, kValueStages = 3;
+};
+template <class T>
+struct Row128Changed : Row128<T, 128> {
+  static constexpr bool kScoreChange = true;
+};
+template <class T>
+struct Row192Narrow : ForwardRow<T, 192, 128> {
+  // Where values are narrower, two tiles of queries fit beside blocks of 96 keys.
+  static constexpr int kKeys = 96, kWarpgroups = 2;
+};
+template <class T, int kWidth>
+struct Row256 : ForwardRow<T, kWidth> {
+  // Registers hold 80 scores a row beside the sums.
+  static constexpr int kKeys = 80, kWarpgroups = 2;
+};
+template <class T>
+struct Row256Changed : Row256<T, 256> {
+  static constexpr bool kScoreChange = true;
+};
+
 namespace {
 
 using attention::Mask;
@@ -27,9 +69,6 @@ struct Scratch {
   }
 };
 
-// Whether some queries see fewer keys than others.
-bool unequal_tiles(const Problem& p) { return p.packed || !p.mask.unlimited(); }
-
 template <class Tile>
 Status launch(const AttentionFwd& a, const Exec& exec) {
   const Problem p = attention::problem_of(a);
@@ -40,36 +79,11 @@ Status launch(const AttentionFwd& a, const Exec& exec) {
   FK_RETURN_IF_ERROR(make_map(&f.k, a.k, Tile::kKeys));
   FK_RETURN_IF_ERROR(make_map(&f.v, a.v, Tile::kKeys));
   if (a.out) FK_RETURN_IF_ERROR(make_map(&f.out, a.out, 64));
-  f.batch = static_cast<int>(p.batch);
-  f.heads = static_cast<int>(p.heads);
-  f.group = static_cast<int>(p.group());
-  f.q_len = static_cast<int>(p.q_len);
-  f.k_len = static_cast<int>(p.k_len);
-  f.packed = p.packed;
-  f.cu_q = p.cu_q;
-  f.cu_k = p.cu_k;
-  f.cu_q_stride = static_cast<int>(p.cu_q_stride);
-  f.cu_k_stride = static_cast<int>(p.cu_k_stride);
-  f.out_view = attention::view(a.out);
-  f.lse = attention::row_view(a.lse);
+  describe_call(a, p, Tile::kQueries, device.multiprocessors, &f);
   f.slopes = attention::slope_view(a.alibi_slopes);
   f.slope_type = a.alibi_slopes.dtype;
-  if (a.sinks) {
-    f.sinks = a.sinks.data;
-    f.sink_stride = a.sinks.stride(0);
-    f.sink_type = a.sinks.dtype;
-  }
-  f.scale = static_cast<float>(p.scale);
   f.softcap = static_cast<float>(p.softcap);
   f.slack = Tile::kScoreChange ? 8.f : 8.f / (f.scale * cuda::kLog2E);
-  f.value_pieces = static_cast<int>(p.value_dim / 8);
-  f.left = limit(p.mask.left);
-  f.right = limit(p.mask.right);
-  f.query_tiles = (f.q_len + Tile::kQueries - 1) / Tile::kQueries;
-  f.tiles = f.heads * (p.packed ? f.query_tiles + f.batch : f.query_tiles * f.batch);
-  f.last_first = unequal_tiles(p);
-  // Where lengths differ, three tiles for every multiprocessor are enough for all to end at once.
-  f.end_tiles = p.mask.unlimited() ? 0 : 3 * device.multiprocessors;
   if (f.last_first && f.tiles > device.multiprocessors) {
     f.next_tile = exec.workspace<int>();
     FK_RETURN_IF_ERROR(
@@ -94,45 +108,42 @@ bool few_tiles(const Problem& p, int multiprocessors) {
   return 1.25 * 128 * rounds(128) < 192 * rounds(192);
 }
 
-// Tiles as measured: 128 keys at a time, or 80 where registers and shared memory reach no further;
-// 96 where values are narrower, for two tiles of queries to fit. Smaller heads and values are
-// padded with zeros, which the copy engine makes.
-template <class T, bool kScoreChange>
-Status run_as(const AttentionFwd& a, const Exec& exec) {
+template <class T>
+Status run_changed(const AttentionFwd& a, const Exec& exec, int64_t width) {
+  if (width <= 64) return launch<ForwardTile<Row64Changed<T>>>(a, exec);
+  if (width <= 128) return launch<ForwardTile<Row128Changed<T>>>(a, exec);
+  return launch<ForwardTile<Row256Changed<T>>>(a, exec);
+}
+
+template <class T>
+Status run_scaled(const AttentionFwd& a, const Exec& exec, int64_t width) {
   const Problem p = attention::problem_of(a);
-  const int64_t width = std::max(p.head_dim, p.value_dim);
   if (width <= 64) {
-    // Three warpgroups hide more, but have not the registers to change scores.
-    if constexpr (kScoreChange) return launch<ForwardTile<T, 64, 128, 2, true>>(a, exec);
-    if (few_tiles(p, cuda::device_properties(a.q.device_id).multiprocessors)) {
-      return launch<ForwardTile<T, 64, 128, 2, false, 4, 4>>(a, exec);
-    }
-    return launch<ForwardTile<T, 64, 128, 3, false, 4, 4>>(a, exec);
+    return few_tiles(p, cuda::device_properties(a.q.device_id).multiprocessors)
+               ? launch<ForwardTile<Row64Few<T>>>(a, exec)
+               : launch<ForwardTile<Row64<T>>>(a, exec);
   }
-  if constexpr (kScoreChange) {
-    if (width <= 128) return launch<ForwardTile<T, 128, 128, 2, true, 2, 3>>(a, exec);
-    return launch<ForwardTile<T, 256, 80, 2, true>>(a, exec);
-  } else {
-    if (width <= 96) return launch<ForwardTile<T, 96, 128, 2, false, 2, 3>>(a, exec);
-    if (width <= 128) return launch<ForwardTile<T, 128, 128, 2, false, 2, 3>>(a, exec);
-    if (width <= 192 && p.value_dim <= 128) {
-      return launch<ForwardTile<T, 192, 96, 2, false, 2, 2, 128>>(a, exec);
-    }
-    if (width <= 192) return launch<ForwardTile<T, 192, 80, 2, false>>(a, exec);
-    return launch<ForwardTile<T, 256, 80, 2, false>>(a, exec);
-  }
+  if (width <= 96) return launch<ForwardTile<Row128<T, 96>>>(a, exec);
+  if (width <= 128) return launch<ForwardTile<Row128<T, 128>>>(a, exec);
+  if (width > 192) return launch<ForwardTile<Row256<T, 256>>>(a, exec);
+  return p.value_dim <= 128 ? launch<ForwardTile<Row192Narrow<T>>>(a, exec)
+                            : launch<ForwardTile<Row256<T, 192>>>(a, exec);
 }
 
 bool changes_scores(const AttentionFwd& a) { return a.softcap > 0 || a.alibi_slopes; }
 
 template <class T>
 Status run_type(const AttentionFwd& a, const Exec& exec) {
-  return changes_scores(a) ? run_as<T, true>(a, exec) : run_as<T, false>(a, exec);
+  const Problem p = attention::problem_of(a);
+  const int64_t width = std::max(p.head_dim, p.value_dim);
+  return changes_scores(a) ? run_changed<T>(a, exec, width) : run_scaled<T>(a, exec, width);
 }
 
 }  // namespace
 
-bool accepts(const AttentionFwd& a) {
+bool aligned(const AttentionFwd& a) { return all_aligned({&a.q, &a.k, &a.v, &a.out}); }
+
+bool takes(const AttentionFwd& a) {
   if (a.q.dtype != DType::kFloat16 && a.q.dtype != DType::kBFloat16) return false;
   if (cuda::device_properties(a.q.device_id).code < 90) return false;
   if (a.bias) return false;
@@ -150,15 +161,9 @@ bool accepts(const AttentionFwd& a) {
   return copy_engine_takes(a);
 }
 
-size_t workspace(const AttentionFwd& a) {
-  // Also what the portable kernel needs, which takes calls with addresses the copy engine cannot.
-  return std::max(Scratch(a).bytes, cuda::workspace(a));
-}
+size_t workspace(const AttentionFwd& a) { return Scratch(a).bytes; }
 
 Status run(const AttentionFwd& a, const Exec& exec) {
-  if (!aligned(a)) {
-    return cuda::run(a, exec);
-  }
   AttentionFwd rotated = a;
   if (a.rotary_cos) {
     const Problem p = attention::problem_of(a);

@@ -4,13 +4,13 @@
 // clock and multiprocessor against 4096 FLOPs, the exponentials take as long as the multiplications
 // at D = 64 and half as long at D = 128, so both must run at once.
 //
-// A block has a warpgroup that feeds shared memory by the copy engine (sm90/forward_tiles.cuh)
-// and two or three that each own 64 queries. Keys and values come in blocks of kKeys, two to four
-// of each in shared memory. A warpgroup issues the scores of the next block, then the product of
-// the present probabilities with their values, and does the softmax of the next block while the
-// latter runs. The warpgroups take turns in issuing (named barriers), so that one multiplies while
-// another does its softmax. Scores, probabilities and output stay in registers: the accumulators of
-// the first product, rounded, are the left operand of the second.
+// A block has a warpgroup that feeds shared memory by the copy engine and two or three that each
+// own 64 queries. Keys and values come in blocks of kKeys, two to four of each in shared memory. A
+// warpgroup issues the scores of the next block, then the product of the present probabilities with
+// their values, and does the softmax of the next block while the latter runs. The warpgroups take
+// turns in issuing (named barriers), so that one multiplies while another does its softmax. Scores,
+// probabilities and output stay in registers: the accumulators of the first product, rounded, are
+// the left operand of the second.
 //
 // Blocks are persistent: they take tiles of queries from a list (sm90/schedule.cuh). Queries
 // are in shared memory twice where they fit; a tile's output leaves through the place of its
@@ -22,15 +22,242 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/parameter.cuh"
+#include "cuda/pipeline.cuh"
+#include "cuda/tma.cuh"
 #include "cuda/wgmma.cuh"
-#include "ops/attention/sm90/forward_tiles.cuh"
+#include "ops/attention/cuda/score_change.cuh"
+#include "ops/attention/sm90/schedule.cuh"
 #include "ops/attention/sm90/softmax.cuh"
 
 namespace fk::cuda_sm90 {
 
+using cuda::phase_of;
+using cuda::stage_of;
+
+// This is what every row of the table of tiles (forward.cu) says, and what most rows leave as it is
+// here. A row adds how the work is cut:
+//   kKeys          keys of a block
+//   kWarpgroups    warpgroups that multiply, 64 queries each
+//   kKeyStages     blocks of keys in shared memory
+//   kValueStages   blocks of values there; they are free again half a step later than those of keys
+template <class T_, int kWidth_, int kValueWidth_ = kWidth_>
+struct ForwardRow {
+  using T = T_;
+  // The head size, and that of the values, rounded up to what is multiplied.
+  static constexpr int kWidth = kWidth_, kValueWidth = kValueWidth_;
+  static constexpr int kKeyStages = 2, kValueStages = 2;
+  static constexpr bool kScoreChange = false;  // whether there may be softcap or ALiBi
+};
+
+// A tile is a row of the table with what follows from it, and the map of shared memory.
+template <class Row>
+struct ForwardTile : Row {
+  static constexpr int kQueries = 64 * Row::kWarpgroups;
+  // Whether the last block may be cut in half. Elsewhere the compiler runs out of registers and
+  // makes every multiplication wait for the one before.
+  static constexpr bool kHalfBlocks = Row::kWidth == 128 && Row::kKeys == 128 && !Row::kScoreChange;
+  static constexpr int kThreads = 128 * (Row::kWarpgroups + 1);
+  // Registers of a thread that loads and of one that multiplies: together what the block starts
+  // with.
+  static constexpr int kProducerRegisters = Row::kWarpgroups == 2 ? 24 : 32;
+  static constexpr int kRegisters = Row::kWarpgroups == 2 ? 240 : 160;
+
+  // Shared memory holds tiles of queries, blocks of keys, blocks of values, the barriers, and what
+  // is known of coming tiles. Rows are cut into columns of 64 elements (128 bytes, the swizzle's
+  // row).
+  static constexpr int kColumns = (Row::kWidth + 63) / 64;
+  static constexpr int kValueColumns = (Row::kValueWidth + 63) / 64;
+  static constexpr int kKeyColumnBytes = Row::kKeys * 128;
+  static constexpr int kKeyBytes = kColumns * kKeyColumnBytes;
+  static constexpr int kValueBytes = kValueColumns * kKeyColumnBytes;
+  static constexpr int kStageBytes = Row::kKeyStages * kKeyBytes + Row::kValueStages * kValueBytes;
+  static constexpr int kQueryColumnBytes = 64 * 128;  // of one warpgroup
+  static constexpr int kQueryBytes = kColumns * kQueryColumnBytes;
+  static constexpr int kTileBytes = Row::kWarpgroups * kQueryBytes;
+  static constexpr int kQueryStages = 2 * kTileBytes + kStageBytes <= 226 * 1024 ? 2 : 1;
+  static constexpr int kKOffset = kQueryStages * kTileBytes;
+  static constexpr int kVOffset = kKOffset + Row::kKeyStages * kKeyBytes;
+  static constexpr int kBarrierOffset = kKOffset + kStageBytes;
+  static constexpr int kPlaceOffset = kBarrierOffset + 384;
+  static constexpr int kSharedBytes = kBarrierOffset + 1024;
+  static_assert(Row::kKeys % 16 == 0 && Row::kWidth % 16 == 0 && kSharedBytes <= 227 * 1024);
+  // The output leaves through the place of its queries.
+  static_assert(Row::kValueWidth % 16 == 0 && Row::kValueWidth <= Row::kWidth);
+};
+
+constexpr int kTilePlaces = 4;  // tiles that are known at a time
+
+// Each place in shared memory has a pair of barriers: `full` is complete when what was loaded is
+// there, `empty` when all have read it. `next_due` says when the next tile is to be found.
+struct ForwardBarriers {
+  uint64_t tile_full[kTilePlaces], tile_empty[kTilePlaces], next_due;
+  uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
+};
+
+// The warps of a block do the following; the definitions are below the kernel.
+template <class Tile>
+__device__ __forceinline__ void find_tiles(const ForwardArguments& a, ForwardBarriers* barriers,
+                                           TileOfQueries* tiles);
+template <class Tile>
+__device__ __forceinline__ void load_queries(const ForwardArguments& a, char* shared,
+                                             ForwardBarriers* barriers, const TileOfQueries* tiles);
+template <class Tile, int kStages, bool kKeys>
+__device__ __forceinline__ void load_blocks(const ForwardArguments& a, const CUtensorMap* map,
+                                            char* to, uint64_t* full, uint64_t* empty,
+                                            ForwardBarriers* barriers, const TileOfQueries* tiles);
+template <class Tile>
+struct Consumer;
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    attention_forward(const __grid_constant__ ForwardArguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) char shared[];
+  auto* barriers = reinterpret_cast<ForwardBarriers*>(shared + Tile::kBarrierOffset);
+  auto* tiles = reinterpret_cast<TileOfQueries*>(shared + Tile::kPlaceOffset);
+  static_assert(sizeof(ForwardBarriers) <= Tile::kPlaceOffset - Tile::kBarrierOffset);
+  static_assert(kTilePlaces * sizeof(TileOfQueries) <= Tile::kSharedBytes - Tile::kPlaceOffset);
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = 4 * Tile::kWarpgroups;
+    for (int i = 0; i < kTilePlaces; ++i) {
+      cuda::barrier_init_for_warps(&barriers->tile_full[i], 1);
+      cuda::barrier_init(&barriers->tile_empty[i], Tile::kWarpgroups + 3);
+    }
+    cuda::barrier_init(&barriers->next_due, 1);
+    for (int i = 0; i < Tile::kQueryStages; ++i) {
+      cuda::barrier_init(&barriers->q_full[i], 1);
+      cuda::barrier_init(&barriers->q_empty[i], Tile::kWarpgroups);
+    }
+    for (int i = 0; i < Tile::kKeyStages; ++i) {
+      cuda::barrier_init(&barriers->k_full[i], 1);
+      cuda::barrier_init(&barriers->k_empty[i], kWarps);
+    }
+    for (int i = 0; i < Tile::kValueStages; ++i) {
+      cuda::barrier_init(&barriers->v_full[i], 1);
+      cuda::barrier_init(&barriers->v_empty[i], kWarps);
+    }
+    cuda::fence_barrier_init();
+    cuda::prefetch_tensor_map(&a.q);
+    cuda::prefetch_tensor_map(&a.k);
+    cuda::prefetch_tensor_map(&a.v);
+    cuda::prefetch_tensor_map(&a.out);
+  }
+  __syncthreads();
+  cuda::wait_for_earlier_kernels();
+  // By a shuffle, for the compiler to see that it is the same in all threads of a warp.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    cuda::give_registers<Tile::kProducerRegisters>();
+    if (threadIdx.x < 32) find_tiles<Tile>(a, barriers, tiles);
+    if (threadIdx.x == 32) load_queries<Tile>(a, shared, barriers, tiles);
+    if (threadIdx.x == 64) {
+      load_blocks<Tile, Tile::kKeyStages, true>(a, &a.k, shared + Tile::kKOffset, barriers->k_full,
+                                                barriers->k_empty, barriers, tiles);
+    }
+    if (threadIdx.x == 96) {
+      load_blocks<Tile, Tile::kValueStages, false>(
+          a, &a.v, shared + Tile::kVOffset, barriers->v_full, barriers->v_empty, barriers, tiles);
+    }
+  } else {
+    cuda::take_registers<Tile::kRegisters>();
+    Consumer<Tile>{a, shared, barriers, tiles, warpgroup - 1}.run();
+  }
+#endif
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// One warpgroup, which owns 64 queries of every tile.
+// The warp that finds the tiles: the next one when the last loads of the one before are due.
+template <class Tile>
+__device__ __forceinline__ void find_tiles(const ForwardArguments& a, ForwardBarriers* barriers,
+                                           TileOfQueries* tiles) {
+  PackedCursor cursor;
+  int index = blockIdx.x;
+  for (int round = 0;; ++round) {
+    const int place = stage_of<kTilePlaces>(round);
+    cuda::barrier_wait(&barriers->tile_empty[place], phase_of<kTilePlaces>(round) ^ 1);
+    find_tile<Tile>(a, index, cursor, &tiles[place]);
+    __syncwarp();
+    index += gridDim.x;
+    if (threadIdx.x == 0 || cuda::kEveryLaneArrives) {
+      cuda::barrier_arrive(&barriers->tile_full[place]);
+      if (threadIdx.x == 0 && a.next_tile != nullptr && tiles[place].batch >= 0) {
+        cuda::barrier_wait(&barriers->next_due, round & 1);
+        index = atomicAdd(a.next_tile, 1) + static_cast<int>(gridDim.x);
+      }
+    }
+    if (tiles[place].batch < 0) return;
+    index = __shfl_sync(0xffffffff, index, 0);
+  }
+}
+
+// The next tile, for a thread that loads.
+__device__ __forceinline__ const TileOfQueries& wait_for_tile(ForwardBarriers* barriers,
+                                                              const TileOfQueries* tiles,
+                                                              int round) {
+  const int place = stage_of<kTilePlaces>(round);
+  cuda::barrier_wait(&barriers->tile_full[place], phase_of<kTilePlaces>(round));
+  return tiles[place];
+}
+
+// Queries, keys and values are loaded by a thread each, none of which waits for a place that only
+// another needs: what the next tile begins with is there when this one ends.
+template <class Tile>
+__device__ __forceinline__ void load_queries(const ForwardArguments& a, char* shared,
+                                             ForwardBarriers* barriers,
+                                             const TileOfQueries* tiles) {
+  for (int round = 0;; ++round) {
+    const TileOfQueries& tile = wait_for_tile(barriers, tiles, round);
+    const int stage = stage_of<Tile::kQueryStages>(round);
+    uint64_t* const full = &barriers->q_full[stage];
+    cuda::barrier_wait(&barriers->q_empty[stage], phase_of<Tile::kQueryStages>(round) ^ 1);
+    if (tile.batch < 0) {
+      cuda::barrier_arrive(full);
+      return;
+    }
+    cuda::barrier_arrive_expect(full, Tile::kTileBytes);
+#pragma unroll
+    for (int i = 0; i < Tile::kWarpgroups * Tile::kColumns; ++i) {
+      const int w = i / Tile::kColumns, c = i % Tile::kColumns;
+      cuda::tensor_load(shared + stage * Tile::kTileBytes + i * Tile::kQueryColumnBytes, &a.q, full,
+                        64 * c, tile.q_begin + tile.query + 64 * w, tile.head,
+                        a.packed ? 0 : tile.batch);
+    }
+    cuda::barrier_arrive(&barriers->tile_empty[stage_of<kTilePlaces>(round)]);
+  }
+}
+
+// Keys or values, into kStages places from `to` on. Who loads the keys says when the next tile is
+// due: late, for all multiprocessors to end at the same time.
+template <class Tile, int kStages, bool kKeys>
+__device__ __forceinline__ void load_blocks(const ForwardArguments& a, const CUtensorMap* map,
+                                            char* to, uint64_t* full, uint64_t* empty,
+                                            ForwardBarriers* barriers, const TileOfQueries* tiles) {
+  constexpr int kColumns = kKeys ? Tile::kColumns : Tile::kValueColumns;
+  constexpr int kBytes = kKeys ? Tile::kKeyBytes : Tile::kValueBytes;
+  int block = 0;  // since the start
+  for (int round = 0;; ++round) {
+    const TileOfQueries& tile = wait_for_tile(barriers, tiles, round);
+    if (tile.batch < 0) return;
+    const int batch = a.packed ? 0 : tile.batch, head = tile.head / a.group;
+    const int end = tile.end_block, due = max(tile.first_block, end - 2);
+    if (kKeys && due == end) cuda::barrier_arrive(&barriers->next_due);
+    for (int n = tile.first_block; n < end; ++n, ++block) {
+      if (kKeys && n == due) cuda::barrier_arrive(&barriers->next_due);
+      const int s = stage_of<kStages>(block);
+      cuda::barrier_wait(&empty[s], phase_of<kStages>(block) ^ 1);
+      cuda::barrier_arrive_expect(&full[s], kBytes);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        cuda::tensor_load(to + s * kBytes + c * Tile::kKeyColumnBytes, map, &full[s], 64 * c,
+                          tile.k_begin + n * Tile::kKeys, head, batch);
+      }
+    }
+    cuda::barrier_arrive(&barriers->tile_empty[stage_of<kTilePlaces>(round)]);
+  }
+}
+
+// A warpgroup that multiplies: it owns 64 queries of every tile.
 template <class Tile>
 struct Consumer {
   using T = typename Tile::T;
@@ -48,7 +275,7 @@ struct Consumer {
   // Blocks of keys since the start whose scores were taken, or that were skipped.
   int block = 0;
   int values = 0;  // the block of values to multiply next, modulo 2 kValueStages
-  // Of the present tile: what BlocksOfKeys says.
+  // These are what BlocksOfKeys says of the present tile.
   int first_block, end_block, inner_first, inner_end;
   int out_round = -1;  // the tile whose output is still leaving shared memory, or -1
 
@@ -82,7 +309,7 @@ struct Consumer {
   __device__ __forceinline__ void next_values() {
     values = values == 2 * Tile::kValueStages - 1 ? 0 : values + 1;
   }
-  // Of the block before.
+  // Gives back the place of the values that were multiplied before the last ones.
   __device__ __forceinline__ void release_values() const {
     const int stage = v_stage();
     if (lane == 0) {
@@ -109,7 +336,7 @@ struct Consumer {
     out_round = -1;
   }
 
-  // False if there is no further tile.
+  // Waits for a tile, and returns false if there is no further one.
   __device__ __forceinline__ bool begin_tile(int round) {
     const int phase = phase_of<Tile::kQueryStages>(round);
     cuda::barrier_wait(&barriers->q_full[q_stage(round)], phase);
@@ -122,19 +349,8 @@ struct Consumer {
     return true;
   }
 
-  // Takes part in blocks that only others need without doing anything.
-  __device__ __forceinline__ void skip(int blocks) {
-#pragma unroll 1
-    for (; blocks > 0; --blocks, ++block) {
-      wait_for_keys();
-      wait_for_turn();
-      pass_turn();
-      release_keys();
-      wait_for_values();
-      next_values();
-      release_values();
-    }
-  }
+  // Takes part in blocks that only others need without doing anything (sm90/forward_rows.cuh).
+  __device__ __forceinline__ void skip(int blocks);
 
   template <int N>
   __device__ __forceinline__ void issue_scores(float (&s)[N], int round) const {
@@ -162,142 +378,23 @@ struct Consumer {
     next_values();
   }
 
+  // The following are defined in sm90/forward_rows.cuh.
+
   // Scores of block n as the softmax wants them: changed by softcap and ALiBi (then in units of log
   // 2), and -inf where a query does not see a key.
   template <int N>
-  __device__ __forceinline__ void finish_scores(float (&s)[N], int n, int round) const {
-    const int first_key = n * Tile::kKeys + 2 * (lane % 4);
-    const TileOfQueries& t = tile(round);
-    if constexpr (Tile::kScoreChange) {
-      const float slope = a.slopes.data == nullptr
-                              ? 0.f
-                              : cuda::load_as(a.slope_type, a.slopes.data,
-                                              t.batch * a.slopes.batch + t.head * a.slopes.head);
-      const float inner = a.softcap > 0.f ? a.scale / a.softcap : a.scale;
-#pragma unroll
-      for (float& x : s) x *= inner;
-      if (a.softcap > 0.f) {
-#pragma unroll
-        for (float& x : s) x = a.softcap * tanh_fast(x);
-      }
-      const int place = t.query + 64 * warpgroup + 16 * warp + lane / 4 + t.k_len - t.q_len;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const int distance = place + 8 * row_of(i) - (first_key + 8 * (i / 4) + i % 2);
-        s[i] = cuda::kLog2E * (s[i] - slope * static_cast<float>(abs(distance)));
-      }
-    }
-    if (n < inner_end && n >= inner_first) return;
-    const int place =
-        t.query + 64 * warpgroup + 16 * warp + lane / 4 + t.k_len - t.q_len - first_key;
-    if (n >= inner_end) {
-      const int limit = t.k_len - first_key, end = place + a.right + 1;
-      mask_from(s, {min(limit, end), min(limit, end + 8)});
-    }
-    if (n < inner_first) mask_before(s, {place - a.left, place + 8 - a.left});
-  }
+  __device__ __forceinline__ void finish_scores(float (&s)[N], int n, int round) const;
 
   // The rows behind a packed sequence are another one's, and 0 times what is there may be NaN.
-  __device__ __forceinline__ void clear_values_behind(int round) const {
-    if (!a.packed) return;
-    const int keys = tile(round).k_len - (end_block - 1) * Tile::kKeys;
-    if (keys >= Tile::kKeys) return;
-    for (int i = 8 * keys + thread; i < 8 * Tile::kKeys; i += 128) {
-#pragma unroll
-      for (int c = 0; c < Tile::kValueColumns; ++c) {
-        *reinterpret_cast<uint4*>(v_block() + c * Tile::kKeyColumnBytes + 16 * i) = uint4{};
-      }
-    }
-    cuda::fence_async_shared();
-    sync();
-  }
+  __device__ __forceinline__ void clear_values_behind(int round) const;
 
   // What a row of the output is to be multiplied by, when its tile is done; stores lse.
   __device__ __forceinline__ void finish_rows(const Softmax& softmax, float scale_log2, int round,
-                                              float (&factor)[2]) const {
-    const TileOfQueries& t = tile(round);
-    float sum[2], max[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      sum[j] = softmax.sum[j];
-      sum[j] += __shfl_xor_sync(0xffffffff, sum[j], 1);
-      sum[j] += __shfl_xor_sync(0xffffffff, sum[j], 2);
-      max[j] = softmax.max[j] * scale_log2;
-      factor[j] = sum[j] == 0.f ? 0.f : reciprocal_fast(sum[j]);
-    }
-    if (a.sinks != nullptr) {
-      const float sink = cuda::kLog2E * cuda::load_as(a.sink_type, a.sinks, t.head * a.sink_stride);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (sum[j] == 0.f) continue;
-        const float both = fmaxf(max[j], sink);
-        sum[j] = sum[j] * exp2_fast(max[j] - both) + exp2_fast(sink - both);
-        factor[j] = __fdividef(exp2_fast(max[j] - both), sum[j]);
-        max[j] = both;
-      }
-    }
-    float* lse = t.lse;
-    if (lse != nullptr && lane % 4 == 0) {
-      const int row = 64 * warpgroup + 16 * warp + lane / 4, rows = t.q_len - t.query;
-      lse += row * a.lse.row;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (row + 8 * j < rows) {
-          lse[8 * j * a.lse.row] =
-              sum[j] == 0.f ? -INFINITY : attention::kLn2 * (max[j] + log2_fast(sum[j]));
-        }
-      }
-    }
-  }
+                                              float (&factor)[2]) const;
 
   // Sends the rows out, through the place of their queries.
   __device__ __forceinline__ void store(const float (&o)[Tile::kValueWidth / 2],
-                                        const float (&factor)[2], int round) {
-    const TileOfQueries& t = tile(round);
-    const int first_row = t.query + 64 * warpgroup;
-    char* const out = queries(round);
-    {
-      const int r = 16 * warp + lane % 16;
-#pragma unroll
-      for (int i = 0; i < Tile::kValueWidth / 16; ++i) {
-        const int piece = 2 * (i % 4) + lane / 16;
-        char* const to = out + i / 4 * Tile::kQueryColumnBytes + r * 128 + (piece ^ (r % 8)) * 16;
-        const float* x = o + 8 * i;
-        cuda::store_matrices(to, pack_pair<T>(x[0] * factor[0], x[1] * factor[0]),
-                             pack_pair<T>(x[2] * factor[1], x[3] * factor[1]),
-                             pack_pair<T>(x[4] * factor[0], x[5] * factor[0]),
-                             pack_pair<T>(x[6] * factor[1], x[7] * factor[1]));
-      }
-    }
-    const int rows = min(64, t.q_len - first_row);
-    cuda::fence_async_shared();
-    sync();
-    if (a.out_view.data != nullptr && rows > 0) {
-      if (!a.packed || rows == 64) {
-        if (thread == 0) {
-#pragma unroll
-          for (int c = 0; c < Tile::kValueColumns; ++c) {
-            cuda::tensor_store(&a.out, out + c * Tile::kQueryColumnBytes, 64 * c,
-                               t.q_begin + first_row, t.head, a.packed ? 0 : t.batch);
-          }
-          cuda::bulk_commit();
-        }
-      } else {
-        // The rows behind are another sequence's.
-        for (int i = thread; i < rows * a.value_pieces; i += 128) {
-          const int r = i / a.value_pieces, piece = i % a.value_pieces;
-          const uint4 x = *reinterpret_cast<const uint4*>(
-              out + piece / 8 * Tile::kQueryColumnBytes + r * 128 + ((piece % 8) ^ (r % 8)) * 16);
-          const int64_t at =
-              (t.q_begin + first_row + r) * a.out_view.row + t.head * a.out_view.head + piece * 8;
-          *reinterpret_cast<uint4*>(static_cast<T*>(a.out_view.data) + at) = x;
-        }
-        sync();
-      }
-    }
-    if (thread == 0) cuda::barrier_arrive(&barriers->tile_empty[stage_of<kTilePlaces>(round)]);
-    out_round = round;
-  }
+                                        const float (&factor)[2], int round);
 
   // Waits for the product with the values of the block before (if there is one), which takes as
   // long as the softmax of this one, and puts this block's probabilities in its place. Called after
@@ -305,17 +402,9 @@ struct Consumer {
   __device__ __forceinline__ void next_probabilities(float (&o)[Tile::kValueWidth / 2],
                                                      const float (&s)[kScores],
                                                      uint32_t (&p)[Tile::kKeys / 16][4],
-                                                     const Softmax& softmax, bool before) const {
-    cuda::warpgroup_wait<0>();
-    cuda::keep_registers(o);
-    if (before) release_values();
-    if (softmax.grown) {
-#pragma unroll
-      for (int i = 0; i < Tile::kValueWidth / 2; ++i) o[i] *= softmax.correction[row_of(i)];
-    }
-    round_pairs<T>(s, p);
-  }
+                                                     const Softmax& softmax, bool before) const;
 
+  // Takes all tiles, one after another.
   __device__ __forceinline__ void run() {
     const float scale_log2 = Tile::kScoreChange ? 1.f : a.scale * cuda::kLog2E;
     float o[Tile::kValueWidth / 2], s[kScores];
@@ -398,61 +487,6 @@ struct Consumer {
 
 #endif
 
-template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
-    attention_forward(const __grid_constant__ ForwardArguments a) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) char shared[];
-  auto* barriers = reinterpret_cast<ForwardBarriers*>(shared + Tile::kEnd);
-  auto* tiles = reinterpret_cast<TileOfQueries*>(shared + Tile::kEnd + 384);
-  static_assert(sizeof(ForwardBarriers) <= 384 &&
-                384 + kTilePlaces * sizeof(TileOfQueries) <= Tile::kSharedBytes - Tile::kEnd);
-  if (threadIdx.x == 0) {
-    constexpr int kWarps = 4 * Tile::kWarpgroups;
-    for (int i = 0; i < kTilePlaces; ++i) {
-      cuda::barrier_init_for_warps(&barriers->tile_full[i], 1);
-      cuda::barrier_init(&barriers->tile_empty[i], Tile::kWarpgroups + 3);
-    }
-    cuda::barrier_init(&barriers->next_due, 1);
-    for (int i = 0; i < Tile::kQueryStages; ++i) {
-      cuda::barrier_init(&barriers->q_full[i], 1);
-      cuda::barrier_init(&barriers->q_empty[i], Tile::kWarpgroups);
-    }
-    for (int i = 0; i < Tile::kKeyStages; ++i) {
-      cuda::barrier_init(&barriers->k_full[i], 1);
-      cuda::barrier_init(&barriers->k_empty[i], kWarps);
-    }
-    for (int i = 0; i < Tile::kValueStages; ++i) {
-      cuda::barrier_init(&barriers->v_full[i], 1);
-      cuda::barrier_init(&barriers->v_empty[i], kWarps);
-    }
-    cuda::fence_barrier_init();
-    cuda::prefetch_tensor_map(&a.q);
-    cuda::prefetch_tensor_map(&a.k);
-    cuda::prefetch_tensor_map(&a.v);
-    cuda::prefetch_tensor_map(&a.out);
-  }
-  __syncthreads();
-  cuda::wait_for_earlier_kernels();
-  // By a shuffle, for the compiler to see that it is the same in all threads of a warp.
-  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  if (warpgroup == 0) {
-    cuda::give_registers<Tile::kProducerRegisters>();
-    if (threadIdx.x < 32) find_tiles<Tile>(a, barriers, tiles);
-    if (threadIdx.x == 32) load_queries<Tile>(a, shared, barriers, tiles);
-    if (threadIdx.x == 64) {
-      load_blocks<Tile, Tile::kKeyStages, true>(a, &a.k, shared + Tile::kKOffset, barriers->k_full,
-                                                barriers->k_empty, barriers, tiles);
-    }
-    if (threadIdx.x == 96) {
-      load_blocks<Tile, Tile::kValueStages, false>(
-          a, &a.v, shared + Tile::kVOffset, barriers->v_full, barriers->v_empty, barriers, tiles);
-    }
-  } else {
-    cuda::take_registers<Tile::kRegisters>();
-    Consumer<Tile>{a, shared, barriers, tiles, warpgroup - 1}.run();
-  }
-#endif
-}
-
 }  // namespace fk::cuda_sm90
+
+#include "ops/attention/sm90/forward_rows.cuh"

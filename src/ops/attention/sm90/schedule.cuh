@@ -1,33 +1,10 @@
-// The tiles of queries of a Hopper forward: what a kernel is told, and which tile comes when.
+// The tiles of queries of a Hopper forward, and which of them comes when.
 #pragma once
 
 #include "cuda/tma.cuh"
-#include "ops/attention/problem.h"
+#include "ops/attention/sm90/forward_arguments.h"
 
 namespace fk::cuda_sm90 {
-
-struct ForwardArguments {
-  CUtensorMap q, k, v, out;  // (D, rows, heads, batch)
-  int batch, heads, group;   // group: query heads that share a key head
-  int q_len, k_len;          // of a sequence; of all together if they are packed
-  bool packed;
-  int cu_q_stride, cu_k_stride;
-  const int32_t* cu_q;
-  const int32_t* cu_k;
-  attention::View out_view, lse, slopes;
-  const void* sinks;
-  int64_t sink_stride;
-  DType slope_type, sink_type;
-  float scale, softcap;
-  float slack;       // what a score may exceed the maximum by before that follows
-  int value_pieces;  // of 16 bytes in a row of out
-  int left, right;   // the mask, limited to what lengths can reach
-  int tiles;         // in all; of packed sequences at most
-  int query_tiles;   // of one sequence, where they are not packed
-  bool last_first;   // the order of tiles: see tile_at
-  int end_tiles;     // how many at the end are sorted by length
-  int* next_tile;    // 0 at the start; null: every gridDim.x-th tile
-};
 
 // The blocks of keys that a warpgroup needs: from `first` on, and how many half blocks there are
 // before the end; those outside [inner_first, inner_end) with a mask.

@@ -12,21 +12,8 @@ namespace fk::cuda_sm90 {
 
 using cuda::exp2_fast;
 using cuda::log2_fast;
+using cuda::pack_pair;
 using cuda::reciprocal_fast;
-
-// 1 - 2 / (1 + e^2x): right at both ends, and exact enough for scores around 0.
-__device__ __forceinline__ float tanh_fast(float x) {
-  return fmaf(-2.f, reciprocal_fast(1.f + exp2_fast(2.f * cuda::kLog2E * x)), 1.f);
-}
-
-template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float a, float b) {
-  const float pair[2] = {a, b};
-  const cuda::Vec<T, 2> v = cuda::pack<T>(pair);
-  uint32_t word;
-  memcpy(&word, v.data, sizeof(word));
-  return word;
-}
 
 // Which row of a thread's two score i belongs to.
 constexpr __device__ __forceinline__ int row_of(int i) { return (i / 2) % 2; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "cuda/tma.h"
 #include "ops/attention/problem.h"
@@ -23,9 +24,9 @@ inline bool copy_engine_takes(const AttentionFwd& a) {
          (!a.out || copy_engine_takes(a.out));
 }
 
-// Of addresses, which are not known before the call.
-inline bool aligned(const AttentionFwd& a) {
-  for (const Tensor* t : {&a.q, &a.k, &a.v, &a.out}) {
+// Whether each of these tensors begins where accesses of 16 bytes may.
+inline bool all_aligned(std::initializer_list<const Tensor*> tensors) {
+  for (const Tensor* t : tensors) {
     if (reinterpret_cast<uintptr_t>(t->data) % 16 != 0) return false;
   }
   return true;

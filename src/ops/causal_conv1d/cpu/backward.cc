@@ -21,7 +21,7 @@ constexpr int64_t kItems = 32;
 
 struct BackwardJob {
   Input in;
-  scan::StepView dy, dx;
+  StepView dy, dx;
   Tensor dfinal_state, dinitial_state, dweight, dbias;
   int64_t items;
   float* sums;  // [item, W + 1, padded channels]
@@ -64,7 +64,7 @@ HWY_INLINE void load_sum_gradients(const conv::BackwardJob& job, const conv::Til
   const int64_t lanes = hn::Lanes(d), history = in.width - 1;
   const int64_t last = std::min(tile.end + history, tile.sequence.end);
   const int64_t count = last - tile.step, all = tile.end + history - tile.step;
-  load_tile(scan::tile_rows(job.dy, tile.sequence.batch, tile.step, c), count, channels, g.dsum);
+  load_tile(cpu::tile_rows(job.dy, tile.sequence.batch, tile.step, c), count, channels, g.dsum);
   std::fill_n(g.dsum + count * lanes, (all - count) * lanes, 0.0f);
   if (in.activation != kSilu) return;
   convolve(in.width, taps, g.x, count, g.sum);
@@ -165,7 +165,7 @@ void backward_tile(const conv::BackwardJob& job, const conv::Tile& tile, int64_t
     }
     if (first) store_tile(g.dx, history, channels, state_rows(job.dinitial_state, tile.s, c));
     if (job.dx.data != nullptr) {
-      store_tile(dx, count, channels, scan::tile_rows(job.dx, tile.sequence.batch, tile.step, c));
+      store_tile(dx, count, channels, cpu::tile_rows(job.dx, tile.sequence.batch, tile.step, c));
     }
   }
 }
@@ -217,8 +217,8 @@ FK_CPU_EXPORT(finish);
 
 conv::BackwardJob job_of(const CausalConv1dBwd& a, WorkspaceParts& parts) {
   conv::BackwardJob job{conv::input_of(a),
-                        scan::view_of(a.dy),
-                        scan::view_of(a.dx),
+                        step_view(a.dy),
+                        step_view(a.dx),
                         a.dfinal_state,
                         a.dinitial_state,
                         a.dweight,

@@ -97,7 +97,7 @@ HWY_INLINE TileRows state_rows(const Tensor& t, int64_t sequence, int64_t channe
 
 // Inputs [from, to) of a sequence into out; those before its first come from the initial state,
 // those after its last are 0.
-HWY_INLINE void load_steps(const conv::Input& in, int64_t s, const scan::Sequence& sequence,
+HWY_INLINE void load_steps(const conv::Input& in, int64_t s, const SequenceSteps& sequence,
                            int64_t from, int64_t to, int64_t channel, int64_t channels,
                            float* out) {
   const int64_t lanes = hn::Lanes(F32()), history = in.width - 1;
@@ -113,7 +113,7 @@ HWY_INLINE void load_steps(const conv::Input& in, int64_t s, const scan::Sequenc
     }
   }
   if (first < last) {
-    load_tile(scan::tile_rows(in.x, sequence.batch, first, channel), last - first, channels,
+    load_tile(cpu::tile_rows(in.x, sequence.batch, first, channel), last - first, channels,
               out + (first - from) * lanes);
   }
   std::fill_n(out + (last - from) * lanes, (to - last) * lanes, 0.0f);

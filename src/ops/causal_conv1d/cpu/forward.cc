@@ -19,19 +19,19 @@ namespace {
 
 struct ForwardJob {
   Input in;
-  scan::StepView y;
+  StepView y;
   Tensor final_state;
 };
 
 // A vector of steps is a tile of L = 1 in the update.
 struct UpdateJob {
-  scan::StepView x, y;
+  StepView x, y;
   Tensor state, weight, bias, new_state;
   int64_t batch, length, channels, width, activation;
 };
 
-scan::StepView update_view(const Tensor& t) {
-  if (!t || t.ndim == 3) return scan::view_of(t);
+StepView update_view(const Tensor& t) {
+  if (!t || t.ndim == 3) return step_view(t);
   return {t.data, t.dtype, t.stride(0), 0, t.stride(1)};
 }
 
@@ -66,7 +66,7 @@ void convolve_tiles(const conv::ForwardJob& job, int64_t begin, int64_t end) {
       load_steps(in, tile.s, tile.sequence, tile.step - history, tile.end, c, channels, x);
       convolve(in.width, taps, x, count, y);
       activate(in.activation, count, y);
-      store_tile(y, count, channels, scan::tile_rows(job.y, tile.sequence.batch, tile.step, c));
+      store_tile(y, count, channels, cpu::tile_rows(job.y, tile.sequence.batch, tile.step, c));
     }
   }
 }
@@ -77,7 +77,7 @@ void store_final_states(const conv::ForwardJob& job, int64_t begin, int64_t end)
   const int64_t lanes = hn::Lanes(F32()), history = in.width - 1;
   alignas(64) float x[kHistory * kMaxLanes];
   for (int64_t s = begin; s < end; ++s) {
-    const scan::Sequence sequence = in.sequences[s];
+    const SequenceSteps sequence = in.sequences[s];
     for (int64_t c = 0; c < in.channels; c += lanes) {
       const int64_t channels = std::min(lanes, in.channels - c);
       load_steps(in, s, sequence, sequence.end - history, sequence.end, c, channels, x);
@@ -100,11 +100,11 @@ void update_items(const conv::UpdateJob& job, int64_t begin, int64_t end) {
     load_tile(state_rows(job.state, b, c), history, channels, x);
     for (int64_t step = 0; step < job.length; step += kSteps) {
       const int64_t count = std::min(kSteps, job.length - step);
-      load_tile(scan::tile_rows(job.x, b, step, c), count, channels, x + history * lanes);
+      load_tile(cpu::tile_rows(job.x, b, step, c), count, channels, x + history * lanes);
       if (job.y.data != nullptr) {
         convolve(job.width, taps, x, count, y);
         activate(job.activation, count, y);
-        store_tile(y, count, channels, scan::tile_rows(job.y, b, step, c));
+        store_tile(y, count, channels, cpu::tile_rows(job.y, b, step, c));
       }
       std::copy_n(x + count * lanes, history * lanes, x);
     }
@@ -134,7 +134,7 @@ constexpr int64_t kGrain = 16384;
 }  // namespace
 
 Status run(const CausalConv1dFwd& a, const Exec& exec) {
-  const conv::ForwardJob job{conv::input_of(a), scan::view_of(a.y), a.final_state};
+  const conv::ForwardJob job{conv::input_of(a), step_view(a.y), a.final_state};
   const int64_t sequences = job.in.sequences.count;
   const int64_t grain =
       std::max<int64_t>(1, kGrain / std::max<int64_t>(1, conv::kSteps * job.in.channels));

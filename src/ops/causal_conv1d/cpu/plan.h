@@ -3,20 +3,11 @@
 
 #include <algorithm>
 
+#include "core/sequences.h"
 #include "core/workspace.h"
 #include "cpu/tile_rows.h"
 #include "cpu/workers.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
-#include "ops/selective_scan/problem.h"
-
-namespace fk::scan {
-
-inline cpu::TileRows tile_rows(const StepView& v, int64_t batch, int64_t step, int64_t channel) {
-  const cpu::TileRows rows{v.data, v.dtype, v.step, v.channel};
-  return rows.at(batch * v.batch + step * v.step + channel * v.channel);
-}
-
-}  // namespace fk::scan
 
 namespace fk::conv {
 
@@ -24,8 +15,8 @@ constexpr int64_t kSteps = 64;  // of a tile
 constexpr int64_t kHistory = kMaxConvWidth - 1;
 
 struct Input {
-  scan::StepView x;
-  scan::Sequences sequences;
+  StepView x;
+  Sequences sequences;
   Tensor weight, bias, initial_state;
   int64_t width, channels, activation;
 
@@ -35,16 +26,16 @@ struct Input {
 
 template <class Args>
 Input input_of(const Args& a) {
-  return {scan::view_of(a.x), scan::sequences_of(a.x, a.cu_seqlens),
-          a.weight,           a.bias,
-          a.initial_state,    a.weight.size(1),
-          a.x.size(2),        a.activation};
+  return {step_view(a.x),  sequences_of(a.x, a.cu_seqlens),
+          a.weight,        a.bias,
+          a.initial_state, a.weight.size(1),
+          a.x.size(2),     a.activation};
 }
 
 // One tile of one sequence, or nothing of it: [step, end).
 struct Tile {
   int64_t s, step, end;
-  scan::Sequence sequence;
+  SequenceSteps sequence;
   bool first;
 
   Tile(const Input& in, int64_t item) : s(item / in.tiles()), sequence(in.sequences[s]) {

@@ -334,12 +334,12 @@ Status run_backward(const CausalConv1dBwd& op, const Exec& exec) {
   const cudaStream_t stream = stream_of(exec);
   ConvArgs a = conv_args(op);
   if (a.channels == 0) return {};
-  a.y = scan::view_of(op.dy);
-  a.dx = scan::view_of(op.dx);
+  a.y = step_view(op.dy);
+  a.dx = step_view(op.dx);
   a.initial = conv_state(op.initial_state);
   a.dinitial = conv_state(op.dinitial_state);
   a.dfinal = conv_state(op.dfinal_state);
-  a.segments.sequences = scan::sequences_of(op.x, op.cu_seqlens);
+  a.segments.sequences = sequences_of(op.x, op.cu_seqlens);
   a.partial = exec.workspace<float>();
   const BackwardPlan plan(op, layout_of_call(op), a);
   if (a.segments.slots > 0) {
@@ -378,7 +378,7 @@ size_t workspace(const CausalConv1dBwd& a) {
   int64_t parts = 0;
   for (const ConvLayout layout : {ConvLayout{true, false}, {false, true}, {false, false}}) {
     ConvArgs args = conv_args(a);
-    args.segments.sequences = scan::sequences_of(a.x, a.cu_seqlens);
+    args.segments.sequences = sequences_of(a.x, a.cu_seqlens);
     parts = std::max(parts, BackwardPlan(a, layout, args).parts);
   }
   return static_cast<size_t>(parts * (a.weight.size(1) + 1) * a.x.size(2)) * sizeof(float);

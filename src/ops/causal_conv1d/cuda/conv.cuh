@@ -12,8 +12,8 @@
 #include "cuda/parameter.cuh"
 #include "cuda/raw_vec.cuh"
 #include "cuda/row_partition.cuh"
+#include "cuda/segments.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
-#include "ops/selective_scan/cuda/segments.h"
 
 namespace fk::cuda {
 
@@ -26,8 +26,8 @@ struct ConvState {
 };
 
 struct ConvArgs {
-  scan::StepView x, y;  // y: dy in the backward
-  scan::StepView dx;
+  StepView x, y;  // y: dy in the backward
+  StepView dx;
   const void *weight, *bias;  // bias: NULL without one
   bool weight_is_float, bias_is_float;
   int64_t weight_channel, weight_tap, bias_channel;
@@ -70,7 +70,7 @@ __device__ __forceinline__ bool find_sequence(const ConvArgs& a, int64_t* channe
   if (index >= a.channels * a.segments.sequences.count) return false;
   *channel = index % a.channels;
   g->sequence = index / a.channels;
-  const scan::Sequence q = a.segments.sequences[g->sequence];
+  const SequenceSteps q = a.segments.sequences[g->sequence];
   g->batch = q.batch;
   g->begin = q.begin;
   g->end = q.end;
@@ -199,7 +199,7 @@ inline ConvState conv_state(const Tensor& t) {
 }
 
 // x or y of the update, of one step or several.
-inline scan::StepView update_view(const Tensor& t) {
+inline StepView update_view(const Tensor& t) {
   if (!t) return {};
   return {t.data, t.dtype, t.stride(0), t.ndim == 3 ? t.stride(1) : 0, t.stride(-1)};
 }
@@ -234,7 +234,7 @@ struct RunShape {
 
 // Segments such that the device is done soonest: long ones do little twice, short ones fill the
 // last wave.
-inline Segments best_runs(const scan::Sequences& sequences, const RunShape& shape) {
+inline Segments best_runs(const Sequences& sequences, const RunShape& shape) {
   constexpr int64_t kLongest = 1 << 20;
   const int64_t length = std::max<int64_t>(sequences.length, 1);
   Segments best;

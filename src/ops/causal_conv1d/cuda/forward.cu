@@ -207,9 +207,9 @@ Status run_forward(const CausalConv1dFwd& op, const Exec& exec) {
   const cudaStream_t stream = stream_of(exec);
   ConvArgs a = conv_args(op);
   if (a.channels == 0) return {};
-  a.y = scan::view_of(op.y);
+  a.y = step_view(op.y);
   a.initial = conv_state(op.initial_state);
-  a.segments.sequences = scan::sequences_of(op.x, op.cu_seqlens);
+  a.segments.sequences = sequences_of(op.x, op.cu_seqlens);
   if (op.y && op.y.numel() > 0) {
     const bool usual = a.width == kUsualTaps, packed = op.cu_seqlens.defined;
     const int vector = usual ? kForwardVec<T, kUsualTaps> : kForwardVec<T, kMaxConvWidth>;

@@ -51,7 +51,7 @@ struct TimeItem {
         min(a.segments.sequences.length - first(a), a.segments.steps + int64_t{1 << 20}));
   }
   template <class T>
-  __device__ __forceinline__ T* at(const ConvArgs& a, const scan::StepView& v) const {
+  __device__ __forceinline__ T* at(const ConvArgs& a, const StepView& v) const {
     return static_cast<T*>(v.data) + sequence * v.batch + channel * v.channel + first(a);
   }
 };

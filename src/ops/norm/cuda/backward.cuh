@@ -22,15 +22,15 @@ struct Backward {
   int stages = 0;  // of the bulk loader
 };
 
-// How the kernel is cut for rows of at most kTeam * kVecs vectors.
-template <int kTeam, int kBlock, int kVecs_, int kBlocks_, bool kBulk_ = false,
-          bool kSpecial_ = false>
-struct BackwardTile {
-  using Team = norm::Team<kTeam, kBlock>;
-  static constexpr int kVecs = kVecs_;
-  static constexpr int kBlocks = kBlocks_;     // per multiprocessor
-  static constexpr bool kBulk = kBulk_;        // rows come by bulk copies, where there are any
-  static constexpr bool kSpecial = kSpecial_;  // needs kHasSpecial
+// How the kernel is cut for rows of at most kTeamThreads * kVecs vectors. A row of the table
+// (norm.cu) adds how, as ForwardRow says; kBlocks are the blocks that share a multiprocessor.
+struct BackwardRow {
+  static constexpr bool kBulk = false;     // whether rows come by bulk copies, where there are any
+  static constexpr bool kSpecial = false;  // whether the tile needs kHasSpecial
+};
+template <class Row>
+struct BackwardTile : Row {
+  using Team = norm::Team<Row::kTeamThreads, Row::kThreads>;
 };
 
 // Adds the teams' sums of their columns and leaves them in `partial`, this block's row. Several

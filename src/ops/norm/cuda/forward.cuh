@@ -22,13 +22,18 @@ struct Forward {
   bool layer = false;  // for the looped kernel; the tiled one is compiled for each
 };
 
-// How the kernel is cut for rows of at most kTeam * kVecs vectors.
-template <int kTeam, int kBlock, int kVecs_, int kMinBlocks_, bool kSpecial_ = false>
-struct ForwardTile {
-  using Team = norm::Team<kTeam, kBlock>;
-  static constexpr int kVecs = kVecs_;
-  static constexpr int kMinBlocks = kMinBlocks_;  // per multiprocessor, at least
-  static constexpr bool kSpecial = kSpecial_;     // needs kHasSpecial
+// How the kernel is cut for rows of at most kTeamThreads * kVecs vectors. A row of the table
+// (norm.cu) adds how:
+//   kTeamThreads  threads that share a row
+//   kThreads      threads of a block
+//   kVecs         vectors of 16 bytes that a thread holds
+//   kMinBlocks    blocks that share a multiprocessor, at least
+struct ForwardRow {
+  static constexpr bool kSpecial = false;  // whether the tile needs kHasSpecial
+};
+template <class Row>
+struct ForwardTile : Row {
+  using Team = norm::Team<Row::kTeamThreads, Row::kThreads>;
 };
 
 struct Statistics {

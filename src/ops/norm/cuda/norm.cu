@@ -1,7 +1,6 @@
 // rms_norm and layer_norm on CUDA: chooses kernel and tile, and launches. The kernels are in
 // cuda/forward.cuh and cuda/backward.cuh.
 #include <algorithm>
-#include <string>
 #include <type_traits>
 
 #include "cuda/launch.h"
@@ -11,28 +10,74 @@
 
 namespace fk {
 namespace cuda {
+namespace norm {
+
+// The tiles of the forward, by the longest rows that they take. Each row of the table says what it
+// gained (NOTES.md has the figures).
+struct Forward32 : ForwardRow {
+  // A warp per row: no barriers, and four rows per block keep the block scheduler quiet.
+  static constexpr int kTeamThreads = 32, kThreads = 128, kVecs = 1, kMinBlocks = 8;
+  static constexpr bool kSpecial = true;
+};
+struct Forward96 : ForwardRow {
+  // The same for longer rows.
+  static constexpr int kTeamThreads = 32, kThreads = 128, kVecs = 3, kMinBlocks = 8;
+};
+struct Forward256 : ForwardRow {
+  // A block per row, with just enough threads: the fewer, the shorter the wait at the barrier.
+  static constexpr int kTeamThreads = 128, kThreads = 128, kVecs = 2, kMinBlocks = 10;
+  static constexpr bool kSpecial = true;
+};
+struct Forward512 : ForwardRow {
+  // Four vectors a thread: half the warps of 256 x 2 to meet at the barrier, as many bytes under
+  // way.
+  static constexpr int kTeamThreads = 128, kThreads = 128, kVecs = 4, kMinBlocks = 9;
+};
+template <bool kLayer>
+struct Forward1024 : ForwardRow {
+  // For rms_norm a fifth block is worth more than the registers it takes from the others.
+  static constexpr int kTeamThreads = 256, kThreads = 256, kVecs = 4, kMinBlocks = kLayer ? 4 : 5;
+};
+struct Forward2048 : ForwardRow {
+  // The longest rows that registers hold.
+  static constexpr int kTeamThreads = 512, kThreads = 512, kVecs = 4, kMinBlocks = 2;
+};
+
+// The tiles of the backward.
+template <bool kLayer>
+struct Backward32 : BackwardRow {
+  // A warp per row, as in the forward; the block's warps share a row of partial sums. Blocks are as
+  // many as the sums leave registers for; layer_norm has twice the sums.
+  static constexpr int kTeamThreads = 32, kThreads = 256, kVecs = 1, kBlocks = kLayer ? 3 : 4;
+  static constexpr bool kSpecial = true;
+};
+struct Backward96 : BackwardRow {
+  // The same for longer rows.
+  static constexpr int kTeamThreads = 32, kThreads = 256, kVecs = 3, kBlocks = 2;
+};
+template <bool kLayer>
+struct Backward256 : BackwardRow {
+  // A block per row.
+  static constexpr int kTeamThreads = 128, kThreads = 128, kVecs = 2, kBlocks = kLayer ? 5 : 6;
+  static constexpr bool kSpecial = true;
+};
+struct Backward512 : BackwardRow {
+  // Beside the sums, registers leave room for too few threads to have enough loads under way: bulk
+  // copies need none.
+  static constexpr int kTeamThreads = 256, kThreads = 256, kVecs = 2, kBlocks = 2;
+  static constexpr bool kBulk = true;
+};
+struct Backward1024 : BackwardRow {
+  // The same for longer rows.
+  static constexpr int kTeamThreads = 512, kThreads = 512, kVecs = 2, kBlocks = 1;
+  static constexpr bool kBulk = true;
+};
+
+}  // namespace norm
+
 namespace {
 
 using namespace norm;  // NOLINT: the kernels' own namespace
-
-template <class T_>
-struct Type {
-  using T = T_;
-};
-
-template <class Body>
-Status with_type(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return body(Type<float>());
-    case DType::kFloat16:
-      return body(Type<__half>());
-    case DType::kBFloat16:
-      return body(Type<__nv_bfloat16>());
-    default:
-      return unsupported(std::string("no CUDA norm kernel for ") + name_of(dtype));
-  }
-}
 
 // float32, which few models use here, takes the wider tile where a narrower one would gain little,
 // and the general kernel in any case: fewer to compile.
@@ -42,28 +87,22 @@ constexpr bool kSpecialType = !std::is_same_v<T, float>;
 // Whether the special kernels and tiles are there.
 bool has_special(const Tensor& x) { return device_properties(x.device_id).code >= kSpecialCode; }
 
-// body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward. Each row of
-// the table says what it gained (NOTES.md has the figures).
+// body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward.
 constexpr int64_t kMaxForward = 2048;
 template <class T, bool kLayer, class Body>
 Status with_forward_tile(int64_t vectors, bool special, const Body& body) {
-  // A warp per row: no barriers, and four rows per block keep the block scheduler quiet.
   if constexpr (kSpecialType<T>) {
-    if (special && vectors <= 32) return body(ForwardTile<32, 128, 1, 8, true>());
+    if (special && vectors <= 32) return body(ForwardTile<Forward32>());
   }
-  if (vectors <= 96) return body(ForwardTile<32, 128, 3, 8>());
-  // A block per row, with just enough threads: the fewer, the shorter the wait at the barrier.
+  if (vectors <= 96) return body(ForwardTile<Forward96>());
   if constexpr (kSpecialType<T>) {
-    if (special && vectors <= 256) return body(ForwardTile<128, 128, 2, 10, true>());
+    if (special && vectors <= 256) return body(ForwardTile<Forward256>());
   }
-  // Four vectors a thread: half the warps of 256 x 2 to meet at the barrier, as many bytes under
-  // way.
-  if (vectors <= 512) return body(ForwardTile<128, 128, 4, 9>());
+  if (vectors <= 512) return body(ForwardTile<Forward512>());
   if constexpr (kSpecialType<T>) {
-    // For rms_norm a fifth block is worth more than the registers it takes from the others.
-    if (vectors <= 1024) return body(ForwardTile < 256, 256, 4, kLayer ? 4 : 5 > ());
+    if (vectors <= 1024) return body(ForwardTile<Forward1024<kLayer>>());
   }
-  return body(ForwardTile<512, 512, 4, 2>());
+  return body(ForwardTile<Forward2048>());
 }
 
 // body(Tile) for the backward, at most kMaxBackward. Longer rows would not fit the registers beside
@@ -71,23 +110,15 @@ Status with_forward_tile(int64_t vectors, bool special, const Body& body) {
 constexpr int64_t kMaxBackward = 1024;
 template <class T, bool kLayer, class Body>
 Status with_backward_tile(int64_t vectors, bool special, const Body& body) {
-  // A warp per row, as in the forward; the block's warps share a row of partial sums.
   if constexpr (kSpecialType<T>) {
-    if (special && vectors <= 32) {
-      return body(BackwardTile < 32, 256, 1, kLayer ? 3 : 4, false, true > ());
-    }
+    if (special && vectors <= 32) return body(BackwardTile<Backward32<kLayer>>());
   }
-  if (vectors <= 96) return body(BackwardTile<32, 256, 3, 2>());
-  // As many blocks as the sums leave registers for; layer_norm has twice the sums.
+  if (vectors <= 96) return body(BackwardTile<Backward96>());
   if constexpr (kSpecialType<T>) {
-    if (special && vectors <= 256) {
-      return body(BackwardTile < 128, 128, 2, kLayer ? 5 : 6, false, true > ());
-    }
+    if (special && vectors <= 256) return body(BackwardTile<Backward256<kLayer>>());
   }
-  // Beside the sums, registers leave room for too few threads to have enough loads under way: bulk
-  // copies need none.
-  if (vectors <= 512) return body(BackwardTile<256, 256, 2, 2, true>());
-  return body(BackwardTile<512, 512, 2, 1, true>());
+  if (vectors <= 512) return body(BackwardTile<Backward512>());
+  return body(BackwardTile<Backward1024>());
 }
 
 // The looped kernels: enough threads for the long rows that come there.
@@ -150,8 +181,8 @@ bool given(const Parameter& p) {
 
 template <bool kLayer>
 Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStream_t stream) {
-  return with_type(x.dtype, [&](auto type) {
-    using T = typename decltype(type)::T;
+  return for_dtype(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
     if (aligned && fits_tiled(x, p.rows, kMaxForward)) {
       const bool special = has_special(x);
       return with_forward_tile<T, kLayer>(vectors_of(x), special, [&](auto tile) {
@@ -192,8 +223,8 @@ Forward forward_of(const Args& a) {
 template <bool kLayer>
 int tiled_backward_blocks(const Tensor& x, int64_t rows) {
   int64_t blocks = 0;
-  const Status status = with_type(x.dtype, [&](auto type) {
-    using T = typename decltype(type)::T;
+  const Status status = for_dtype(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
     return with_backward_tile<T, kLayer>(vectors_of(x), has_special(x), [&](auto tile) {
       using Tile = decltype(tile);
       constexpr int kTeams = Tile::Team::kCount;
@@ -239,8 +270,8 @@ int ring_bytes(int64_t vectors, int device, int* stages) {
 template <bool kLayer>
 Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, unsigned blocks,
                        cudaStream_t stream) {
-  return with_type(x.dtype, [&](auto type) {
-    using T = typename decltype(type)::T;
+  return for_dtype(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
     if (tiled) {
       const bool special = has_special(x);
       return with_backward_tile<T, kLayer>(vectors_of(x), special, [&](auto tile) {

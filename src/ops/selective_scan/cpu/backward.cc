@@ -143,14 +143,13 @@ void backward_tile(const BackwardJob& job, const Block& block, const TilePlace& 
   const Inputs& in = job.in;
   const int64_t lanes = hn::Lanes(d), size = place.count * lanes;
   const bool gated = in.z.data != nullptr;
-  const auto rows = [&](const scan::StepView& v) {
-    return scan::rows_of(v, place.batch, place.step, block.first);
+  const auto rows = [&](const StepView& v) {
+    return cpu::tile_rows(v, place.batch, place.step, block.first);
   };
   load_inputs(in, block, place.batch, place.step, place.count, &tile.in, tile.slope);
   load_tile(rows(job.dy), place.count, block.count, gated ? tile.dy : tile.dg);
   if (gated) load_tile(rows(in.z), place.count, block.count, tile.z);
-  for (const scan::StepView* v :
-       {&in.u, &in.delta, &in.z, &job.dy, &job.du, &job.ddelta, &job.dz}) {
+  for (const StepView* v : {&in.u, &in.delta, &in.z, &job.dy, &job.du, &job.ddelta, &job.dz}) {
     if (v->data != nullptr) prefetch_next(rows(*v), place.count);
   }
   const Vec skip = load_parameter(in.D, block);
@@ -235,7 +234,7 @@ struct Part {
 
 // The state before `step`, from the initial one or from those that were kept.
 void load_state(const BackwardJob& job, const Block& block, int64_t s,
-                const scan::Sequence& sequence, int64_t step, float* state) {
+                const SequenceSteps& sequence, int64_t step, float* state) {
   if (step == sequence.begin) return load_initial_state(job.in, block, s, state);
   const Tensor& c = job.checkpoints;
   const TileRows rows{c.data, c.dtype, c.stride(2), c.stride(3)};
@@ -259,7 +258,7 @@ void backward_sequence(const BackwardJob& job, const Part& part, int64_t s,
                        const BackwardScratch& scratch, GradientTile& tile) {
   const Inputs& in = job.in;
   const int64_t lanes = job.lanes, states = in.p.states, size = states * lanes;
-  const scan::Sequence sequence = in.p.sequences[s];
+  const SequenceSteps sequence = in.p.sequences[s];
   const auto block_of = [&](int64_t i) { return Block(in, lanes, part.first + i); };
   for (int64_t i = 0; i < part.count; ++i) {
     float* dstate = scratch.dstate + i * size;
@@ -358,10 +357,10 @@ Status run(const SelectiveScanBwd& a, const Exec& exec) {
   scan::Inputs in;
   prepare_inputs(a, memory.parameters, exec, &in);
   const scan::BackwardJob job{in,
-                              scan::view_of(a.dy),
-                              scan::view_of(a.du),
-                              scan::view_of(a.ddelta),
-                              scan::view_of(a.dz),
+                              step_view(a.dy),
+                              step_view(a.du),
+                              step_view(a.ddelta),
+                              step_view(a.dz),
                               a.dlast_state,
                               a.checkpoints,
                               a.dA,

@@ -150,12 +150,12 @@ HWY_INLINE void finish_tile(const ForwardJob& job, const Block& block, int64_t b
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
   if (job.in.z.data != nullptr) {
-    load_tile(scan::rows_of(job.in.z, batch, step, block.first), count, block.count, z);
+    load_tile(cpu::tile_rows(job.in.z, batch, step, block.first), count, block.count, z);
     for (int64_t i = 0; i < count * lanes; i += lanes) {
       hn::Store(hn::Mul(hn::Load(d, sum + i), Silu(d, hn::Load(d, z + i))), d, sum + i);
     }
   }
-  store_tile(sum, count, block.count, scan::rows_of(job.y, batch, step, block.first));
+  store_tile(sum, count, block.count, cpu::tile_rows(job.y, batch, step, block.first));
 }
 
 // Steps [begin, end) of a block of channels, from `state`, which is moved on.
@@ -174,9 +174,9 @@ void scan_steps(const ForwardJob& job, const Block& block, int64_t batch, int64_
     if (spacing > 0) next = std::min(next, (step / spacing + 1) * spacing);
     const Steps steps = steps_of(in, batch, block.group, step, next - step);
     load_inputs(in, block, batch, step, steps.count, &tile);
-    for (const scan::StepView* v : {&in.u, &in.delta, &in.z, &job.y}) {
+    for (const StepView* v : {&in.u, &in.delta, &in.z, &job.y}) {
       if (v->data != nullptr) {
-        prefetch_next(scan::rows_of(*v, batch, step, block.first), steps.count);
+        prefetch_next(cpu::tile_rows(*v, batch, step, block.first), steps.count);
       }
     }
     for (int64_t i = 0; i < steps.count * lanes; i += lanes) {
@@ -216,7 +216,7 @@ void scan_items(const ForwardJob& job, int64_t begin, int64_t end) {
   for (int64_t item = begin; item < end; ++item) {
     const int64_t s = item / blocks;
     const Block block(job.in, lanes, item % blocks);
-    const scan::Sequence sequence = job.in.p.sequences[s];
+    const SequenceSteps sequence = job.in.p.sequences[s];
     load_initial_state(job.in, block, s, state);
     scan_steps(job, block, sequence.batch, sequence.begin, sequence.end, state);
     store_last_state(job, block, s, state);
@@ -239,7 +239,7 @@ struct Chunk {
     const int64_t chunks = (p.length + scan::kChunkSteps - 1) / scan::kChunkSteps;
     const int64_t number = item / blocks % chunks;
     s = item / blocks / chunks;
-    const scan::Sequence sequence = p.sequences[s];
+    const SequenceSteps sequence = p.sequences[s];
     batch = sequence.batch;
     begin = std::min(sequence.begin + number * scan::kChunkSteps, sequence.end);
     end = std::min(begin + scan::kChunkSteps, sequence.end);
@@ -281,7 +281,7 @@ void join_chunks(const ForwardJob& job, int64_t first, int64_t last) {
   for (int64_t item = first; item < last; ++item) {
     const int64_t s = item / blocks;
     const Block block(job.in, lanes, item % blocks);
-    const scan::Sequence sequence = job.in.p.sequences[s];
+    const SequenceSteps sequence = job.in.p.sequences[s];
     const int64_t chunks =
         (sequence.end - sequence.begin + scan::kChunkSteps - 1) / scan::kChunkSteps;
     float* chunk = job.chunk_states + scan::first_chunk(job.in.p, s) * memory.chunk +
@@ -353,7 +353,7 @@ Status run(const SelectiveScanFwd& a, const Exec& exec) {
   const Memory memory(a, parts);
   scan::ForwardJob job;
   prepare_inputs(a, memory.parameters, exec, &job.in);
-  job.y = scan::view_of(a.y);
+  job.y = step_view(a.y);
   job.last_state = a.last_state;
   job.checkpoints = a.checkpoints;
   job.chunk_states = memory.chunk_states;

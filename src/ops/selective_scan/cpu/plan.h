@@ -17,11 +17,6 @@ using cpu::TileRows;
 constexpr int64_t kTileSteps = 64;
 constexpr int64_t kTile = kTileSteps * kMaxLanes;
 
-inline TileRows rows_of(const StepView& v, int64_t batch, int64_t step, int64_t channel) {
-  const TileRows rows{v.data, v.dtype, v.step, v.channel};
-  return rows.at(batch * v.batch + step * v.step + channel * v.channel);
-}
-
 // Memory for B and C in float32, where they are not, and for A with its channels contiguous.
 struct Parameters {
   float *A, *B, *C;

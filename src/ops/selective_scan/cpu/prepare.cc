@@ -86,9 +86,9 @@ scan::GroupView in_float(const Tensor& t, const scan::Problem& p, float* memory,
 template <class Args>
 void prepare(const Args& a, const scan::Parameters& memory, const Exec& exec, scan::Inputs* in) {
   in->p = scan::problem_of(a);
-  in->u = scan::view_of(a.u);
-  in->delta = scan::view_of(a.delta);
-  in->z = scan::view_of(a.z);
+  in->u = step_view(a.u);
+  in->delta = step_view(a.delta);
+  in->z = step_view(a.z);
   in->B = in_float(a.B, in->p, memory.B, exec);
   in->C = in_float(a.C, in->p, memory.C, exec);
   in->D = a.D;

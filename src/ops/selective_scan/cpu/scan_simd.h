@@ -65,8 +65,8 @@ HWY_INLINE void load_inputs(const Inputs& in, const Block& block, int64_t batch,
                             int64_t steps, InputTile* tile, float* slope = nullptr) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
-  load_tile(scan::rows_of(in.u, batch, step, block.first), steps, block.count, tile->u);
-  load_tile(scan::rows_of(in.delta, batch, step, block.first), steps, block.count, tile->dt);
+  load_tile(cpu::tile_rows(in.u, batch, step, block.first), steps, block.count, tile->u);
+  load_tile(cpu::tile_rows(in.delta, batch, step, block.first), steps, block.count, tile->dt);
   const Vec bias = load_parameter(in.delta_bias, block);
   // Lanes without a channel stay 0, so that they add nothing anywhere.
   const auto used = hn::FirstN(d, static_cast<size_t>(block.count));

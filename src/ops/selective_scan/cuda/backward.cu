@@ -137,10 +137,10 @@ Status run_backward(const SelectiveScanBwd& op, const Exec& exec) {
 
   BackwardArgs a{};
   set_inputs(op, p, &a);
-  a.dy = scan::view_of(op.dy);
-  a.du = scan::view_of(op.du);
-  a.ddelta = scan::view_of(op.ddelta);
-  a.dz = scan::view_of(op.dz);
+  a.dy = step_view(op.dy);
+  a.du = step_view(op.du);
+  a.ddelta = step_view(op.ddelta);
+  a.dz = step_view(op.dz);
   a.dlast_state = state_view(op.dlast_state);
   a.dinitial_state = state_view(op.dinitial_state);
   a.state_groups = state_groups(p);

@@ -39,19 +39,13 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   constexpr bool kExact = std::is_same_v<T, float>;
   extern __shared__ __align__(16) float shared[];
   __shared__ BackwardPlace place;
-  if (threadIdx.x == 0) {
-    if (a.segments.sequences.packed) wait_for_earlier_kernels();  // offsets lie in memory
-    place.find(a);
-  }
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
-  __syncthreads();
+  begin_block(a, place);
   const Segment& segment = place.segment;
   if (place.slot >= a.segments.slots) return;
   enum { kDelta, kU, kDy, kZ, kDu, kDdelta, kDz, kTensors };
   __shared__ BlockTensor tensors[kTensors];
   // Each by another warp, where there are so many.
-  const auto set_tensor = [&](int which, const scan::StepView& view) {
+  const auto set_tensor = [&](int which, const StepView& view) {
     if (threadIdx.x == which * 32 % blockDim.x) tensors[which].template set<T>(a, place, view);
   };
   set_tensor(kDelta, a.delta);
@@ -206,7 +200,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     }
     const auto put_all = [&](auto whole_pairs) {
       constexpr bool kPairs = decltype(whole_pairs)::value;
-      const auto put = [&](int which, const scan::StepView& view, auto&& pair_of) {
+      const auto put = [&](int which, const StepView& view, auto&& pair_of) {
         if (view.data == nullptr) return;
         const int64_t next = tensors[which].next;
         T* p = pairs.at<kPairs>(tensors[which].template at<T>(i), view);
@@ -313,8 +307,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
         const int exist = pairs.exist(steps, place.channels);
         const auto load_all = [&](auto whole_pairs) {
           constexpr bool kPairs = decltype(whole_pairs)::value;
-          const auto load = [&](PairValues<T>& values, const BlockTensor& t,
-                                const scan::StepView& view) {
+          const auto load = [&](PairValues<T>& values, const BlockTensor& t, const StepView& view) {
             values.template load<kPairs>(pairs.at<kPairs>(t.template at<const T>(i), view), t.next,
                                          view.channel, exist);
           };

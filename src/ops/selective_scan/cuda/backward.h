@@ -25,7 +25,7 @@ constexpr int short_shared_bytes(int64_t steps) {
 }
 
 struct BackwardArgs {
-  scan::StepView u, delta, z, dy, du, ddelta, dz;
+  StepView u, delta, z, dy, du, ddelta, dz;
   scan::GroupView B, C;
   const float* A;
   int64_t A_channel, A_state;

@@ -43,13 +43,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kCarryBlocks)
     carry_states(const __grid_constant__ BackwardArgs a, int first_state) {
   extern __shared__ __align__(16) float shared[];
   __shared__ BackwardPlace place;
-  if (threadIdx.x == 0) {
-    if (a.segments.sequences.packed) wait_for_earlier_kernels();  // offsets lie in memory
-    place.find(a);
-  }
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
-  __syncthreads();
+  begin_block(a, place);
   const Segment& segment = place.segment;
   if (!segment.exists || (kReverse && segment.opens)) return;
   const int thread = threadIdx.x, lane = thread % 32, first = first_state + lane % 4 * 4;
@@ -76,7 +70,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kCarryBlocks)
                              (place.channel + channel) * from.channel + (first + s) * from.state);
     }
   }
-  const scan::StepView& second_view = kReverse ? a.dy : a.u;
+  const StepView& second_view = kReverse ? a.dy : a.u;
   const scan::GroupView& states_view = kReverse ? a.C : a.B;
   const bool gated = kReverse && a.z.data != nullptr;
   const bool state_steps = states_view.step == 1 && states_view.state != 1;
@@ -94,7 +88,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kCarryBlocks)
 #pragma unroll 1
       for (int from = 0; from < ChunkPairs::kCount; from += kBatch) {
         Vec<T, 2> delta[kBatch], second[kBatch], z[kBatch];
-        const auto load = [&](const scan::StepView& view, Vec<T, 2>(&to)[kBatch]) {
+        const auto load = [&](const StepView& view, Vec<T, 2>(&to)[kBatch]) {
           const int64_t next = pairs.next(view);
           const T* p = pairs.at<const T>(view, place, step) + from * next;
 #pragma unroll

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kShortThreads)
   const int thread = threadIdx.x, lane = thread % 32;
   const int n = lane % kStates, channel = thread / kStates;
   const int sequence = blockIdx.z;
-  scan::Sequence place = {sequence, 0, a.segments.sequences.length};
+  SequenceSteps place = {sequence, 0, a.segments.sequences.length};
   if (a.segments.sequences.packed) {
     wait_for_earlier_kernels();  // offsets lie in memory
     place = a.segments.sequences[sequence];
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kShortThreads)
   const int bc_l = state_steps ? thread % kPiece : thread / kStates;
   const int bc_n = state_steps ? thread / kPiece : thread % kStates;
   const int next_l = state_steps ? 0 : kPiece / 2, next_n = state_steps ? kStates / 2 : 0;
-  const auto at = [&](const scan::StepView& view) {
+  const auto at = [&](const StepView& view) {
     return static_cast<T*>(view.data) + place.batch * view.batch +
            (place.begin + stage_l) * view.step + (first_channel + stage_c) * view.channel;
   };

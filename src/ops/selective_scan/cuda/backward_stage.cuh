@@ -5,8 +5,8 @@
 #include "cuda/convert.cuh"
 #include "cuda/gates.cuh"
 #include "cuda/parameter.cuh"
+#include "cuda/scan_step.cuh"
 #include "ops/selective_scan/cuda/backward.h"
-#include "ops/selective_scan/cuda/step.cuh"
 
 namespace fk::cuda {
 
@@ -80,7 +80,7 @@ struct BackwardPlace {
                before;
   }
   template <class T>
-  __device__ __forceinline__ T* at(const scan::StepView& view, int64_t step) const {
+  __device__ __forceinline__ T* at(const StepView& view, int64_t step) const {
     return static_cast<T*>(view.data) + segment.batch * view.batch + step * view.step +
            channel * view.channel;
   }
@@ -90,6 +90,17 @@ struct BackwardPlace {
     return load_either<T>(view.data, view.is_float, (channel + c) * view.stride);
   }
 };
+
+// What a block begins with, all its threads: its first one finds its place.
+__device__ __forceinline__ void begin_block(const BackwardArgs& a, BackwardPlace& place) {
+  if (threadIdx.x == 0) {
+    if (a.segments.sequences.packed) wait_for_earlier_kernels();  // offsets lie in memory
+    place.find(a);
+  }
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  __syncthreads();
+}
 
 // x steps or channels of a stride, in fewer instructions than of an int64_t.
 __device__ __forceinline__ int64_t times(int x, int64_t stride) {
@@ -135,7 +146,7 @@ struct ChunkPairs {
     return step_of(i) < steps ? place.channels - 2 * pair_of(i) : 0;
   }
   template <class T>
-  __device__ __forceinline__ T* at(const scan::StepView& view, const BackwardPlace& place,
+  __device__ __forceinline__ T* at(const StepView& view, const BackwardPlace& place,
                                    int64_t first) const {
     return at(place.at<T>(view, first), view);
   }
@@ -153,10 +164,10 @@ struct ChunkPairs {
   }
   // Of a tensor at a chunk's beginning, where the first is. kPairs: channels are neighbours.
   template <bool kPairs = false, class T>
-  __device__ __forceinline__ T* at(T* chunk, const scan::StepView& view) const {
+  __device__ __forceinline__ T* at(T* chunk, const StepView& view) const {
     return chunk + (times(step, view.step) + (kPairs ? 2 * pair : times(2 * pair, view.channel)));
   }
-  __device__ __forceinline__ int64_t next(const scan::StepView& view) const {
+  __device__ __forceinline__ int64_t next(const StepView& view) const {
     return times(next_step, view.step) + times(2 * next_pair, view.channel);
   }
 };
@@ -170,7 +181,7 @@ struct BlockTensor {
 
   template <class T>
   __device__ __forceinline__ void set(const BackwardArgs& a, const BackwardPlace& place,
-                                      const scan::StepView& view) {
+                                      const StepView& view) {
     first = view.data == nullptr ? nullptr : place.at<T>(view, place.segment.first);
     chunk = kChunk * view.step;
     next = ChunkPairs(a.warps, a.time_contiguous, 0).next(view);

@@ -55,7 +55,7 @@ constexpr int64_t kLeastSteps = 64;
 
 // Segments of at least kLeastSteps, about as many as fill the device once, if those are `worth`
 // pieces of a sequence or more: each is scanned twice.
-Segments cut(const scan::Sequences& sequences, int64_t blocks, int64_t room, int64_t multiple,
+Segments cut(const Sequences& sequences, int64_t blocks, int64_t room, int64_t multiple,
              int64_t worth) {
   const int64_t pieces = blocks == 0 ? 1 : room / blocks;
   const int64_t steps =
@@ -136,7 +136,7 @@ struct Units {
              whole(v.batch, a.batch);
     };
     channels = whole(a.channels / a.groups, a.groups);
-    for (const scan::StepView* v : {&a.u, &a.delta, &a.z, &a.y}) {
+    for (const StepView* v : {&a.u, &a.delta, &a.z, &a.y}) {
       if (v->data == nullptr) continue;
       channels = channels && begins(*v) && v->channel == 1 && whole(v->step, a.length);
       in_time = in_time && (v->step == 1 || a.length <= 1);
@@ -160,7 +160,8 @@ void set_quads(ScanArgs& a) {
   a.state_quads = states;
 }
 
-// Whether kChunks takes the call, instead of what is planned.
+// Whether kChunks takes the call, instead of what is planned: the copy engine and Hopper's barriers
+// are what it is made of.
 bool in_chunks(const SelectiveScanFwd& op, const scan::Problem& p, const ScanPlan& plan,
                const ScanArgs& a) {
   const DeviceProperties& properties = device_properties(op.u.device_id);
@@ -175,7 +176,7 @@ bool in_chunks(const SelectiveScanFwd& op, const scan::Problem& p, const ScanPla
   const Units units(a, 8);
   if (!units.states || !(a.time_contiguous ? units.steps : units.channels)) return false;
   const auto repeats = [](int64_t stride, int64_t size) { return size > 1 && stride <= 0; };
-  for (const scan::StepView* v : {&a.u, &a.delta, &a.z, &a.y}) {
+  for (const StepView* v : {&a.u, &a.delta, &a.z, &a.y}) {
     if (v->data == nullptr) continue;
     if (repeats(v->step, a.length) || repeats(v->channel, a.channels) ||
         repeats(v->batch, a.batch)) {
@@ -194,6 +195,15 @@ ScanArgs scan_args(const Op& op, const scan::Problem& p) {
   set_inputs(op, p, &a);
   a.batch = p.batch;
   a.length = p.length;
+  return a;
+}
+
+// The same with the outputs that the forward writes.
+ScanArgs forward_args(const SelectiveScanFwd& op, const scan::Problem& p) {
+  ScanArgs a = scan_args(op, p);
+  a.y = step_view(op.y);
+  if (op.y && op.y.numel() == 0) a.y = {};
+  a.last_state = state_view(op.last_state);
   return a;
 }
 
@@ -225,15 +235,13 @@ Status scan_all(ScanArgs a, const ScanPlan& plan, const ScanMemory& memory, cuda
   return {};
 }
 
+// `chunks`: by the kernel of kChunks, which takes the call.
 template <class T>
-Status run_forward(const SelectiveScanFwd& op, const Exec& exec) {
+Status run_forward(const SelectiveScanFwd& op, bool chunks, const Exec& exec) {
   const cudaStream_t stream = stream_of(exec);
   const scan::Problem p = scan::problem_of(op);
   if (p.channels == 0 || p.sequences.count == 0) return {};
-  ScanArgs a = scan_args(op, p);
-  a.y = scan::view_of(op.y);
-  if (op.y && op.y.numel() == 0) a.y = {};
-  a.last_state = state_view(op.last_state);
+  ScanArgs a = forward_args(op, p);
   const bool keeps = op.checkpoints && op.checkpoints.numel() > 0;
   KeptStates kept;
   if (keeps) {
@@ -249,7 +257,7 @@ Status run_forward(const SelectiveScanFwd& op, const Exec& exec) {
   WorkspaceParts parts(exec.workspace());
   const ScanMemory memory(parts, p, plan);
   set_quads(a);
-  if (in_chunks(op, p, plan, a)) {
+  if (chunks) {
     plan = {ScanShape::kChunks, ChunkTile::kChannels, false,
             segments_of(p.sequences, std::max<int64_t>(p.length, 1))};
   }
@@ -300,8 +308,27 @@ size_t workspace(const SelectiveScanFwd& op) {
 }
 
 Status run(const SelectiveScanFwd& a, const Exec& exec) {
-  return for_dtype(a.u.dtype,
-                   [&](auto tag) { return run_forward<typename decltype(tag)::type>(a, exec); });
+  return for_dtype(a.u.dtype, [&](auto tag) {
+    return run_forward<typename decltype(tag)::type>(a, false, exec);
+  });
 }
 
 }  // namespace fk::cuda
+
+namespace fk::cuda_sm90 {
+
+bool accepts(const SelectiveScanFwd& op) {
+  if (size_of(op.u.dtype) != 2 || op.algorithm != kAutoScan) return false;
+  const scan::Problem p = scan::problem_of(op);
+  if (p.channels == 0 || p.sequences.count == 0) return false;
+  cuda::ScanArgs a = cuda::forward_args(op, p);
+  cuda::set_quads(a);
+  return cuda::in_chunks(op, p, cuda::plan_of(op, p), a);
+}
+
+Status run(const SelectiveScanFwd& a, const Exec& exec) {
+  return a.u.dtype == DType::kFloat16 ? cuda::run_forward<__half>(a, true, exec)
+                                      : cuda::run_forward<__nv_bfloat16>(a, true, exec);
+}
+
+}  // namespace fk::cuda_sm90

@@ -16,6 +16,52 @@
 
 namespace fk::cuda {
 
+// A tile of a block is what follows from how it is cut, with the map of shared memory. `Cut` says:
+//   kC            channels of a thread, which has four states of each
+//   kLanes        lanes that share the states of a channel
+//   kScanWarps    warps that scan, kInputWarps that bring inputs, kOutputWarps that take outputs
+//   kT            steps of a tile
+//   kBlocks       blocks that share a multiprocessor
+//   kNarrow       whether blocks may have fewer scanning warps, for few channels
+template <class Cut>
+struct ForwardTile : Cut {
+  static constexpr int kS = 4, kBetween = Cut::kT;
+  static constexpr int kWarpChannels = Cut::kC * 32 / Cut::kLanes;
+  static constexpr int kChannels = kWarpChannels * Cut::kScanWarps;  // at most
+  static constexpr int kStates = kS * Cut::kLanes;
+  static constexpr int kInputs = 32 * Cut::kInputWarps,
+                       kOutputs = 32 * Cut::kOutputWarps;  // threads
+  static constexpr int kThreads = 32 * Cut::kScanWarps + kInputs + kOutputs;
+  static constexpr int kStage = kInputs + kOutputs;     // threads that do not scan
+  static constexpr int kParts = Cut::kLanes / Cut::kC;  // sums that y of a (step, channel) comes in
+  // Shared memory holds two tiles each of inputs, of B and C and of sums, in floats, spread over
+  // the banks.
+  static constexpr int kPitch = 2 * kChannels + 4;
+  static constexpr int kStatePitch = 2 * kStates + 4;
+  static constexpr int kQuadPitch = 4 * kParts + (kParts > 1 ? 4 : 0);  // y of four channels
+  static constexpr int kSumPitch = kChannels / 4 * kQuadPitch + (kParts > 1 ? 0 : 4);
+  static constexpr int kSharedBytes = 8 * Cut::kT * (kPitch + kStatePitch + kSumPitch);
+  static_assert(Cut::kLanes >= Cut::kC && kWarpChannels % 4 == 0 && Cut::kT % 4 == 0);
+};
+
+// Many channels of up to 16 states: four blocks a multiprocessor, which do not wait for each other.
+struct ManyCut {
+  static constexpr int kC = 2, kLanes = 4;
+  static constexpr int kScanWarps = 2, kInputWarps = 2, kOutputWarps = 2;
+  static constexpr int kT = 16, kBlocks = 4;
+  static constexpr bool kNarrow = false;
+};
+using ManyTile = ForwardTile<ManyCut>;
+
+// 64 states at a time: a value of B or C serves four channels.
+struct WideCut {
+  static constexpr int kC = 4, kLanes = 16;
+  static constexpr int kScanWarps = 4, kInputWarps = 2, kOutputWarps = 2;
+  static constexpr int kT = 8, kBlocks = 2;
+  static constexpr bool kNarrow = true;
+};
+using WideTile = ForwardTile<WideCut>;
+
 // What a scanning thread reads from shared memory for a step.
 template <class Tile>
 struct StepValues {
@@ -162,10 +208,5 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     }
   }
 }
-
-// Four blocks a multiprocessor, which do not wait for each other.
-using ManyTile = ForwardTile<2, 4, 2, 2, 2, 16, 4, false>;
-// A value of B or C serves four channels.
-using WideTile = ForwardTile<4, 16, 4, 2, 2, 8, 2, true>;
 
 }  // namespace fk::cuda

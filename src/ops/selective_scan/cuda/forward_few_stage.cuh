@@ -126,7 +126,7 @@ struct UnitStager {
     step = kTime ? thread % (kT / 4) * 4 : thread / quads * kUnits;
     channel = kTime ? thread / (kT / 4) : thread % quads * 4;
     if (thread >= kT / kUnits * quads) channel = Tile::kChannels;  // nothing to do
-    const auto at = [&](const scan::StepView& view) {
+    const auto at = [&](const StepView& view) {
       return place.template at<T>(view, place.segment.first) + step * view.step +
              channel * view.channel;
     };
@@ -140,7 +140,7 @@ struct UnitStager {
     }
   }
   // From one unit to the next.
-  __device__ __forceinline__ int64_t apart(const scan::StepView& view) const {
+  __device__ __forceinline__ int64_t apart(const StepView& view) const {
     return kTime ? across * view.channel : view.step;
   }
   __device__ __forceinline__ int channel_of(int i) const {
@@ -151,8 +151,8 @@ struct UnitStager {
     return channel_of(i) < place.channels && step_of(i) < count;
   }
   // A tile at `from`, which then is the next one.
-  __device__ __forceinline__ void load(Quad (&to)[kUnits], const T*& from,
-                                       const scan::StepView& view, int count) const {
+  __device__ __forceinline__ void load(Quad (&to)[kUnits], const T*& from, const StepView& view,
+                                       int count) const {
     if (!kAny && count == kT && place.channels == 4 * quads) {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) to[i] = Quad::at(from + i * apart(view));

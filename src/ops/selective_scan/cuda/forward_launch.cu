@@ -54,7 +54,7 @@ Status launch_chunks(ScanArgs a, cudaStream_t stream) {
                   static_cast<unsigned>(a.groups * a.batch), ChunkTile::kTurns);
   if (grid.x * grid.y == 0) return {};
   ChunkMaps maps = {};
-  const auto describe = [&](const scan::StepView& v, CUtensorMap* map) -> Status {
+  const auto describe = [&](const StepView& v, CUtensorMap* map) -> Status {
     if (v.data == nullptr) return {};
     using Tile = ChunkTile;
     const int64_t group = per_group * v.channel * 2, channel = v.channel * 2, step = v.step * 2;

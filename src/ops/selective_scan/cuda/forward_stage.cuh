@@ -5,32 +5,10 @@
 // states each, and goes through D and the gate.
 #pragma once
 
+#include "cuda/scan_step.cuh"
 #include "ops/selective_scan/cuda/stage.cuh"
-#include "ops/selective_scan/cuda/step.cuh"
 
 namespace fk::cuda {
-
-template <int kChannelsOfThread, int kLanesOfChannel, int kScanWarps, int kInputWarps,
-          int kOutputWarps, int kSteps, int kBlocksPerMultiprocessor, bool kFewChannels>
-struct ForwardTile {
-  static constexpr bool kNarrow = kFewChannels;  // blocks may have fewer scanning warps
-  static constexpr int kC = kChannelsOfThread, kS = 4, kLanes = kLanesOfChannel;
-  static constexpr int kT = kSteps, kBetween = kT, kBlocks = kBlocksPerMultiprocessor;
-  static constexpr int kWarpChannels = kC * 32 / kLanes;
-  static constexpr int kChannels = kWarpChannels * kScanWarps;  // at most
-  static constexpr int kStates = kS * kLanes;
-  static constexpr int kInputs = 32 * kInputWarps, kOutputs = 32 * kOutputWarps;  // threads
-  static constexpr int kThreads = 32 * kScanWarps + kInputs + kOutputs;
-  static constexpr int kStage = kInputs + kOutputs;  // threads that do not scan
-  static constexpr int kParts = kLanes / kC;         // sums that y of a (step, channel) comes in
-  // In floats, spread over the banks.
-  static constexpr int kPitch = 2 * kChannels + 4;
-  static constexpr int kStatePitch = 2 * kStates + 4;
-  static constexpr int kQuadPitch = 4 * kParts + (kParts > 1 ? 4 : 0);  // y of four channels
-  static constexpr int kSumPitch = kChannels / 4 * kQuadPitch + (kParts > 1 ? 0 : 4);
-  static constexpr int kSharedBytes = 8 * kT * (kPitch + kStatePitch + kSumPitch);
-  static_assert(kLanes >= kC && kWarpChannels % 4 == 0 && kT % 4 == 0);
-};
 
 // Which elements of u, delta, z and y lie side by side, in fours that can be read at once: those of
 // channels, of steps, or none.
@@ -131,12 +109,12 @@ struct ForwardUnits {
   }
   // In the first tile.
   template <class Element>
-  __device__ __forceinline__ Element* at(const scan::StepView& view, int i) const {
+  __device__ __forceinline__ Element* at(const StepView& view, int i) const {
     return place.template at<Element>(view, place.segment.first) + step[i] * view.step +
            channel[i] * view.channel;
   }
   // Unit i at `from`, zeros where there is nothing.
-  __device__ __forceinline__ Quad load(const T* from, const scan::StepView& view, int i,
+  __device__ __forceinline__ Quad load(const T* from, const StepView& view, int i,
                                        int steps) const {
     if (step[i] >= steps) return Quad::zero();
     if constexpr (kAny) {

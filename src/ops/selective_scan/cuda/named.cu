@@ -7,8 +7,8 @@
 // dt): right as long as P_t stays within exp(+-kRange); a tile in which it does not takes Hillis
 // and Steele's scan instead.
 #include "cuda/row_partition.cuh"
+#include "cuda/scan_step.cuh"
 #include "ops/selective_scan/cuda/stage.cuh"
-#include "ops/selective_scan/cuda/step.cuh"
 
 namespace fk::cuda {
 namespace {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kSteps)
   const int64_t index = block_index();
   if (index >= a.channels * a.segments.sequences.count) return;
   const int64_t s = index / a.channels, c = index % a.channels;
-  const scan::Sequence q = a.segments.sequences[s];
+  const SequenceSteps q = a.segments.sequences[s];
   const int64_t group = c / (a.channels / a.groups);
   const int t = threadIdx.x;
   const DType dtype = std::is_same_v<T, float> ? DType::kFloat32 : a.u.dtype;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kSteps)
   }
   const float bias = load_parameter(a.bias, c * a.bias.stride);
   const float D = load_parameter(a.D, c * a.D.stride);
-  const auto at = [&](const scan::StepView& v, int64_t l) {
+  const auto at = [&](const StepView& v, int64_t l) {
     return q.batch * v.batch + l * v.step + c * v.channel;
   };
   const auto state_at = [&](const scan::GroupView& v, int64_t l, int n) {

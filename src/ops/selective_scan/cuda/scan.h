@@ -5,7 +5,8 @@
 
 #include "core/host_device.h"
 #include "core/status.h"
-#include "ops/selective_scan/cuda/segments.h"
+#include "cuda/segments.h"
+#include "ops/selective_scan/problem.h"
 
 namespace fk::cuda {
 
@@ -51,7 +52,7 @@ struct KeptStates {
 };
 
 struct ScanArgs {
-  scan::StepView u, delta, z, y;
+  StepView u, delta, z, y;
   scan::GroupView B, C;
   const float* A;
   int64_t A_channel, A_state;
@@ -85,9 +86,9 @@ struct ScanArgs {
 // What forward and backward are given alike.
 template <class Op, class Args>
 void set_inputs(const Op& op, const scan::Problem& p, Args* a) {
-  a->u = scan::view_of(op.u);
-  a->delta = scan::view_of(op.delta);
-  a->z = scan::view_of(op.z);
+  a->u = step_view(op.u);
+  a->delta = step_view(op.delta);
+  a->z = step_view(op.z);
   a->B = scan::group_view_of(op.B);
   a->C = scan::group_view_of(op.C);
   a->A = op.A.template ptr<const float>();

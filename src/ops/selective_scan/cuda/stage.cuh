@@ -41,7 +41,7 @@ struct BlockChannels {
     return p;
   }
   template <class T>
-  __device__ __forceinline__ T* at(const scan::StepView& view, int64_t step) const {
+  __device__ __forceinline__ T* at(const StepView& view, int64_t step) const {
     return static_cast<T*>(view.data) + segment.batch * view.batch + step * view.step +
            channel * view.channel;
   }

@@ -1,8 +1,8 @@
 // Attention's backward on Hopper, head sizes above 128; values of 128 columns beside 192 have
 // kernels of their own.
-#include "ops/attention/sm90/backward_launch.h"
-#include "ops/attention/sm90/backward_pair.cuh"
-#include "ops/attention/sm90/backward_wide.cuh"
+#include "ops/attention/sm90/backward/launch.h"
+#include "ops/attention/sm90/backward/pair.cuh"
+#include "ops/attention/sm90/backward/wide.cuh"
 
 namespace fk::cuda_sm90::backward {
 namespace {

@@ -1,14 +1,15 @@
-// Attention's backward on Hopper: where what a block works on lies in shared memory, and the thread
-// that loads it.
+// Attention's backward on Hopper: the thread that loads what a block works on, for whichever map of
+// shared memory (SharedTiles, WideTiles, PairTiles) the kernel has.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
+#include "cuda/pipeline.cuh"
 #include "cuda/tma.cuh"
-#include "ops/attention/sm90/backward.h"
-#include "ops/attention/sm90/backward_order.cuh"
+#include "ops/attention/sm90/backward/arguments.h"
+#include "ops/attention/sm90/backward/order.cuh"
 
 namespace fk::cuda_sm90::backward {
 
@@ -22,128 +23,10 @@ struct DqBlock {
   bool again;    // another head takes the place of this sum
 };
 
-// Tiles as the copy engine writes them: columns of 64 elements, rows of 128 bytes, swizzled.
-// Rings have two places.
-template <int kHeadSize, int kQueries>
-struct alignas(1024) SharedTiles {
-  static constexpr bool kWide = false, kPair = false;
-  static constexpr int kThreads = backward::kThreads, kWarps = kConsumerWarps;
-  static constexpr int kServeRegisters = 24;
-  static constexpr int kD = kHeadSize, kM = kQueries, kN = keys_a_block(kD), kRows = kN;
-  static constexpr int kPanels = (kD + 63) / 64, kColumns = kPanels * 64;
-  static constexpr int kValuePanels = kPanels;
-  static constexpr int kKeyPlaces = kM == 80 ? 1 : 2;  // 80 queries leave room for one only
-  static constexpr int kDoutPlaces = 2;
-  uint16_t k[kKeyPlaces][kN * kColumns];  // of this tile and the next
-  uint16_t v[kN * kColumns];              // free once the last dP is there, so one place is enough
-  uint16_t q[2][kM * kColumns];
-  uint16_t dout[2][kM * kColumns];
-  uint16_t ds[2][kM * kN];
-  float dq[dq_parts(kD)][kM * kD / dq_parts(kD)];
-  float stats[2][2 * kM];  // -lse * log2(e), delta
-  uint64_t q_full[2], dout_full[2], stage_empty[2];
-  uint64_t k_full[2], k_empty[2], v_full, v_empty;
-  uint64_t ds_full[2], ds_empty[2];
-  uint64_t tile_full[2], tile_empty[2], tile_read;
-  uint64_t other_ready, other_full;  // the other block of the cluster is done, its sums are here
-  Tile tile[2];
-  int pending[kConsumerWarps];  // the head whose dQ this warp has added to; -1: it has been said
-  DqBlock dq_block[kThreads / 32 - 1];  // by warp, but for the one that loads
-};
-
-// The same for head sizes above 128 (sm90/backward_wide.cuh); rings have as many places as
-// there is room for.
-template <int kHeadSize>
-struct alignas(1024) WideTiles {
-  static constexpr bool kWide = true, kPair = false;
-  static constexpr int kThreads = backward::kThreads, kWarps = kConsumerWarps;
-  static constexpr int kServeRegisters = 24;
-  static constexpr int kD = kHeadSize, kM = 64, kN = keys_a_block(kD), kRows = kN;
-  static constexpr int kPanels = kD / 64, kValuePanels = kPanels;
-  static constexpr int kKeyPlaces = 1, kDoutPlaces = kD > 192 ? 1 : 2;
-  // Each part of dQ has a place of its own, if there is room, or else each warp.
-  static constexpr int kDqPlaces = kD > 192 ? kConsumerWarps : dq_parts(kD);
-  uint16_t k[kKeyPlaces][kN * kD];
-  uint16_t v[kN * kD];
-  uint16_t q[2][kM * kD];
-  uint16_t dout[kDoutPlaces][kM * kD];
-  uint16_t ds[2][kM * kN];
-  uint4 p[2][kM * kN / 8];  // weights of dP - delta: float16, in the order of the registers
-  float dq[kDqPlaces][kM * 16];
-  float stats[2][2 * kM];  // -lse * log2(e), delta
-  // stage_empty: the second warpgroup, which needs a query block last, is done with it.
-  uint64_t q_full[2], stage_empty[2], dout_full[2], dout_empty[2];
-  uint64_t k_full[2], k_empty[2], v_full, v_empty;
-  uint64_t p_full[2], p_empty[2], ds_full[2], ds_empty[2];
-  uint64_t tile_full[2], tile_empty[2], tile_read;
-  Tile tile[2];
-  int pending[kConsumerWarps];  // the head whose dQ this warp has added to; -1: it has been said
-  DqBlock dq_block[kThreads / 32 - 1];  // by warp, but for the one that loads
-};
-
-template <int kD, int kM>
-constexpr int kSharedBytes = sizeof(SharedTiles<kD, kM>);
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// How often a ring was used: which place is next, and the parity of its barrier's phase.
-template <int kPlaces>
-struct Ring {
-  uint32_t number = 0;
-  // Of one place, 0 in a form that the compiler takes for a value that changes: it would keep all
-  // descriptors of what is there in registers.
-  __device__ __forceinline__ int index() const {
-    return kPlaces == 1 ? number >> 31 : number % kPlaces;
-  }
-  __device__ __forceinline__ uint32_t phase() const { return number / kPlaces % 2; }
-};
+using cuda::Ring;
 using Turn = Ring<2>;
-
-template <int kD, int kM>
-__device__ __forceinline__ void init_barriers(SharedTiles<kD, kM>& shared) {
-  for (int i = 0; i < 2; ++i) {
-    cuda::barrier_init(&shared.q_full[i], 1);
-    cuda::barrier_init(&shared.dout_full[i], 1);
-    cuda::barrier_init_for_warps(&shared.stage_empty[i], kConsumerWarps);
-    cuda::barrier_init(&shared.k_full[i], 1);
-    cuda::barrier_init_for_warps(&shared.k_empty[i], kConsumerWarps);
-    cuda::barrier_init_for_warps(&shared.ds_full[i], kConsumerWarps);
-    cuda::barrier_init_for_warps(&shared.ds_empty[i], kConsumerWarps);
-    cuda::barrier_init(&shared.tile_full[i], 1);
-    cuda::barrier_init_for_warps(&shared.tile_empty[i], kConsumerWarps);
-  }
-  cuda::barrier_init(&shared.v_full, 1);
-  cuda::barrier_init_for_warps(&shared.v_empty, kConsumerWarps);
-  cuda::barrier_init(&shared.tile_read, 1);
-  cuda::barrier_init(&shared.other_ready, kConsumerWarps);
-  cuda::barrier_init(&shared.other_full, 1);
-  cuda::fence_barrier_init();
-  cuda::fence_barrier_init_cluster();
-  cuda::barrier_arrive_expect(&shared.other_full, kD * shared.kN * sizeof(float));
-}
-
-template <int kD>
-__device__ __forceinline__ void init_barriers(WideTiles<kD>& shared) {
-  constexpr int kGroupWarps = kConsumerWarps / 2;
-  for (int i = 0; i < 2; ++i) {
-    cuda::barrier_init(&shared.q_full[i], 1);
-    cuda::barrier_init_for_warps(&shared.stage_empty[i], kGroupWarps);
-    cuda::barrier_init(&shared.dout_full[i], 1);
-    cuda::barrier_init(&shared.k_full[i], 1);
-    cuda::barrier_init_for_warps(&shared.k_empty[i], kConsumerWarps);
-    cuda::barrier_init_for_warps(&shared.dout_empty[i], kConsumerWarps);
-    cuda::barrier_init_for_warps(&shared.p_full[i], kGroupWarps);
-    cuda::barrier_init_for_warps(&shared.p_empty[i], kGroupWarps);
-    cuda::barrier_init_for_warps(&shared.ds_full[i], kGroupWarps);
-    cuda::barrier_init_for_warps(&shared.ds_empty[i], kConsumerWarps);
-    cuda::barrier_init(&shared.tile_full[i], 1);
-    cuda::barrier_init_for_warps(&shared.tile_empty[i], kConsumerWarps);
-  }
-  cuda::barrier_init(&shared.v_full, 1);
-  cuda::barrier_init_for_warps(&shared.v_empty, kGroupWarps);
-  cuda::barrier_init(&shared.tile_read, 1);
-  cuda::fence_barrier_init();
-}
 
 __device__ __forceinline__ int load_acquire(const int* from) {
   int value;

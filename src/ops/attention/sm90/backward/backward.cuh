@@ -11,7 +11,7 @@
 // register operand of the next; dV and dK stay in registers. dS goes through shared memory once,
 // for dQ, which the copy engine adds to a sum in the workspace, float, in an order of elements that
 // suits the registers. The warps that neither load nor compute turn sums into dQ, head by head, as
-// they are complete (sm90/backward_convert.cuh).
+// they are complete (sm90/backward/convert.cuh).
 //
 // The tensor cores are kept busy in three ways. The warpgroups are free to drift half a step apart,
 // so that one computes exponentials while the other multiplies: dQ of a pair needs dS of both, but
@@ -23,9 +23,89 @@
 #include <type_traits>
 
 #include "cuda/dependent_launch.cuh"
-#include "ops/attention/sm90/backward_warpgroup.cuh"
+#include "ops/attention/sm90/backward/warpgroup.cuh"
 
 namespace fk::cuda_sm90::backward {
+
+// What a block has in shared memory. Tiles are as the copy engine writes them: columns of 64
+// elements, rows of 128 bytes, swizzled. Rings have two places.
+template <int kHeadSize, int kQueries>
+struct alignas(1024) SharedTiles {
+  static constexpr bool kWide = false, kPair = false;
+  static constexpr int kThreads = backward::kThreads, kWarps = kConsumerWarps;
+  static constexpr int kServeRegisters = 24;
+  static constexpr int kD = kHeadSize, kM = kQueries, kN = keys_a_block(kD), kRows = kN;
+  static constexpr int kPanels = (kD + 63) / 64, kColumns = kPanels * 64;
+  static constexpr int kValuePanels = kPanels;
+  static constexpr int kKeyPlaces = kM == 80 ? 1 : 2;  // 80 queries leave room for one only
+  static constexpr int kDoutPlaces = 2;
+  uint16_t k[kKeyPlaces][kN * kColumns];  // of this tile and the next
+  uint16_t v[kN * kColumns];              // free once the last dP is there, so one place is enough
+  uint16_t q[2][kM * kColumns];
+  uint16_t dout[2][kM * kColumns];
+  uint16_t ds[2][kM * kN];
+  float dq[dq_parts(kD)][kM * kD / dq_parts(kD)];
+  float stats[2][2 * kM];  // -lse * log2(e), delta
+  uint64_t q_full[2], dout_full[2], stage_empty[2];
+  uint64_t k_full[2], k_empty[2], v_full, v_empty;
+  uint64_t ds_full[2], ds_empty[2];
+  uint64_t tile_full[2], tile_empty[2], tile_read;
+  uint64_t other_ready, other_full;  // the other block of the cluster is done, its sums are here
+  Tile tile[2];
+  int pending[kConsumerWarps];  // the head whose dQ this warp has added to; -1: it has been said
+  DqBlock dq_block[kThreads / 32 - 1];  // by warp, but for the one that loads
+};
+
+template <int kD, int kM>
+constexpr int kSharedBytes = sizeof(SharedTiles<kD, kM>);
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int kD, int kM>
+__device__ __forceinline__ void init_barriers(SharedTiles<kD, kM>& shared) {
+  for (int i = 0; i < 2; ++i) {
+    cuda::barrier_init(&shared.q_full[i], 1);
+    cuda::barrier_init(&shared.dout_full[i], 1);
+    cuda::barrier_init_for_warps(&shared.stage_empty[i], kConsumerWarps);
+    cuda::barrier_init(&shared.k_full[i], 1);
+    cuda::barrier_init_for_warps(&shared.k_empty[i], kConsumerWarps);
+    cuda::barrier_init_for_warps(&shared.ds_full[i], kConsumerWarps);
+    cuda::barrier_init_for_warps(&shared.ds_empty[i], kConsumerWarps);
+    cuda::barrier_init(&shared.tile_full[i], 1);
+    cuda::barrier_init_for_warps(&shared.tile_empty[i], kConsumerWarps);
+  }
+  cuda::barrier_init(&shared.v_full, 1);
+  cuda::barrier_init_for_warps(&shared.v_empty, kConsumerWarps);
+  cuda::barrier_init(&shared.tile_read, 1);
+  cuda::barrier_init(&shared.other_ready, kConsumerWarps);
+  cuda::barrier_init(&shared.other_full, 1);
+  cuda::fence_barrier_init();
+  cuda::fence_barrier_init_cluster();
+  cuda::barrier_arrive_expect(&shared.other_full, kD * shared.kN * sizeof(float));
+}
+
+template <class T, int kD, int kM, Kind kKind>
+struct Consumer;
+
+#endif
+
+template <class T, int kD, int kM, Kind kKind>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_backward_kernel([[maybe_unused]] const __grid_constant__ Params p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  auto& shared = begin_block<SharedTiles<kD, kM>>(p);
+  if (uniform(thread_now() / 32) < 4) {
+    serve_block<T, kKind>(p, shared);
+  } else {
+    take_registers<240>();
+    const int warp = static_cast<int>(uniform(thread_now() / 32));
+    Consumer<T, kD, kM, kKind> consumer{
+        {p, shared, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32}};
+    consumer.run();
+    if (p.done != nullptr) convert_blocks<T, kKind, kM == 80 ? 5 : 4>(p, shared);
+  }
+#endif
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -306,23 +386,5 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
 };
 
 #endif
-
-template <class T, int kD, int kM, Kind kKind>
-__global__ void __launch_bounds__(kThreads, 1)
-    attention_backward_kernel([[maybe_unused]] const __grid_constant__ Params p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  auto& shared = begin_block<SharedTiles<kD, kM>>(p);
-  if (uniform(thread_now() / 32) < 4) {
-    serve_block<T, kKind>(p, shared);
-  } else {
-    take_registers<240>();
-    const int warp = static_cast<int>(uniform(thread_now() / 32));
-    Consumer<T, kD, kM, kKind> consumer{
-        {p, shared, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32}};
-    consumer.run();
-    if (p.done != nullptr) convert_blocks<T, kKind, kM == 80 ? 5 : 4>(p, shared);
-  }
-#endif
-}
 
 }  // namespace fk::cuda_sm90::backward

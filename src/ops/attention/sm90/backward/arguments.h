@@ -18,7 +18,7 @@ constexpr int kFar = 1 << 29;      // a mask's distance without limit; lengths a
 // Kernels are made for head sizes of 64, 96, 128, 192 and 256; smaller ones are padded with zeros
 // by the copy engine. A block owns so many keys: dK and dV have to fit into the registers.
 FK_HOST_DEVICE constexpr int keys_a_block(int64_t head_size) { return head_size > 128 ? 64 : 128; }
-constexpr int kPairKeys = 128;  // of two blocks (sm90/backward_pair.cuh)
+constexpr int kPairKeys = 128;  // of two blocks (sm90/backward/pair.cuh)
 // A block of the sum of dQ is added up in so many parts, each by one warp: of 16 columns and all
 // queries, at a head size of 64 of half the queries.
 FK_HOST_DEVICE constexpr int dq_parts(int64_t head_size) {

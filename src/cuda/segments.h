@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/host_device.h"
-#include "ops/selective_scan/problem.h"
+#include "core/sequences.h"
 
 namespace fk::cuda {
 
@@ -21,7 +21,7 @@ struct Segment {
 // packed sequences need is known on the device only; sequence s has slots from
 // begin / steps + s on, which leaves room for every sequence and at most one empty slot each.
 struct Segments {
-  scan::Sequences sequences;
+  Sequences sequences;
   int64_t steps = 1;
   int64_t slots = 0;
 
@@ -33,7 +33,7 @@ struct Segments {
     return !sequences.packed ? s * per_row() : sequences[s].begin / steps + s;
   }
   FK_HOST_DEVICE int64_t count_of(int64_t s) const {
-    const scan::Sequence q = sequences[s];
+    const SequenceSteps q = sequences[s];
     const int64_t n = (q.end - q.begin + steps - 1) / steps;
     return n > 0 ? n : 1;
   }
@@ -52,7 +52,7 @@ struct Segments {
       }
       s = low;
     }
-    const scan::Sequence q = sequences[s];
+    const SequenceSteps q = sequences[s];
     const int64_t index = slot - first_slot(s);
     Segment g;
     g.sequence = s;
@@ -68,7 +68,7 @@ struct Segments {
   }
 };
 
-inline Segments segments_of(const scan::Sequences& sequences, int64_t steps) {
+inline Segments segments_of(const Sequences& sequences, int64_t steps) {
   Segments g;
   g.sequences = sequences;
   g.steps = steps;

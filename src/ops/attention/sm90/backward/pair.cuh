@@ -1,5 +1,5 @@
 // The main kernel of attention's backward on Hopper for heads of 192 with values of 128 columns.
-// What it computes, and how dQ is added up, is said in sm90/backward.cuh.
+// What it computes, and how dQ is added up, is said in sm90/backward/backward.cuh.
 //
 // Floor: 2 L^2 (3 D + 2 E) flops a head on the tensor cores. What wide heads wait for is the sum of
 // dQ: with 64 keys a block, all that registers hold, each product of 64 queries and 64 keys adds a
@@ -8,13 +8,13 @@
 // from a copy of that half of K. That halves what is added.
 //
 // Three warpgroups of a block compute: the first S, P and dV, the second dP, dS and dK, as in
-// sm90/backward_wide.cuh, with K and V in registers as the first operand; the third dQ, whose
+// sm90/backward/wide.cuh, with K and V in registers as the first operand; the third dQ, whose
 // rows are queries here, so that all its columns are made of one reading of dS.
 #pragma once
 
 #include <cstdint>
 
-#include "ops/attention/sm90/backward_wide.cuh"
+#include "ops/attention/sm90/backward/wide.cuh"
 
 namespace fk::cuda_sm90::backward {
 

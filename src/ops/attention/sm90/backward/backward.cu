@@ -4,8 +4,8 @@
 #include <cstddef>
 
 #include "ops/attention/cuda/rotate.h"
-#include "ops/attention/sm90/backward.cuh"
-#include "ops/attention/sm90/backward_launch.h"
+#include "ops/attention/sm90/backward/backward.cuh"
+#include "ops/attention/sm90/backward/launch.h"
 #include "ops/attention/sm90/tensors.h"
 
 namespace fk::cuda_sm90 {
@@ -44,14 +44,6 @@ bool strides_fit(const Tensor& t) {
   if (t.stride(-1) != 1) return false;
   for (int i = 0; i + 1 < t.ndim; ++i) {
     if (!cuda::tensor_map_takes(t.shape[i], t.strides[i] * 2)) return false;
-  }
-  return true;
-}
-
-template <class Condition>
-bool all_tensors(const AttentionBwd& a, Condition condition) {
-  for (const Tensor* t : {&a.dout, &a.q, &a.k, &a.v, &a.out, &a.dq, &a.dk, &a.dv}) {
-    if (*t && !condition(*t)) return false;
   }
   return true;
 }
@@ -97,7 +89,11 @@ Status launch_rotated(const AttentionBwd& a, const Exec& exec) {
 
 }  // namespace backward
 
-bool accepts(const AttentionBwd& a) {
+bool aligned(const AttentionBwd& a) {
+  return all_aligned({&a.dout, &a.q, &a.k, &a.v, &a.out, &a.dq, &a.dk, &a.dv});
+}
+
+bool takes(const AttentionBwd& a) {
   const DType dtype = a.q.dtype;
   if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) return false;
   if (cuda::device_properties(a.q.device_id).code < 90) return false;
@@ -111,20 +107,19 @@ bool accepts(const AttentionBwd& a) {
   if (plan.problem.batch == 0) return false;
   if (std::max(plan.problem.q_len, plan.problem.k_len) >= backward::kFar) return false;
   if (std::max(plan.blocks, plan.tiles) >= (int64_t{1} << 27)) return false;
-  return backward::all_tensors(a, backward::strides_fit);
+  for (const Tensor* t : {&a.dout, &a.q, &a.k, &a.v, &a.out, &a.dq, &a.dk, &a.dv}) {
+    if (*t && !backward::strides_fit(*t)) return false;
+  }
+  return true;
 }
 
 size_t workspace(const AttentionBwd& a) {
-  // Also what the portable kernel needs, which takes some calls that `accepts` cannot tell.
   int64_t own = std::max(backward::Plan(a, false).bytes, backward::Plan(a, true).bytes);
   if (cuda::attention::rotation_of(a).pairs > 0) backward::without_rotation(a, nullptr, &own);
-  return std::max(static_cast<size_t>(own), cuda::workspace(a));
+  return static_cast<size_t>(own);
 }
 
 Status run(const AttentionBwd& a, const Exec& exec) {
-  const bool aligned = backward::all_tensors(
-      a, [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; });
-  if (!aligned) return cuda::run(a, exec);
   return cuda::attention::rotation_of(a).pairs > 0 ? backward::launch_rotated(a, exec)
                                                    : backward::launch_call(a, exec);
 }

@@ -1,4 +1,4 @@
-// The numbers of one step of a selective scan, for one thread.
+// What one thread computes in one step of a selective scan: the decay, the time step and the gate.
 #pragma once
 
 #include <type_traits>

@@ -6,8 +6,8 @@
 
 #include "core/workspace.h"
 #include "cuda/launch.h"
-#include "ops/attention/sm90/backward.h"
-#include "ops/attention/sm90/backward_order.cuh"
+#include "ops/attention/sm90/backward/arguments.h"
+#include "ops/attention/sm90/backward/order.cuh"
 
 namespace fk::cuda_sm90::backward {
 
@@ -23,7 +23,7 @@ inline int head_size(const AttentionBwd& a) {
   return d <= 192 && !has_features(a) ? 192 : 256;
 }
 
-// Whether two blocks share the sums of dQ of their keys (sm90/backward_pair.cuh).
+// Whether two blocks share the sums of dQ of their keys (sm90/backward/pair.cuh).
 inline bool in_pairs(const AttentionBwd& a) { return head_size(a) == 192 && a.v.size(-1) <= 128; }
 
 // Queries a block: what the registers hold. 80 of them, at D 128, only without masks, in any order,
@@ -38,8 +38,6 @@ inline int queries(const AttentionBwd& a, const attention::Problem& problem, boo
   return problem.k_len % 128 == 0 && (problem.q_len + 79) / 80 * 80 * 32 <= problem.q_len * 33 ? 80
                                                                                                : 64;
 }
-
-inline int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 struct Plan {
   attention::Problem problem;
@@ -57,8 +55,8 @@ struct Plan {
     m = queries(a, problem, deterministic);
     pair = in_pairs(a);
     n = pair ? kPairKeys : keys_a_block(d);
-    m_blocks = divide_up(problem.q_len, m);
-    n_blocks = divide_up(problem.k_len, n);
+    m_blocks = ceil_div(problem.q_len, m);
+    n_blocks = ceil_div(problem.k_len, n);
     slots = problem.packed ? problem.q_len / m + problem.batch : problem.batch * m_blocks;
     blocks = slots * problem.heads;
     tiles = (problem.packed ? problem.k_len / n + problem.batch : problem.batch * n_blocks) *
@@ -102,8 +100,8 @@ struct Plan {
       const int64_t row = std::max<int64_t>(n_blocks, 1), heads = tiles / row;
       segment = std::max<int64_t>(1, m_blocks * problem.group());
       const int64_t heads_together = std::max<int64_t>(1, together / segment);
-      const int64_t last_heads = std::min(heads, divide_up(last_tiles, row));
-      ring = std::max(heads_together, last_heads) + heads_together + 2 * divide_up(processors, row);
+      const int64_t last_heads = std::min(heads, ceil_div(last_tiles, row));
+      ring = std::max(heads_together, last_heads) + heads_together + 2 * ceil_div(processors, row);
       ring = std::max(ring, kRing / (segment * block_bytes)) * segment;
       most_together = blocks;
     }
@@ -117,7 +115,7 @@ struct Plan {
     if (d <= 128 && blocks * block_bytes <= kInCache) beside = 0;
     if (beside > 0 && d <= 128 && !problem.packed) {
       const int64_t row = std::max<int64_t>(n_blocks, 1);
-      const int64_t last_heads = divide_up(std::max(last_tiles, processors), row) + 1;
+      const int64_t last_heads = ceil_div(std::max(last_tiles, processors), row) + 1;
       beside = blocks - std::min(ring, last_heads * segment);
     }
     if (deterministic || beside == 0) ring = most_together = blocks;

@@ -1,6 +1,6 @@
 // The main kernel of attention's backward on Hopper for head sizes above 128, where one warpgroup
 // cannot keep both dK and dV. What it computes, and how dQ is added up, is said in
-// sm90/backward.cuh.
+// sm90/backward/backward.cuh.
 //
 // Floor: 10 L^2 D flops a head on the tensor cores. A block owns 64 keys of one key head and walks
 // over the queries that see them, 64 at a time. The first warpgroup computes S^T = K Q^T and P,
@@ -18,14 +18,96 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/mma.cuh"
-#include "ops/attention/sm90/backward_warpgroup.cuh"
+#include "ops/attention/sm90/backward/warpgroup.cuh"
 
 namespace fk::cuda_sm90::backward {
+
+// What a block has in shared memory, in the form of SharedTiles (sm90/backward/backward.cuh). Rings
+// have as many places as there is room for.
+template <int kHeadSize>
+struct alignas(1024) WideTiles {
+  static constexpr bool kWide = true, kPair = false;
+  static constexpr int kThreads = backward::kThreads, kWarps = kConsumerWarps;
+  static constexpr int kServeRegisters = 24;
+  static constexpr int kD = kHeadSize, kM = 64, kN = keys_a_block(kD), kRows = kN;
+  static constexpr int kPanels = kD / 64, kValuePanels = kPanels;
+  static constexpr int kKeyPlaces = 1, kDoutPlaces = kD > 192 ? 1 : 2;
+  // Each part of dQ has a place of its own, if there is room, or else each warp.
+  static constexpr int kDqPlaces = kD > 192 ? kConsumerWarps : dq_parts(kD);
+  uint16_t k[kKeyPlaces][kN * kD];
+  uint16_t v[kN * kD];
+  uint16_t q[2][kM * kD];
+  uint16_t dout[kDoutPlaces][kM * kD];
+  uint16_t ds[2][kM * kN];
+  uint4 p[2][kM * kN / 8];  // weights of dP - delta: float16, in the order of the registers
+  float dq[kDqPlaces][kM * 16];
+  float stats[2][2 * kM];  // -lse * log2(e), delta
+  // stage_empty: the second warpgroup, which needs a query block last, is done with it.
+  uint64_t q_full[2], stage_empty[2], dout_full[2], dout_empty[2];
+  uint64_t k_full[2], k_empty[2], v_full, v_empty;
+  uint64_t p_full[2], p_empty[2], ds_full[2], ds_empty[2];
+  uint64_t tile_full[2], tile_empty[2], tile_read;
+  Tile tile[2];
+  int pending[kConsumerWarps];  // the head whose dQ this warp has added to; -1: it has been said
+  DqBlock dq_block[kThreads / 32 - 1];  // by warp, but for the one that loads
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int kD>
+__device__ __forceinline__ void init_barriers(WideTiles<kD>& shared) {
+  constexpr int kGroupWarps = kConsumerWarps / 2;
+  for (int i = 0; i < 2; ++i) {
+    cuda::barrier_init(&shared.q_full[i], 1);
+    cuda::barrier_init_for_warps(&shared.stage_empty[i], kGroupWarps);
+    cuda::barrier_init(&shared.dout_full[i], 1);
+    cuda::barrier_init(&shared.k_full[i], 1);
+    cuda::barrier_init_for_warps(&shared.k_empty[i], kConsumerWarps);
+    cuda::barrier_init_for_warps(&shared.dout_empty[i], kConsumerWarps);
+    cuda::barrier_init_for_warps(&shared.p_full[i], kGroupWarps);
+    cuda::barrier_init_for_warps(&shared.p_empty[i], kGroupWarps);
+    cuda::barrier_init_for_warps(&shared.ds_full[i], kGroupWarps);
+    cuda::barrier_init_for_warps(&shared.ds_empty[i], kConsumerWarps);
+    cuda::barrier_init(&shared.tile_full[i], 1);
+    cuda::barrier_init_for_warps(&shared.tile_empty[i], kConsumerWarps);
+  }
+  cuda::barrier_init(&shared.v_full, 1);
+  cuda::barrier_init_for_warps(&shared.v_empty, kGroupWarps);
+  cuda::barrier_init(&shared.tile_read, 1);
+  cuda::fence_barrier_init();
+}
+
+template <class T, class SharedMemory, Kind kKind, bool kSecond>
+struct WideConsumer;
+
+#endif
+
+template <class T, int kD, Kind kKind>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_backward_wide_kernel([[maybe_unused]] const __grid_constant__ Params p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shared = WideTiles<kD>;
+  Shared& shared = begin_block<Shared>(p);
+  const int warp = static_cast<int>(uniform(threadIdx.x / 32));
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (warp < 4) {
+    serve_block<T, kKind>(p, shared);
+  } else {
+    take_registers<240>();
+    if (warp < 8) {
+      WideConsumer<T, Shared, kKind, false>{{{p, shared, 0, warp % 4, lane}}}.run();
+    } else {
+      WideConsumer<T, Shared, kKind, true>{{{p, shared, 1, warp % 4, lane}}}.run();
+    }
+    if (p.done != nullptr) convert_blocks<T, kKind, 4>(p, shared);
+  }
+#endif
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // kSecond: which of the two warpgroups. SharedMemory: WideTiles, or PairTiles
-// (sm90/backward_pair.cuh).
+// (sm90/backward/pair.cuh).
 template <class T, class SharedMemory, Kind kKind, bool kSecond>
 struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
   using Base = Warpgroup<T, SharedMemory, kKind>;
@@ -332,27 +414,5 @@ struct WideConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
 };
 
 #endif
-
-template <class T, int kD, Kind kKind>
-__global__ void __launch_bounds__(kThreads, 1)
-    attention_backward_wide_kernel([[maybe_unused]] const __grid_constant__ Params p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shared = WideTiles<kD>;
-  Shared& shared = begin_block<Shared>(p);
-  const int warp = static_cast<int>(uniform(threadIdx.x / 32));
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (warp < 4) {
-    serve_block<T, kKind>(p, shared);
-  } else {
-    take_registers<240>();
-    if (warp < 8) {
-      WideConsumer<T, Shared, kKind, false>{{{p, shared, 0, warp % 4, lane}}}.run();
-    } else {
-      WideConsumer<T, Shared, kKind, true>{{{p, shared, 1, warp % 4, lane}}}.run();
-    }
-    if (p.done != nullptr) convert_blocks<T, kKind, 4>(p, shared);
-  }
-#endif
-}
 
 }  // namespace fk::cuda_sm90::backward

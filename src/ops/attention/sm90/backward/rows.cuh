@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/attention/sm90/backward.h"
-#include "ops/attention/sm90/backward_order.cuh"
+#include "ops/attention/sm90/backward/arguments.h"
+#include "ops/attention/sm90/backward/order.cuh"
 
 namespace fk::cuda_sm90::backward {
 

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "ops/attention/sm90/backward.h"
+#include "ops/attention/sm90/backward/arguments.h"
 
 namespace fk::cuda_sm90::backward {
 

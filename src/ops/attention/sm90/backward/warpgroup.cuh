@@ -9,8 +9,9 @@
 #include "cuda/convert.cuh"
 #include "cuda/math.cuh"
 #include "cuda/wgmma.cuh"
-#include "ops/attention/sm90/backward_convert.cuh"
-#include "ops/attention/sm90/backward_tiles.cuh"
+#include "ops/attention/cuda/score_change.cuh"
+#include "ops/attention/sm90/backward/convert.cuh"
+#include "ops/attention/sm90/backward/load.cuh"
 
 namespace fk::cuda_sm90::backward {
 
@@ -70,12 +71,9 @@ struct Warpgroup {
   // condition, ahead of the two forms of the exponentials.
   __device__ __forceinline__ void finish_scores(float (&s)[kM / 2]) {
     if (p.softcap > 0) {
-      // tanh(y) = 1 - 2 / (exp(2 y) + 1), as exact as its float.
-      const float inner = p.scale_log2 * (2.f / p.softcap), outer = p.softcap * kLog2E;
+      const cuda::attention::Softcap<true> softcap(p.scale, p.softcap, kLog2E);
 #pragma unroll
-      for (float& x : s) {
-        x = outer * fmaf(-2.f, reciprocal_fast(exp2_fast(x * inner) + 1.f), 1.f);
-      }
+      for (float& x : s) x = softcap(x);
     } else {
 #pragma unroll
       for (float& x : s) x *= p.scale_log2;
@@ -117,9 +115,8 @@ struct Warpgroup {
       for (int j = 0; j < 4; ++j) {
         float x = s[4 * i + j];
         if constexpr (kFeatures) {
-          const float t = x * to_tanh;
-          factor[j] = fmaf(-t, t, 1.f);
-          x -= slope * fabsf(static_cast<float>(place[j / 2] + 8 * i + j % 2));
+          factor[j] = cuda::attention::softcap_slope(x * to_tanh);
+          x -= cuda::attention::alibi(slope, place[j / 2] + 8 * i + j % 2);
           x += j % 2 ? l.y : l.x;
         } else {
           x = fmaf(x, p.scale_log2, j % 2 ? l.y : l.x);

@@ -13,8 +13,8 @@
 #include "cuda/dependent_launch.cuh"
 #include "cuda/math.cuh"
 #include "cuda/tma.h"
-#include "ops/attention/sm90/backward_launch.h"
-#include "ops/attention/sm90/backward_rows.cuh"
+#include "ops/attention/sm90/backward/launch.h"
+#include "ops/attention/sm90/backward/rows.cuh"
 
 namespace fk::cuda_sm90::backward {
 namespace {
@@ -364,7 +364,7 @@ Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), i
     rows.list = reinterpret_cast<ListedTile*>(workspace + plan.list);
     p.list = rows.list;
     row_blocks = plan.m_blocks * problem.heads;
-    list_blocks = std::min<int64_t>(divide_up(plan.tiles, kRowThreads), 32);
+    list_blocks = std::min<int64_t>(ceil_div(plan.tiles, kRowThreads), 32);
   } else {
     p.heads = order_heads(p, p.tiles / p.n_blocks, p.n_blocks, p.m_blocks * p.group, 0);
   }

@@ -8,22 +8,14 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/attention/sm90/backward_tiles.cuh"
+#include "cuda/convert.cuh"
+#include "ops/attention/sm90/backward/load.cuh"
 
 namespace fk::cuda_sm90::backward {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  uint32_t word;
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  }
-  return word;
-}
+using cuda::pack_pair;
 
 // Not kept in a register from one use to the next, and nothing that follows from it.
 __device__ __forceinline__ int lane_now() {
