@@ -1,6 +1,4 @@
 // Copies a call's index tensors to the host and points its arguments at the copies.
-#include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "cuda/indices_on_host.h"

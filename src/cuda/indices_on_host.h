@@ -1,5 +1,5 @@
 // Brings the index tensors of a call on a GPU to the host, where FK_CHECK=1 asks for their values
-// to be checked: the checks read host memory.
+// to be checked (checks_values_on_gpu): the checks read host memory.
 #pragma once
 
 #include <vector>
@@ -11,9 +11,6 @@
 struct CUstream_st;  // what a cudaStream_t points to
 
 namespace fk::cuda {
-
-// Whether FK_CHECK asks for checks of values. The variable is read once per process.
-bool checks_values();
 
 // While an object of this class lives, the index tensors among a call's inputs point to copies in
 // host memory; its destructor puts the originals back. Making the copies waits for the stream. In a

@@ -16,20 +16,16 @@ Status LinearCrossEntropyBwd::validate(const LinearCrossEntropyBwd& a) {
 }
 
 void register_linear_cross_entropy(Registry& registry) {
-  registry.add<LinearCrossEntropyFwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
+  registry.add<LinearCrossEntropyFwd>({{"reference", kReference, nullptr, reference::run},
+                                       {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<LinearCrossEntropyBwd>({{"reference", kReference, nullptr, reference::run},
+                                       {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
+  registry.add_cuda<LinearCrossEntropyFwd>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+  registry.add_cuda<LinearCrossEntropyBwd>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
 #endif
-  });
-  registry.add<LinearCrossEntropyBwd>({
-    {"reference", kReference, nullptr, reference::run},
-        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace},
-#if FK_HAVE_CUDA
-        {"cuda", kPortable, nullptr, cuda::run, cuda::workspace, Device::kCuda},
-#endif
-  });
 }
 
 }  // namespace fk
