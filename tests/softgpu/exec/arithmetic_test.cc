@@ -84,6 +84,8 @@ TEST_F(Arithmetic, ApproximationsAreAsGoodAsTheirNames) {
                 2e-7 + 2e-7 * std::fabs(right));
   }
   EXPECT_EQ(number(of("ex2.approx.ftz.f32", bits(-INFINITY), 0, 0, 1)), 0);
+  EXPECT_EQ(number(of("ex2.approx.ftz.f32", bits(INFINITY), 0, 0, 1)), INFINITY);
+  EXPECT_EQ(of("ex2.approx.ftz.f32", bits(NAN), 0, 0, 1), 0x7fffffffu);
   EXPECT_EQ(number(of("lg2.approx.f32", 0, 0, 0, 1)), -INFINITY);
 }
 

@@ -36,7 +36,8 @@ inline float larger(float a, float b) {
 // backward asks for 0.4 more) and would be off to the other side with results rounded to nearest.
 inline float exp2_approximately(float x) {
   constexpr int kParts = kExp2Parts;
-  const float clamped = x < -160.0f ? -160.0f : x > 130.0f ? 130.0f : x;
+  // What is no number, too, must name a part.
+  const float clamped = x > -160.0f ? (x < 130.0f ? x : 130.0f) : -160.0f;
   const float cut = std::trunc(clamped * 0x1p23f) * 0x1p-23f;
   const float whole = std::floor(cut);
   const float scaled = (cut - whole) * kParts;
