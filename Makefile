@@ -23,7 +23,7 @@ DEMO_CUDA := $(if $(GPU),AUTO,OFF)
 help:
 	@echo "make demo    build, check every op against its reference, write a passage, measure a little"
 	@echo "make test    everything a change must pass"
-	@echo "make test-softgpu  the CUDA kernels on a GPU in software, in more orders than make test tries"
+	@echo "make test-softgpu  the CUDA kernels on a GPU in software, in several orders"
 	@echo "make bench   the full benchmark beside the peers that are installed"
 	@echo "make wheel   a wheel in dist/"
 	@echo "make format  clang-format and ruff over the sources"

@@ -143,7 +143,7 @@ softgpu_more() {
 python_tests() { OMP_NUM_THREADS=1 python -m pytest -q -n 2; }
 
 steps=("$@")
-[ $# -gt 0 ] || steps=(style build cpp house softgpu asan tsan wheel python_tests)
+[ $# -gt 0 ] || steps=(style build cpp house asan tsan wheel python_tests)
 for step in "${steps[@]}"; do
   echo "== $step"
   begin=$SECONDS

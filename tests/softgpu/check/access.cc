@@ -151,33 +151,39 @@ void finish_pending(Block& block, uint32_t address, uint32_t bytes) {
 }
 
 Wavefronts count_wavefronts(const uint32_t* addresses, uint32_t lanes, uint32_t bytes) {
-  const uint32_t words = std::max(bytes / 4, 1u);
   if (lanes == kAllLanes) {  // mostly lanes have neighbours' words, or all the same one
     uint32_t apart = 0, differ = 0;
     for (uint32_t l = 0; l < kLanes; ++l) {
       apart |= addresses[l] ^ (addresses[0] + l * bytes);
       differ |= addresses[l] ^ addresses[0];
     }
-    if (apart == 0 && addresses[0] % 128 == 0) return {words, words};
-    if (differ == 0) return {1, 1};
+    const uint32_t phases = std::max(bytes / 4, 1u);
+    if (apart == 0 && addresses[0] % 128 == 0) return {phases, phases};
+    if (differ == 0) return {phases, phases};
   }
-  // Each of the 32 banks gives one word a time, to all lanes that ask for it.
-  uint32_t seen[kLanes][4 * kLanes];  // by bank, the different words
-  uint32_t counts[kLanes] = {};
-  uint32_t different = 0;
+  // Wide accesses are served in parts of the warp that ask for 128 bytes at most.
+  const int phase_lanes = bytes <= 4 ? 32 : 128 / static_cast<int>(bytes);
+  const uint32_t words = std::max(bytes / 4, 1u);
   Wavefronts result;
-  for_lanes(lanes, [&](int lane) {
-    const uint32_t first = addresses[lane] / 4;
-    for (uint32_t word = first; word < first + words; ++word) {
-      uint32_t(&list)[4 * kLanes] = seen[word % kLanes];
-      uint32_t& count = counts[word % kLanes];
-      if (std::find(list, list + count, word) != list + count) continue;
-      list[count++] = word;
-      ++different;
-      result.taken = std::max(result.taken, count);
-    }
-  });
-  result.least = (different + kLanes - 1) / kLanes;
+  for (int begin = 0; begin < kLanes; begin += phase_lanes) {
+    const uint32_t part = phase_lanes == 32 ? lanes : (lanes >> begin) & ((1u << phase_lanes) - 1);
+    if (part == 0) continue;
+    uint32_t seen[kLanes][kLanes];  // by bank, the different words
+    uint32_t counts[kLanes] = {};
+    uint32_t most = 1;
+    for_lanes(part, [&](int k) {
+      const uint32_t first = addresses[begin + k] / 4;
+      for (uint32_t word = first; word < first + words; ++word) {
+        uint32_t(&list)[kLanes] = seen[word % 32];
+        uint32_t& count = counts[word % 32];
+        if (std::find(list, list + count, word) != list + count) continue;
+        list[count++] = word;
+        most = std::max(most, count);
+      }
+    });
+    result.taken += most;
+    result.least += 1;
+  }
   return result;
 }
 
