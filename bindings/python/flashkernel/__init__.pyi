@@ -214,6 +214,45 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
 def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | None = None) -> Array: ...
 
 @overload
+def linear_cross_entropy(x: NDArray[Any], weight: NDArray[Any], targets: NDArray[Any], *, bias: NDArray[Any] | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[False] = False) -> NDArray[Any]:
+    """Cross-entropy of the logits x weight^T + bias, which are never in memory as a whole: loss_i =
+    logsumexp(logits_i) - (1 - s) * logits_i[target_i] - s * mean(logits_i), where s is
+    label_smoothing; 0 where target_i = ignore_index. The mean is over the targets that count.
+
+    Arguments
+      x: T[N, K]: what the head is given
+      weight: P[V, K]: a row for each class
+      targets: I[N]: the right class of each row
+      bias: P[V], optional: added to each row of logits
+      ignore_index: integer: rows with this target count not
+      label_smoothing: number, 0 to 1: share of the target that all classes have alike
+      reduction: choice (none, mean, sum): what is returned: each row's loss, their mean or their sum
+      softcap: number, at least 0: logits become softcap * tanh(logits / softcap); 0: they stay
+      return_lse: boolean: also return lse
+
+    Returns
+      losses: F[N] (when reduction=none): one loss per row
+      loss: F[] (when reduction!=none): mean or sum
+      lse: F[N] (when return_lse): log(sum(exp(logits))) of each row
+    """
+@overload
+def linear_cross_entropy(x: NDArray[Any], weight: NDArray[Any], targets: NDArray[Any], *, bias: NDArray[Any] | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[True]) -> tuple[NDArray[Any], NDArray[Any]]: ...
+@overload
+def linear_cross_entropy(x: NDArray[Any], weight: NDArray[Any], targets: NDArray[Any], *, bias: NDArray[Any] | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: bool = False) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]: ...
+@overload
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[False] = False) -> Tensor: ...
+@overload
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
+@overload
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]: ...
+@overload
+def linear_cross_entropy(x: Array, weight: Array, targets: Array, *, bias: Array | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[False] = False) -> Array: ...
+@overload
+def linear_cross_entropy(x: Array, weight: Array, targets: Array, *, bias: Array | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[True]) -> tuple[Array, Array]: ...
+@overload
+def linear_cross_entropy(x: Array, weight: Array, targets: Array, *, bias: Array | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: bool = False) -> Array | tuple[Array, Array]: ...
+
+@overload
 def merge_attention_states(outs: NDArray[Any] | Sequence[NDArray[Any]], lses: NDArray[Any] | Sequence[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Combines attentions of the same queries over disjoint keys into the attention over all of them,
     from each part's output and lse. Outputs stand in a batch (B, L, H, E) or packed (N, H, E), as
@@ -484,6 +523,7 @@ __all__ = [
     "cross_entropy",
     "gated_ssm",
     "linear",
+    "linear_cross_entropy",
     "merge_attention_states",
     "rms_norm",
     "layer_norm",

@@ -139,6 +139,33 @@ def linear(x: Array | NDArray[Any], weight: Array | NDArray[Any], bias: Array | 
       y: T[..., N]: output
     """
 
+@overload
+def linear_cross_entropy(x: Array | NDArray[Any], weight: Array | NDArray[Any], targets: Array | NDArray[Any], *, bias: Array | NDArray[Any] | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[False] = False) -> Array:
+    """Cross-entropy of the logits x weight^T + bias, which are never in memory as a whole: loss_i =
+    logsumexp(logits_i) - (1 - s) * logits_i[target_i] - s * mean(logits_i), where s is
+    label_smoothing; 0 where target_i = ignore_index. The mean is over the targets that count.
+
+    Arguments
+      x: T[N, K]: what the head is given
+      weight: P[V, K]: a row for each class
+      targets: I[N]: the right class of each row
+      bias: P[V], optional: added to each row of logits
+      ignore_index: integer: rows with this target count not
+      label_smoothing: number, 0 to 1: share of the target that all classes have alike
+      reduction: choice (none, mean, sum): what is returned: each row's loss, their mean or their sum
+      softcap: number, at least 0: logits become softcap * tanh(logits / softcap); 0: they stay
+      return_lse: boolean: also return lse
+
+    Returns
+      losses: F[N] (when reduction=none): one loss per row
+      loss: F[] (when reduction!=none): mean or sum
+      lse: F[N] (when return_lse): log(sum(exp(logits))) of each row
+    """
+@overload
+def linear_cross_entropy(x: Array | NDArray[Any], weight: Array | NDArray[Any], targets: Array | NDArray[Any], *, bias: Array | NDArray[Any] | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[True]) -> tuple[Array, Array]: ...
+@overload
+def linear_cross_entropy(x: Array | NDArray[Any], weight: Array | NDArray[Any], targets: Array | NDArray[Any], *, bias: Array | NDArray[Any] | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: bool = False) -> Array | tuple[Array, Array]: ...
+
 def merge_attention_states(outs: Array | NDArray[Any] | Sequence[Array | NDArray[Any]], lses: Array | NDArray[Any] | Sequence[Array | NDArray[Any]]) -> tuple[Array, Array]:
     """Combines attentions of the same queries over disjoint keys into the attention over all of them,
     from each part's output and lse. Outputs stand in a batch (B, L, H, E) or packed (N, H, E), as
@@ -325,6 +352,7 @@ __all__ = [
     "cross_entropy",
     "gated_ssm",
     "linear",
+    "linear_cross_entropy",
     "merge_attention_states",
     "rms_norm",
     "layer_norm",
