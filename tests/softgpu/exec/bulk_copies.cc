@@ -70,14 +70,23 @@ Block* shared_there(Warp& warp, int lane, uint32_t* address, uint32_t bytes, uin
   return block;
 }
 
+// How many sectors of global memory a piece of a copy touches that the piece before did not: where
+// copies are swizzled, a piece is half a sector. `last` is the last sector's number plus one.
+uint64_t sectors_after(uint64_t* last, uint64_t address, uint64_t bytes) {
+  const uint64_t first = address / 32 + (address / 32 + 1 == *last ? 1 : 0);
+  *last = (address + bytes + 31) / 32;
+  return *last - first;
+}
+
 void count_load(Warp& warp, const BulkLoad& load) {
   Run& run = *warp.run;
   ++run.counts.async_copies;
   if (!run.count_memory) return;
+  uint64_t last = 0;
   for (const BulkLoad::Piece& piece : load.pieces) {
     if (piece.from == 0 || load.local) continue;
     run.counts.load_bytes += piece.bytes;
-    run.counts.load_sectors += (piece.from + piece.bytes + 31) / 32 - piece.from / 32;
+    run.counts.load_sectors += sectors_after(&last, piece.from, piece.bytes);
     run.touched->add_range(piece.from, piece.bytes);
   }
   ++run.counts.load_requests;
@@ -270,6 +279,7 @@ void start_store(Warp& warp, int lane, BulkStore store) {
   store.pc = warp.pc;
   store.group = warp.bulk_group[lane];
   Block& block = *warp.block;
+  uint64_t last = 0;
   for (size_t p = 0; p < store.pieces.size(); ++p) {
     const auto [to, bytes] = store.pieces[p];
     const uint32_t from = store.sources[p];
@@ -287,7 +297,7 @@ void start_store(Warp& warp, int lane, BulkStore store) {
     store.data.insert(store.data.end(), data, data + bytes);
     if (run.count_memory) {
       (store.add_type != 0 ? run.counts.atomic_bytes : run.counts.store_bytes) += bytes;
-      run.counts.store_sectors += (to + bytes + 31) / 32 - to / 32;
+      run.counts.store_sectors += sectors_after(&last, to, bytes);
       run.touched->add_range(to, bytes);
     }
     if (run.global_races) {

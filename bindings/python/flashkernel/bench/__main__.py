@@ -48,8 +48,9 @@ def parse(arguments):
     add = parser.add_argument
     add("suite", nargs="?", default="demo", choices=SUITES, metavar="SUITE", help="what to measure")
     add("--framework", choices=frameworks, help="whose tensors; default: torch, else numpy")
-    add("--device", choices=("cpu", "cuda", "softgpu"), default="cpu",
-        help="default: cpu; softgpu counts in place of timing: fk bench --device softgpu --help")  # fmt: skip
+    devices = ("cpu", "cuda", "softgpu")
+    counting = "softgpu counts in place of timing: fk bench --device softgpu --help"
+    add("--device", choices=devices, default="cpu", help=f"default: cpu; {counting}")
     add("--peer", action="append", help="only these peers; repeat for several")
     add("--op", action="append", help="only these ops; repeat for several")
     add("--direction", choices=("fwd", "bwd"), help="only forward or backward; default: both")

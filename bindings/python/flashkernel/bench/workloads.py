@@ -39,15 +39,28 @@ class Workload:
         return replace(self, ours=self.ours(params), peers=peers)
 
 
+class WithoutValues:
+    """In place of a generator of random numbers, where nobody looks at what is drawn: arrays of
+    normal numbers are zeros that take no memory."""
+
+    def integers(self, *arguments):
+        return np.random.default_rng(0).integers(*arguments)
+
+
 def normal(rng, *shape):
     """Normal numbers; of many, the first four million again and again, which takes no time."""
+    if isinstance(rng, WithoutValues):
+        return np.broadcast_to(np.float32(0), shape)
     count = int(np.prod(shape))
     return np.resize(rng.standard_normal(min(count, 1 << 22), np.float32), shape)
 
 
 def _rows(params, rng, *names, scale=1.0):
     shape = params["rows"], params["cols"]
-    return {n: normal(rng, *shape) * np.float32(scale) for n in names}
+    drawn = {n: normal(rng, *shape) for n in names}
+    if isinstance(rng, WithoutValues):
+        return drawn
+    return {n: values * np.float32(scale) for n, values in drawn.items()}
 
 
 def _norm_inputs(*vectors):

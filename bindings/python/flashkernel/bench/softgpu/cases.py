@@ -1,5 +1,5 @@
-"""What is counted: cases of the bench's ops that an interpreter runs in seconds, and that still fill
-several tiles of each kernel. The suites have the names that their timed sisters have."""
+"""What is counted: cases of the bench's ops that an interpreter runs in seconds, and that still
+fill several tiles of each kernel. The suites have the names that their timed sisters have."""
 
 from dataclasses import dataclass
 
@@ -123,18 +123,16 @@ SUITES = {f.__name__: f for f in _ALL}
 def full_size():
     """Calls that fill a GPU, of each launch a sample: what the page's estimates are of."""
     for direction in ("fwd", "bwd"):
-        for op in NORMS:
-            yield _counted(op, direction, "float16", rows=16384, cols=4096, residual=True)
-        for op in ("softmax", "logsumexp"):
-            yield _counted(op, direction, "float16", rows=16384, cols=4096)
+        yield _counted("rms_norm", direction, "float16", rows=16384, cols=4096, residual=True)
+        yield _counted("softmax", direction, "float16", rows=16384, cols=4096)
         yield _counted("cross_entropy", direction, "float16", rows=1024, cols=128256)
         yield _counted("rope", direction, "float16", B=2, L=4096, H=32, D=128)
         for d in (64, 128):
-            for causal in (False, True):
-                yield _attention(direction, "float16", 4, 4096, 2048 // d, d, causal)
-        yield _attention(direction, "float32", 4, 4096, 16, 128, True)
-        yield _counted("selective_scan", direction, "float16", B=8, L=2048, D=2048, N=16)
+            yield _attention(direction, "float16", 4, 2048, 2048 // d, d, True)
+        yield _counted("selective_scan", direction, "float16", B=2, L=2048, D=2048, N=16)
         yield _counted("causal_conv1d", direction, "float16", B=8, L=2048, D=2048, W=4)
+    yield _attention("fwd", "float16", 4, 2048, 16, 128, False)
+    yield _attention("fwd", "float32", 4, 1024, 16, 128, True)
     yield _counted("selective_state_update", "fwd", "float16", B=64, D=5120, N=16)
     sizes = {"K": 2048, "N": 8192, "activation": "gelu_tanh", "bias": True}
     yield _counted("linear", "fwd", "float16", M=4096, **sizes)

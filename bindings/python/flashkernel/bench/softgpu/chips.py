@@ -1,12 +1,14 @@
-"""The chips that times are estimated for: facts from NVIDIA's documents. What a multiprocessor does in
-a clock is that of the CUDA C++ Programming Guide, "Throughput of native arithmetic instructions"
+"""The chips that times are estimated for: facts from NVIDIA's documents. What a multiprocessor does
+in a clock is that of the CUDA C++ Programming Guide, "Throughput of native arithmetic instructions"
 (lanes a clock, here divided by 32: warp instructions), and of the architecture's white paper for
 matrix products.
 
-    T4     NVIDIA T4 data sheet; Turing architecture white paper (WP-09183)
-    A100   A100 40GB SXM data sheet; A100 architecture white paper
-    H100   H100 SXM5 data sheet; H100 architecture white paper
-    H200   H200 SXM data sheet: the H100's chip with faster memory
+    T4     data sheet; Turing architecture white paper; its L2 as in "Dissecting the NVidia Turing
+           T4 GPU via Microbenchmarking" (2019), since NVIDIA says nothing of it
+    A100   data sheet of the 40 GB SXM; architecture white paper: L2 gives 5120 bytes a clock
+    H100   data sheet of the SXM5; architecture white paper; its L2 taken for as wide as the A100's,
+           since NVIDIA says nothing of it
+    H200   data sheet of the SXM: the H100's chip with faster memory
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +44,7 @@ _HOPPER_TENSOR = {"f16": 4096, "bf16": 4096, "tf32": 2048, "s8": 8192, "u8": 819
                   "e5m2": 8192}  # fmt: skip
 
 T4 = Chip(
-    "T4", 40, 1.59e9, 320e9, 64 * 20 * 1.59e9, 4 << 20, {"f16": 1024, "s8": 2048, "u8": 2048},
+    "T4", 40, 1.59e9, 320e9, 1024 * 1.59e9, 4 << 20, {"f16": 1024, "s8": 2048, "u8": 2048},
     issue=4, fma=2, integer=2, special=0.5, convert=0.5, shared=1,
     threads=1024, blocks=16, shared_bytes=64 << 10,
 )  # fmt: skip

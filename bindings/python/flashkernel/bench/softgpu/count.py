@@ -10,6 +10,7 @@ import sys
 import numpy as np
 
 from ..frameworks import FRAMEWORKS, ITEMSIZE
+from ..workloads import PARAMETERS, WithoutValues
 from . import device
 from .cases import CHIPS, SAMPLED, SUITES
 from .workloads import WORKLOADS
@@ -22,6 +23,9 @@ SUMS = (
     "async_copies",
 )  # fmt: skip
 
+#: Ops whose kernels skip work by what they read.
+DECIDED_BY_VALUES = ("attention", "selective_scan")
+
 
 def readable(kernel: str) -> str:
     """A demangled name without parameters, casts and namespaces that have no name; the same as in
@@ -32,12 +36,22 @@ def readable(kernel: str) -> str:
 
 def calls_of(case, sample: int = device.ALL):
     """(the workload, its count of the least, the call) of a case, on torch's CPU tensors, which are
-    the software GPU's. `sample` is for the forward that a backward needs."""
+    the software GPU's. `sample` is for the forward that a backward needs; where it is not ALL, the
+    values are nobody's concern, except for those that may decide what a kernel does."""
     framework = FRAMEWORKS["torch"]("cpu")
-    framework.module.manual_seed(0)
+    torch = framework.module
+    torch.manual_seed(0)
     params = dict(case.params)
     workload = WORKLOADS[case.op].bound(params)
-    tensors = framework.tensors(workload.inputs(params, np.random.default_rng(0)), case.dtype)
+    values = sample == device.ALL or case.op in DECIDED_BY_VALUES
+    arrays = workload.inputs(params, np.random.default_rng(0) if values else WithoutValues())
+    hollow = {k: a for k, a in arrays.items() if a.ndim and not any(a.strides)}
+    tensors = framework.tensors({k: a for k, a in arrays.items() if k not in hollow}, case.dtype)
+    for name, array in hollow.items():
+        dtype = "float32" if name in PARAMETERS else case.dtype
+        tensors[name] = torch.empty(array.shape, dtype=getattr(torch, dtype))
+    if values:  # NumPy's memory begins anywhere, torch's with a sector
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     functions = framework.functions(workload, [])
     with device.launches(sample):
         call = framework.calls(functions, workload, case.direction, tensors)["ours"]
@@ -66,7 +80,9 @@ def row_of(case, architecture: int) -> dict:
         classes.update(launch["counters"]["by_class"])
     memory = sum(launch["counters"]["global_unique_bytes"] for launch in made)
     conflicts = sum(
-        launch["counters"][f"shared_{way}_conflicts"] for launch in made for way in ("load", "store")
+        launch["counters"][f"shared_{way}_conflicts"]
+        for launch in made
+        for way in ("load", "store")
     )
     return {
         "op": f"{case.op}_{case.direction}",
@@ -80,8 +96,8 @@ def row_of(case, architecture: int) -> dict:
         "bank_conflicts": conflicts,
         # Each launch's own: what it touches again is counted once, what the next one does anew.
         "memory_bytes": memory,
-        "least_bytes": least.bytes,
-        "bytes_over_least": round(memory / least.bytes, 3),
+        "least_bytes": least.working_set,
+        "bytes_over_least": _ratio(memory, least.working_set),
         **_products(workload, least, total["tensor_flops"]),
         "sectors_a_load": _ratio(total["global_load_sectors"], total["global_load_requests"]),
         "sectors_a_store": _ratio(total["global_store_sectors"], total["global_store_requests"]),
@@ -131,13 +147,21 @@ def main() -> int:
     architecture, names, quick = int(sys.argv[1]), sys.argv[2:], False
     if names[0] == "--quick":
         quick, names = True, names[1:]
+    failed = 0
     for name in names:
         for counted in SUITES[name]():
             if architecture not in counted.architectures or (quick and not counted.quick):
                 continue
             make = sampled_row if name == SAMPLED else row_of
-            print(json.dumps({"suite": name, **make(counted.case, architecture)}), flush=True)
-    return 0
+            try:
+                row = make(counted.case, architecture)
+            except Exception as error:  # the other cases are counted all the same
+                failed += 1
+                where = f"{CHIPS[architecture]}: {counted.case.name}"
+                print(f"{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                continue
+            print(json.dumps({"suite": name, **row}), flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -8,10 +8,14 @@ length by the parabola through them (tiles of queries times tiles of keys) and m
 number of heads.
 """
 
+import json
+import os
 import re
-from dataclasses import replace
+import subprocess
+import sys
 
-from . import device
+from ... import _library
+from ..suites import Case
 from .count import calls_of, counters_of, readable
 
 #: Blocks of a launch that run. A prime, so that no row of a grid of powers of two is preferred.
@@ -22,9 +26,9 @@ LENGTHS = (512, 1024, 1536)
 
 #: Counters that add up over blocks.
 ADDED = (
-    "warp_instructions", "global_atomic_bytes", "global_load_requests", "global_load_sectors",
-    "global_store_requests", "global_store_sectors", "shared_load_wavefronts",
-    "shared_store_wavefronts", "barriers",
+    "warp_instructions", "global_load_bytes", "global_store_bytes", "global_atomic_bytes",
+    "global_load_requests", "global_load_sectors", "global_store_requests", "global_store_sectors",
+    "shared_load_wavefronts", "shared_store_wavefronts", "barriers",
 )  # fmt: skip
 CLASSES = ("fma", "float", "integer", "compare", "special", "convert", "shuffle", "load_global",
            "store_global", "async_copy")  # fmt: skip
@@ -97,38 +101,100 @@ def shares_out_work(op: str, implementation: str) -> bool:
     return op.startswith("attention") and implementation.startswith("cuda_sm90")
 
 
-def launches_of(case, continued: bool, known: dict) -> list[dict]:
+def launches_of(case, continued: bool, known: dict, implementation: str = "") -> list[dict]:
     """The launches of a case with their counters; `continued` where they are to be continued from
-    short lengths, of which `known` keeps the counters."""
-    if not continued:
-        _, _, call = calls_of(case, sample=0)
-        return [sampled(launch) for launch in counters_of(call, SAMPLE)]
+    short lengths, of which `known` keeps the counters. `implementation` is what was forced."""
     _, _, call = calls_of(case, sample=0)
     shapes = [_shape(launch) for launch in counters_of(call, 0)]
+    if not continued:
+        return _by_sample(case, call, shapes, known)
     params = dict(case.params)
     heads = params["H"] // params.get("G", params["H"])  # that share a key head
     one = {**params, "B": 1, "H": heads} | ({"G": 1} if heads > 1 else {})
-    probes = []
-    for length in LENGTHS:
-        small = replace(case, params=tuple({**one, "L": length}.items()))
-        if (small.op, small.direction, small.dtype, small.params) not in known:
-            _, _, call = calls_of(small)
-            known[small.op, small.direction, small.dtype, small.params] = counters_of(call)
-        probes.append(known[small.op, small.direction, small.dtype, small.params])
+    probes = _probes(case, one, [shape["kernel"] for shape in shapes], known, implementation)
     times = params["B"] * params["H"] // heads
     out = []
     for shape, *at in zip(shapes, *probes, strict=True):
-        if len({shape["kernel"], *(readable(launch["name"]) for launch in at)}) > 1:
-            raise RuntimeError(f"{case.name}: other kernels at short lengths than {shape['kernel']}")
-        figures = [
-            {**_figures(launch), "memory_bytes": launch["counters"]["global_unique_bytes"]}
-            for launch in at
-        ]
         whole = {
-            name: round(max(0.0, parabola(LENGTHS, [f[name] for f in figures], params["L"])))
-            for name in figures[0]
+            name: round(max(0.0, parabola(LENGTHS, [f[name] for f in at], params["L"])))
+            for name in at[0]
         }
         out.append(
             _without_zeros({**shape, **{name: value * times for name, value in whole.items()}})
         )
     return out
+
+
+def _by_sample(case, call, shapes: list[dict], known: dict) -> list[dict]:
+    """A batch of attention does what its sequences do, so that it may be counted by another one of
+    as long sequences and the same kernels."""
+    params = dict(case.params)
+    batch = params.pop("B", 1) if case.op == "attention" else 1
+    key = (case.op, case.direction, case.dtype, *sorted(params.items()))
+    if case.op == "attention" and key in known:
+        other, launches = known[key]
+        same = [
+            (shape["kernel"], shape["blocks"] * other) == (a["kernel"], a["blocks"] * batch)
+            for shape, a in zip(shapes, launches, strict=True)
+        ]
+        if all(same):
+            return [
+                _times(shape, a, batch / other) for shape, a in zip(shapes, launches, strict=True)
+            ]
+    launches = [sampled(launch) for launch in counters_of(call, SAMPLE)]
+    known[key] = (batch, launches)
+    return launches
+
+
+def _times(shape: dict, launch: dict, factor: float) -> dict:
+    return {k: shape[k] if k in shape else round(v * factor) for k, v in launch.items()}
+
+
+def _probes(
+    case, one: dict, kernels: list[str], known: dict, implementation: str
+) -> list[list[dict]]:
+    """The figures of each launch at each of LENGTHS. One head has few tiles, for which dispatch may
+    choose otherwise than for many; on a chip of two multiprocessors few are many."""
+    key = (case.op, case.direction, case.dtype, tuple({**one, "L": 0}.items()))
+    for multiprocessors in (0, 2, 1):
+        if (key, multiprocessors) not in known:
+            text = json.dumps([case.op, case.direction, case.dtype, one, multiprocessors])
+            chip = {"FK_SOFTGPU_MULTIPROCESSORS": str(multiprocessors)} if multiprocessors else {}
+            done = subprocess.run(
+                [sys.executable, "-m", __name__, text, implementation],
+                env={**os.environ, **chip},
+                capture_output=True,
+                text=True,
+            )
+            # What such a small chip cannot run is no answer.
+            known[key, multiprocessors] = json.loads(done.stdout or "[[[]], []]")
+        names, figures = known[key, multiprocessors]
+        if all(name == kernels for name in names):
+            return figures
+    raise RuntimeError(f"other kernels at short lengths than {', '.join(kernels)}")
+
+
+def _probe(text: str) -> tuple[list, list]:
+    """At each of LENGTHS, the kernels' names and what they count."""
+    op, direction, dtype, one, _ = json.loads(text)
+    names, figures = [], []
+    for length in LENGTHS:
+        _, _, call = calls_of(Case(op, direction, dtype, tuple({**one, "L": length}.items())))
+        made = counters_of(call)
+        names.append([readable(launch["name"]) for launch in made])
+        figures.append([
+            {**_figures(launch), "memory_bytes": launch["counters"]["global_unique_bytes"]}
+            for launch in made
+        ])  # fmt: skip
+    for name in {name for launches in figures for f in launches for name in f}:
+        for launches in figures:
+            for f in launches:
+                f.setdefault(name, 0)
+    return names, figures
+
+
+if __name__ == "__main__":
+    if sys.argv[2]:
+        op, direction = json.loads(sys.argv[1])[:2]
+        _library.force_implementation(f"{op}_{direction}", sys.argv[2])
+    print(json.dumps(_probe(sys.argv[1])))

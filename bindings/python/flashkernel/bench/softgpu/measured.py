@@ -1,6 +1,6 @@
 """Counts the calls that results/h200 has times of: `python -m flashkernel.bench.softgpu.measured
-results/h200 results/softgpu/measured.json [SUITE...]`, with FK_SOFTGPU_ARCH=90. The file is what the
-estimates are fitted to and tested against; a suite's rows replace those it had."""
+results/h200 results/softgpu/measured.json [SUITE...]`, with FK_SOFTGPU_ARCH=90. The file is what
+the estimates are fitted to and tested against; a suite's rows replace those it had."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def count(row: dict, known: dict) -> list[dict]:
     _library.force_implementation(row["op"], row["impl"])
     try:
         continued = shares_out_work(row["op"], row["impl"])
-        return launches_of(case, continued, known)
+        return launches_of(case, continued, known, row["impl"])
     finally:
         _library.force_implementation(row["op"], None)
 
@@ -56,6 +56,8 @@ def main() -> int:
             except Exception as error:  # a row that today's library refuses
                 print(f"{suite}: {row['op']} {row['case']}: {error}", file=sys.stderr, flush=True)
                 continue
+            if not launches:
+                continue  # a gradient that is a view
             seconds = time.monotonic() - start
             print(f"{suite}: {row['op']} {row['case']}: {seconds:.1f} s", flush=True)
             counted.append({

@@ -13,25 +13,25 @@ from dataclasses import dataclass
 
 from .chips import Chip
 
-#: Fitted by `python -m flashkernel.bench.softgpu.fit results/softgpu/measured.json`: of each unit, the
-#: share of its peak that kernels reach at best (a unit that PTX counts overstate may have more than
-#: 1: the compiler removes instructions); latencies in clocks; the launch in seconds.
+#: Fitted by `python -m flashkernel.bench.softgpu.fit results/softgpu/measured.json`: of each unit,
+#: the share of its peak that kernels reach at best (a unit that PTX counts overstate may have more
+#: than 1: the compiler removes instructions); latencies in clocks; the launch in seconds.
 FITTED = {
-    "wgmma": 0.75,
-    "mma": 0.6,
-    "issue": 1.0,
-    "fma": 1.0,
-    "integer": 1.5,
-    "special": 1.0,
-    "load_store": 1.0,
-    "L2": 0.6,
-    "memory": 0.85,
-    "power": 3.0,
-    "launch_seconds": 2.0e-6,
-    "next_launch_seconds": 1.0e-6,
-    "warp_clocks": 4.0,
-    "load_clocks": 300.0,
-    "barrier_clocks": 30.0,
+    "wgmma": 0.658,
+    "mma": 0.413,
+    "issue": 1.28,
+    "fma": 0.648,
+    "integer": 0.6,
+    "special": 0.906,
+    "load_store": 1.2,
+    "L2": 1,
+    "memory": 0.992,
+    "power": 3.07,
+    "launch_seconds": 2.14e-06,
+    "next_launch_seconds": 3e-06,
+    "warp_clocks": 0.5,
+    "load_clocks": 10,
+    "barrier_clocks": 24.5,
 }
 
 
@@ -76,7 +76,7 @@ def units(launch: dict, chip: Chip, fitted: dict = FITTED) -> dict:
     for name, flops in launch.items():
         if name.startswith("flops "):
             how, kind = name.split()[1:]
-            # mma has all of a chip's tensor cores before Hopper, where it is the slower of two ways.
+            # Before Hopper mma has all of the tensor cores; there it is the slower of two ways.
             share_of_peak = fitted[how if chip.wgmma else "wgmma"]
             rate = chip.tensor[kind] * share_of_peak
             out["tensor"] = out.get("tensor", 0.0) + clock * flops / rate
@@ -93,7 +93,8 @@ def units(launch: dict, chip: Chip, fitted: dict = FITTED) -> dict:
     wavefronts = total("shared_load_wavefronts", "shared_store_wavefronts")
     load_store = wavefronts + by_lanes * sectors / 4 + classes("shuffle")
     out["load_store"] = clock * load_store / (chip.shared * fitted["load_store"])
-    l2 = 32 * sectors + total("global_atomic_bytes")
+    # Loads bring whole sectors, stores only their bytes.
+    l2 = 32 * total("global_load_sectors") + total("global_store_bytes", "global_atomic_bytes")
     out["L2"] = l2 / (chip.l2 * fitted["L2"])
     out["memory"] = total("memory_bytes") / (chip.memory * fitted["memory"])
     # A warp's own instructions follow one another; waves of blocks do too.

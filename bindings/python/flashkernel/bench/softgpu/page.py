@@ -3,7 +3,7 @@
 import html
 import pathlib
 
-from . import chips, model
+from . import chips, machine_code, model
 from .compare import name
 
 COLUMNS = (
@@ -75,10 +75,27 @@ def _table(head, lines, binds: int | None = None) -> str:
     return "\n".join(out) + "</table>"
 
 
-def write(path: str, rows: list[dict], full_size: list[dict]) -> None:
-    """`rows` are counted whole, `full_size` are those that the estimates are of."""
+def machine_code_lines(rows: list[dict], known: dict) -> list[list[str]]:
+    """A line for each kernel of the rows and chip, of what its machine code shows."""
+    kernels = {(row["chip"], k["kernel"]) for row in rows for k in row.get("kernels", ())}
+    lines = []
+    for chip, kernel in sorted(kernels):
+        if fact := machine_code.of(kernel, chip, known):
+            loop = ", ".join(f"{n} {kind}" for kind, n in fact["main_loop"].items())
+            figures = ("registers", "stack_bytes", "local_instructions", "instructions")
+            lines.append([f"{chip}: {kernel}", *(str(fact[f]) for f in figures), loop])
+    return lines
+
+
+def write(path: str, rows: list[dict], full_size: list[dict], results: str) -> None:
+    """`rows` are counted whole, `full_size` are those that the estimates are of; `results` is the
+    folder with machine_code.json."""
+    machine_code.with_registers(full_size, results)
+    code = machine_code_lines(rows, machine_code.facts(results))
+    code_head = ("kernel", "registers", "stack, bytes", "spills", "instructions", "main loop")
     head = ("case", "estimate, us", "measured, us", "binds", *UNITS)
-    text = f"""<!doctype html><meta charset="utf-8"><title>FlashKernel on the GPU in software</title>
+    text = f"""<!doctype html><meta charset="utf-8">
+<title>FlashKernel on the GPU in software</title>
 <style>{_STYLE}</style>
 <h1>FlashKernel on the GPU in software</h1>
 <p>Counted, the same on every run and every machine: docs/softgpu.md says what each figure is.</p>
@@ -86,5 +103,8 @@ def write(path: str, rows: list[dict], full_size: list[dict]) -> None:
 <h2>Estimates of the time, and what binds</h2>
 <p>{_ESTIMATES}</p>
 {_table(head, estimates(full_size), binds=3)}
+<h2>Machine code</h2>
+<p>What the compiler made of each kernel: no times, and nothing that was run.</p>
+{_table(code_head, code)}
 """
     pathlib.Path(path).write_text(text)
