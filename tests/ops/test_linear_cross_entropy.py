@@ -170,9 +170,7 @@ def test_only_what_is_asked_for(backend):
     def gradients(names):
         leaves = {k: v.detach().requires_grad_(k in names) for k, v in t.items()}
         loss = fk.linear_cross_entropy(leaves["x"], leaves["weight"], targets, bias=leaves["bias"])
-        return dict(
-            zip(names, torch.autograd.grad(loss, [leaves[n] for n in names]), strict=True)
-        )
+        return dict(zip(names, torch.autograd.grad(loss, [leaves[n] for n in names]), strict=True))
 
     together = gradients(list(t))
     for name in t:
