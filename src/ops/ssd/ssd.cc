@@ -61,8 +61,10 @@ Status SsdBwd::validate(const SsdBwd& a) {
 }
 
 void register_ssd(Registry& registry) {
-  registry.add<SsdFwd>({{"reference", kReference, nullptr, reference::run}});
-  registry.add<SsdBwd>({{"reference", kReference, nullptr, reference::run}});
+  registry.add<SsdFwd>({{"reference", kReference, nullptr, reference::run},
+                        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<SsdBwd>({{"reference", kReference, nullptr, reference::run},
+                        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 }
 
 }  // namespace fk

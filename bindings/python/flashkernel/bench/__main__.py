@@ -15,12 +15,13 @@ from .ceilings import Ceilings, CpuProbe, GpuProbe
 from .frameworks import FRAMEWORKS, ITEMSIZE, installed, jax_waits, plain_name
 from .linear import WORKLOADS as LINEAR
 from .mamba import WORKLOADS as MAMBA
+from .mamba2 import WORKLOADS as MAMBA2
 from .mamba_agent import WORKLOADS as AGENT
 from .suites import SUITES
 from .timing import time_cpu, time_cuda
 from .workloads import WORKLOADS as GENERAL
 
-WORKLOADS = GENERAL | {w.op: w for w in [*LINEAR, *MAMBA, *AGENT]}
+WORKLOADS = GENERAL | {w.op: w for w in [*LINEAR, *MAMBA, *MAMBA2, *AGENT]}
 DIRECTIONS = ("fwd", "bwd")
 
 

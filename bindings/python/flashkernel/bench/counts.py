@@ -150,6 +150,22 @@ def selective_scan(direction, p, size):
     return Count(4 * activations + 2 * states + parameters, gradients, 27 * steps)
 
 
+def ssd(direction, p, size):
+    b, length, h, channels, n = (p[k] for k in "BLHPN")
+    chunk = min(p.get("chunk", 64), length)
+    activations, steps = b * length * h * channels * size, b * length * h * size
+    shared, parameters = 2 * b * length * n * size, 3 * h * _F32  # B and C; A, D, dt_bias
+    inputs = activations + steps + shared + parameters
+    # A step of a head: half a chunk of products with x, and two with the state; of B and C, half a
+    # chunk of products for all heads.
+    flops = b * length * (h * channels * (chunk + 4 * n) + chunk * n)
+    if direction == "fwd":
+        return Count(inputs, activations, flops)
+    # Two of those with x, and five with the state, of which one is the forward's again.
+    backward = b * length * (h * channels * (2 * chunk + 10 * n) + 3 * chunk * n)
+    return Count(inputs + activations, inputs, backward)
+
+
 def causal_conv1d(direction, p, size):
     b, length, d, w = (p[k] for k in "BLDW")
     n, parameters = b * length * d * size, (d * w + d) * size

@@ -246,6 +246,20 @@ def mamba_jax():
             yield _scan(direction, "float32", peers, b, length, d, n)
 
 
+def mamba2():
+    """Mamba-2's scan, long and short, and a small one in chunks of 16, on a CPU."""
+    shapes = (
+        {"B": 1, "L": 2048, "H": 24, "P": 64, "N": 128},
+        {"B": 8, "L": 256, "H": 24, "P": 64, "N": 128},
+        {"B": 1, "L": 180, "H": 8, "P": 64, "N": 64, "chunk": 16},
+    )
+    for direction in ("fwd", "bwd"):
+        for dtype in ("float32", "bfloat16"):
+            for shape in shapes:
+                peers = ("transformers", "selective_scan")
+                yield Case("ssd", direction, dtype, tuple(shape.items()), peers)
+
+
 def mamba_step():
     """One step of inference: the state and the convolution, small batches and large."""
 
@@ -303,7 +317,7 @@ _ALL = (
     demo, rows, bandwidth, overhead,
     attention, attention_portable, attention_more, attention_packed, attention_long,
     attention_float8, attention_grid, attention_cpu,
-    mamba, mamba_cpu, mamba_algorithms, mamba_agent, mamba_agent_cpu, mamba_jax, mamba_step, conv1d,
-    conv1d_large, linear,
+    mamba, mamba_cpu, mamba_algorithms, mamba_agent, mamba_agent_cpu, mamba_jax, mamba2, mamba_step,
+    conv1d, conv1d_large, linear,
 )  # fmt: skip
 SUITES = {f.__name__: f for f in _ALL}

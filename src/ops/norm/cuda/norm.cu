@@ -6,6 +6,7 @@
 #include "cuda/launch.h"
 #include "ops/norm/cuda/backward.cuh"
 #include "ops/norm/cuda/forward.cuh"
+#include "ops/norm/cuda/views.cuh"
 #include "ops/norm/norm.h"
 
 namespace fk {
@@ -123,42 +124,6 @@ Status with_backward_tile(int64_t vectors, bool special, const Body& body) {
 
 // The looped kernels: enough threads for the long rows that come there.
 constexpr int kLoopedThreads = 512;
-constexpr int kLoopedBlocksPerMultiprocessor = 2;
-
-UntypedRows view_of(const Tensor& t, int inner_dims) {
-  UntypedRows view;
-  if (!t) return view;
-  view.data = t.data;
-  view.rows = rows_of(t, inner_dims);
-  if (inner_dims > 0) view.column_stride = t.stride(-1);
-  return view;
-}
-
-Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
-  Parameter parameter;
-  parameter.otherwise = otherwise;
-  if (!t) return parameter;
-  parameter.offset = offset;
-  parameter.data = t.data;
-  parameter.stride = t.stride(-1);
-  parameter.is_float = t.dtype == DType::kFloat32;
-  return parameter;
-}
-
-// Whether every row of `t` can be read in 16-byte vectors.
-bool vectorised(const Tensor& t) {
-  if (!t) return true;
-  if (t.stride(-1) != 1 || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
-  for (int i = 0; i < t.ndim - 1; ++i) {
-    if (t.shape[i] > 1 && t.strides[i] * size_of(t.dtype) % 16 != 0) return false;
-  }
-  return t.size(-1) * size_of(t.dtype) % 16 == 0;
-}
-
-template <class... Tensors>
-bool all_vectorised(const Tensors&... tensors) {
-  return (vectorised(tensors) && ...);
-}
 
 int64_t vectors_of(const Tensor& x) { return x.size(-1) * size_of(x.dtype) / 16; }
 
@@ -236,11 +201,6 @@ int tiled_backward_blocks(const Tensor& x, int64_t rows) {
   return status.ok() ? static_cast<int>(blocks) : 0;
 }
 
-int looped_backward_blocks(const Tensor& x, int64_t rows) {
-  return static_cast<int>(std::min<int64_t>(
-      rows, kLoopedBlocksPerMultiprocessor * device_properties(x.device_id).multiprocessors));
-}
-
 template <bool kLayer>
 size_t backward_workspace(const Tensor& x, int outputs) {
   const int64_t rows = rows_of(x).count;
@@ -292,21 +252,6 @@ Status launch_backward(Backward p, const Tensor& x, bool tiled, bool aligned, un
                                 : backward_looped<T, 1, kLoopedThreads>;
     return launch_early(kernel, "norm backward_looped", {blocks, kLoopedThreads}, stream, p);
   });
-}
-
-Gradient gradient_of(const Tensor& t, const float* partials) {
-  Gradient gradient;
-  gradient.partials = partials;
-  gradient.out = t.data;
-  gradient.stride = t.stride(-1);
-  gradient.dtype = t.dtype;
-  return gradient;
-}
-
-Status launch_add_partials(const Gradients& p, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((p.columns + kGradientColumns - 1) / kGradientColumns),
-                  p.gradients[1].out != nullptr ? 2 : 1);
-  return launch_early(add_partials, "norm add_partials", {grid, kGradientThreads}, stream, p);
 }
 
 // What the two backwards share. `dbias` and the mean are layer_norm's.

@@ -8,7 +8,6 @@ that are not installed: libraries that look for them (Transformers' Mamba) then 
 may come in different dtypes, as there: the arithmetic is in the widest of them, the result in the
 dtype of u or x. Complex A raises `flashkernel.compat.NotSupported`."""
 
-import dataclasses as _dataclasses
 import functools as _functools
 import importlib.metadata as _metadata
 import sys as _sys
@@ -16,18 +15,27 @@ import types as _types
 
 import torch as _torch
 
-from .. import Error as _Error
-from .. import selective_scan as _scan
-from .. import selective_state_update as _update
-from ..torch import Mamba as _Mamba
-from . import causal_conv1d as _causal_conv1d
-from ._errors import NotSupported as _NotSupported
+from ... import Error as _Error
+from ... import selective_scan as _scan
+from ... import selective_state_update as _update
+from .. import causal_conv1d as _causal_conv1d
+from .._errors import NotSupported as _NotSupported
+from ._blocks import InferenceParams, Mamba, Mamba2
+from .ops.triton.layernorm_gated import rmsnorm_fn
+from .ops.triton.ssd_combined import (
+    mamba_chunk_scan_combined,
+    mamba_split_conv1d_scan_combined,
+)
 
 __all__ = [
     "InferenceParams",
     "Mamba",
+    "Mamba2",
     "install",
+    "mamba_chunk_scan_combined",
     "mamba_inner_fn",
+    "mamba_split_conv1d_scan_combined",
+    "rmsnorm_fn",
     "selective_scan_fn",
     "selective_scan_ref",
     "selective_state_update",
@@ -179,93 +187,6 @@ def mamba_inner_fn(
     return linear(y.transpose(1, 2), out_proj_weight, bias)
 
 
-@_dataclasses.dataclass
-class InferenceParams:
-    """What generation carries along: the states of each layer by its `layer_idx`, and how many
-    tokens they have seen."""
-
-    max_seqlen: int
-    max_batch_size: int
-    seqlen_offset: int = 0
-    batch_size_offset: int = 0
-    key_value_memory_dict: dict = _dataclasses.field(default_factory=dict)
-    lengths_per_sample: _torch.Tensor | None = None
-
-    def reset(self, max_seqlen, max_batch_size):
-        self.max_seqlen, self.max_batch_size, self.seqlen_offset = max_seqlen, max_batch_size, 0
-        if self.lengths_per_sample is not None:
-            self.lengths_per_sample.zero_()
-
-
-class Mamba(_Mamba):
-    """`flashkernel.torch.Mamba` with mamba-ssm's arguments and states: the convolution's
-    (B, d_inner, d_conv), the scan's (B, d_inner, d_state). `use_fast_path` is theirs: there is one
-    path here."""
-
-    def __init__(
-        self,
-        d_model,
-        d_state=16,
-        d_conv=4,
-        expand=2,
-        dt_rank="auto",
-        dt_min=0.001,
-        dt_max=0.1,
-        dt_init="random",
-        dt_scale=1.0,
-        dt_init_floor=1e-4,
-        conv_bias=True,
-        bias=False,
-        use_fast_path=True,
-        layer_idx=None,
-        device=None,
-        dtype=None,
-    ):
-        if dt_init not in ("random", "constant"):
-            raise _NotSupported(f"Mamba: dt_init: expected 'random' or 'constant', got {dt_init!r}")
-        super().__init__(
-            d_model, d_state, d_conv, expand, dt_rank, dt_min, dt_max, dt_scale, dt_init_floor,
-            conv_bias, bias, device, dtype,
-        )  # fmt: skip
-        if dt_init == "constant":
-            _torch.nn.init.constant_(self.dt_proj.weight, self.dt_rank**-0.5 * dt_scale)
-        self.expand, self.use_fast_path, self.layer_idx = expand, use_fast_path, layer_idx
-        # Marks that training code for mamba-ssm looks for.
-        self.A_log._no_weight_decay = self.D._no_weight_decay = True
-        self.dt_proj.bias._no_reinit = True
-
-    def forward(self, hidden_states, inference_params=None):
-        """(B, L, d_model) -> the same. With inference_params, whose states move on, it is a prompt
-        where their seqlen_offset is 0, else what follows."""
-        if inference_params is None:
-            return super().forward(hidden_states)
-        if self.layer_idx is None:
-            raise _Error("Mamba: layer_idx: expected a number for inference_params, got None")
-        states = inference_params.key_value_memory_dict
-        if self.layer_idx not in states:
-            states[self.layer_idx] = self.allocate_inference_cache(hidden_states.shape[0], 0)
-        own = states[self.layer_idx]
-        if inference_params.seqlen_offset == 0:
-            for state in own:
-                state.zero_()
-        return self.step(hidden_states, *own)[0]
-
-    def step(self, hidden_states, conv_state, ssm_state):
-        """(B, L, d_model) -> the same, and the states, which move on in place."""
-        # Of the d_conv inputs that theirs keeps, the oldest is never read.
-        state = conv_state[..., 1:].transpose(1, 2), ssm_state
-        one = hidden_states.shape[1] == 1
-        out = super().step(hidden_states[:, 0] if one else hidden_states, state)
-        return out[:, None] if one else out, conv_state, ssm_state
-
-    def allocate_inference_cache(self, batch_size, max_seqlen, dtype=None, **kwargs):
-        """(conv_state, ssm_state), both zero; they have the same size for any max_seqlen."""
-        weight = self.conv1d.weight
-        made = {"device": weight.device, "dtype": weight.dtype if dtype is None else dtype}
-        sizes = (self.d_conv, self.d_state)
-        return tuple(_torch.zeros(batch_size, self.d_inner, n, **made) for n in sizes)
-
-
 def install():
     """Registers these functions as the modules `mamba_ssm` and `causal_conv1d`, where those are not
     installed. To be called before the library that looks for them is imported. Where Transformers
@@ -278,8 +199,11 @@ def install():
         "mamba_ssm.ops.selective_scan_interface": here,
         "mamba_ssm.ops.triton": here,
         "mamba_ssm.ops.triton.selective_state_update": here,
+        "mamba_ssm.ops.triton.ssd_combined": here,
+        "mamba_ssm.ops.triton.layernorm_gated": here,
         "mamba_ssm.modules": here,
         "mamba_ssm.modules.mamba_simple": here,
+        "mamba_ssm.modules.mamba2": here,
         "mamba_ssm.utils": here,
         "mamba_ssm.utils.generation": here,
         "causal_conv1d": _causal_conv1d,

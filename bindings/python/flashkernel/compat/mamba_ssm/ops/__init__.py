@@ -1,0 +1,1 @@
+"""What mamba-ssm has in `mamba_ssm.ops`."""
