@@ -1,5 +1,6 @@
 """ssd against its recurrence in plain torch, on every backend."""
 
+import inspect
 import math
 
 import numpy as np
@@ -406,6 +407,17 @@ def test_heads_as_models_have_them(dtype, backend):
         case = ssd_case(b=1, length=200, h=h, p=p, n=128, dt_softplus=True, return_final_state=True)
         run_forward(case, backend, dtype)
         run_gradients(case, backend, dtype)
+
+
+def test_defaults_are_those_of_the_interface():
+    parameters = inspect.signature(fk.ssd).parameters
+    assert parameters["dt_limit"].default == (0.0, math.inf)
+    assert parameters["chunk_size"].default is None
+    x, B = torch.randn(1, 5, 2, 3), torch.randn(1, 5, 1, 4)
+    given = (x, torch.rand(1, 5, 2), -torch.rand(2), B, B)
+    expected = fk.ssd(*given)
+    assert torch.equal(fk.ssd(*given, chunk_size=None, dt_limit=(0.0, math.inf)), expected)
+    assert torch.equal(fk.ssd(*given, chunk_size=np.int64(0), dt_limit=[0, np.inf]), expected)
 
 
 def test_errors_name_the_argument():
