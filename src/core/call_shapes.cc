@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/integers.h"
+
 namespace fk {
 namespace {
 
@@ -100,7 +102,7 @@ Status CallShapes::match_another(const Field& field, int ndim, const int64_t* sh
 
 // Of a symbol whose size is known, and too small for there to be such a dim.
 Status CallShapes::too_small(const Dim& dim) const {
-  const int64_t least = (-dim.offset + dim.factor - 1) / dim.factor;
+  const int64_t least = ceil_div(-dim.offset, dim.factor);
   const std::string expected = size_[dim.symbol] < least
                                    ? "at least " + std::to_string(least)
                                    : "small enough for " + dim_text(op_, dim) + " to be a size";

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/integers.h"
+
 namespace fk {
 
 class WorkspaceParts {
@@ -22,9 +24,7 @@ class WorkspaceParts {
 
   static constexpr size_t kAlignment = 256;
   // What a part of so many bytes takes.
-  static constexpr size_t rounded(size_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
+  static constexpr size_t rounded(size_t bytes) { return round_up(bytes, kAlignment); }
 
  private:
   char* memory_;

@@ -107,7 +107,7 @@ struct ColumnIndex {
     split = static_cast<int>(strip - outer * splits);
     row = outer * inner + column;
     active = column < inner && row < rows;
-    const int64_t share = (n + splits - 1) / splits;
+    const int64_t share = ceil_div(n, splits);
     begin = split * share;
     end = min(begin + share, n);
   }

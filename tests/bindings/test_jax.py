@@ -17,7 +17,6 @@ from jax.test_util import check_grads  # noqa: E402
 
 import flashkernel as fk  # noqa: E402
 from flashkernel._declarations import PUBLIC  # noqa: E402
-
 from jax_samples import (  # noqa: E402
     CASES,
     DIFFERENTIABLE,

@@ -28,10 +28,10 @@ using merge_attention_states::Places;
 using merge_attention_states::row_strides;
 using merge_attention_states::Strides;
 
-// Columns summed at a time.
+// So many columns are summed at a time.
 constexpr int64_t kColumns = 256;
 
-// The parts' lse at one place.
+// Makes weights of the parts' lse at one place.
 struct Weights {
   const float* lses;
   int64_t stride;
@@ -78,7 +78,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// body(i, n) for n columns from i on: a vector's worth at a time, then the rest.
+// Calls body(i, n) for n columns from i on: a vector's worth at a time, then the rest.
 template <class Body>
 HWY_INLINE void for_columns(int64_t columns, const Body& body) {
   const int64_t lanes = hn::Lanes(F32());

@@ -26,7 +26,7 @@ namespace fk::cuda_sm90 {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// One warpgroup, which owns 64 queries of every tile.
+// Runs one warpgroup, which owns 64 queries of every tile.
 template <class Tile>
 struct Float8Consumer {
   using T = __nv_fp8_e4m3;
@@ -60,8 +60,8 @@ struct Float8Consumer {
     if (lane == 0) cuda::barrier_arrive(empty + stage_of(i));
   }
 
-  // Named barriers: 1 + w for when it is warpgroup w's turn, 4 + w for w alone. `zero` is something
-  // that has to be known before the turn is passed on.
+  // Named barrier 1 + w is for when it is warpgroup w's turn, and 4 + w for w alone. `zero` is
+  // something that has to be known before the turn is passed on.
   __device__ __forceinline__ void wait_for_turn() const {
     cuda::named_barrier_sync(1 + warpgroup, 256);
   }
@@ -70,7 +70,7 @@ struct Float8Consumer {
   }
   __device__ __forceinline__ void sync() const { cuda::named_barrier_sync(4 + warpgroup, 128); }
 
-  // The blocks of keys that this warpgroup needs.
+  // Returns the blocks of keys that this warpgroup needs.
   __device__ __forceinline__ const BlocksOfKeys& blocks(int round) const {
     return tile(round).blocks[warpgroup];
   }
@@ -126,7 +126,7 @@ struct Float8Consumer {
   __device__ __forceinline__ bool masked(int n, int round) const {
     return n >= blocks(round).inner_end || n < blocks(round).inner_first;
   }
-  // -inf where a query does not see a key of block n.
+  // Sets scores to -inf where a query does not see a key of block n.
   __device__ __forceinline__ void mask(float (&s)[kScores], int n, int round) const {
     const int inner_first = blocks(round).inner_first, inner_end = blocks(round).inner_end;
     if (n < inner_end && n >= inner_first) return;
@@ -148,7 +148,7 @@ struct Float8Consumer {
     return static_cast<const float*>(data)[at];
   }
 
-  // What a row of the output is to be multiplied by, when its tile is done; stores lse.
+  // Returns what a row of the output is to be multiplied by when its tile is done, and stores lse.
   __device__ __forceinline__ void finish_rows(const Float8Softmax& softmax, int round,
                                               float (&factor)[2]) const {
     const ForwardArguments& f = a.forward;
@@ -212,7 +212,7 @@ struct Float8Consumer {
         cuda::bulk_commit();
       }
     } else {
-      // The rows behind are another sequence's.
+      // The rows behind belong to another sequence.
       for (int i = thread; i < rows * f.value_pieces; i += 128) {
         const int row = i / f.value_pieces, piece = i % f.value_pieces;
         const uint4 x = *reinterpret_cast<const uint4*>(out + piece / 8 * kColumnBytes + row * 128 +
@@ -308,8 +308,8 @@ struct Float8Consumer {
 #pragma unroll 1
         for (int n = first_block + 1; n < end_block(round); ++n) {
           wait(barriers->k_full, block);
-          // In front of both products: with a branch between them the compiler would keep the
-          // probabilities twice.
+          // This stands in front of both products. With a branch between them the compiler would
+          // keep the probabilities twice.
           if (!kIssueInTurns) wait(barriers->v_full, block - 1);
           next_probabilities(o, s, next, p, softmax, grown, values_read);
           values_read = true;

@@ -144,7 +144,7 @@ __device__ __forceinline__ void Consumer<Tile>::store(const float (&o)[Tile::kVa
         cuda::bulk_commit();
       }
     } else {
-      // The rows behind are another sequence's.
+      // The rows behind belong to another sequence.
       for (int i = thread; i < rows * a.value_pieces; i += 128) {
         const int r = i / a.value_pieces, piece = i % a.value_pieces;
         const uint4 x = *reinterpret_cast<const uint4*>(out + piece / 8 * Tile::kQueryColumnBytes +

@@ -19,8 +19,8 @@
 namespace fk::cpu {
 namespace {
 
-// Rows of the backward that share a load and store of the partial sums. Four are no faster: their
-// pointers no longer fit the registers.
+// So many rows of the backward share a load and store of the partial sums. Four are no faster:
+// their pointers no longer fit the registers.
 constexpr int kGroup = 2;
 
 struct BackwardJob {
@@ -58,9 +58,9 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// What the deviations of a row are multiplied by. A single column deviates by nothing, and g -
-// mean(g) is 0: not quite where the product in g is fused with the difference, so that it is made
-// so here.
+// Returns what the deviations of a row are multiplied by. A single column deviates by nothing, and
+// g - mean(g) is 0. It would not be quite 0 where the product in g is fused with the difference, so
+// it is made 0 here.
 float scale_of_layer(float rstd, int64_t columns) { return columns == 1 ? 0.0f * rstd : rstd; }
 
 // dx = rstd (g - mean(g) - xhat mean(g xhat)) + dsum, with g = dy w and xhat = (x - mean) rstd; the
@@ -271,9 +271,10 @@ namespace {
 FK_CPU_EXPORT(backward_kernel);
 FK_CPU_EXPORT(reduce_kernel);
 
-// How many chunks the rows are cut into, from the shape alone. Each costs a pass over a buffer as
-// long as a row, so chunks have at least 32 rows, or 8 where that is what it takes to have some for
-// all threads. The more rows, the less exact the sums: 64 are enough, while chunks are few.
+// Returns how many chunks the rows are cut into, from the shape alone. Each costs a pass over a
+// buffer as long as a row, so chunks have at least 32 rows, or 8 where that is what it takes to
+// have some for all threads. The more rows, the less exact the sums: 64 are enough, while chunks
+// are few.
 int64_t chunk_count(int64_t rows, int64_t columns) {
   const int64_t by_rows = std::max(rows / 32, std::min<int64_t>(rows / 8, 4));
   const int64_t by_work = rows * columns / kInlineElements;
