@@ -26,8 +26,8 @@ __device__ __forceinline__ uint32_t phase_of(int i) {
 template <int kPlaces>
 struct Ring {
   uint32_t number = 0;
-  // The place. Of a single one it is 0 in a form that the compiler takes for a value that changes:
-  // it would keep all descriptors of what is there in registers.
+  // Returns the place. For a single one it is 0 in a form that the compiler takes for a value that
+  // changes: it would keep all descriptors of what is there in registers.
   __device__ __forceinline__ int index() const {
     return kPlaces == 1 ? number >> 31 : number % kPlaces;
   }

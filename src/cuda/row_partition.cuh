@@ -47,7 +47,7 @@ struct RowPart {
   }
 };
 
-// The number of this block in a grid from grid_of.
+// Returns the number of this block in a grid from grid_of.
 __device__ __forceinline__ int64_t block_index() {
   return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
 }
