@@ -34,4 +34,17 @@ struct Ring {
   __device__ __forceinline__ uint32_t phase() const { return number / kPlaces % 2; }
 };
 
+// The same where the number of places is known only at run time: a division would cost more than a
+// step from place to place.
+struct RingStep {
+  int index = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void next(int places) {
+    if (++index == places) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
 }  // namespace fk::cuda

@@ -21,6 +21,7 @@
 #include "ops/attention/sm90/float8_producer.cuh"
 #include "ops/attention/sm90/float8_softmax.cuh"
 #include "ops/attention/sm90/float8_values.cuh"
+#include "ops/attention/sm90/rows.cuh"
 
 namespace fk::cuda_sm90 {
 
@@ -128,17 +129,9 @@ struct Float8Consumer {
   }
   // Sets scores to -inf where a query does not see a key of block n.
   __device__ __forceinline__ void mask(float (&s)[kScores], int n, int round) const {
-    const int inner_first = blocks(round).inner_first, inner_end = blocks(round).inner_end;
-    if (n < inner_end && n >= inner_first) return;
     const TileOfQueries& t = tile(round);
-    const int first_key = n * Tile::kKeys + 2 * (lane % 4);
-    const int place =
-        t.query + 64 * warpgroup + 16 * warp + lane / 4 + t.k_len - t.q_len - first_key;
-    if (n >= inner_end) {
-      const int limit = t.k_len - first_key, end = place + a.forward.right + 1;
-      mask_from(s, {min(limit, end), min(limit, end + 8)});
-    }
-    if (n < inner_first) mask_before(s, {place - a.forward.left, place + 8 - a.forward.left});
+    mask_block<Tile::kKeys>(s, a.forward, t, n, blocks(round).inner_first, blocks(round).inner_end,
+                            t.query + 64 * warpgroup, warp, lane);
   }
 
   static __device__ __forceinline__ float sink_of(const void* data, DType type, int64_t at) {
@@ -187,40 +180,15 @@ struct Float8Consumer {
     char* const out = shared + Tile::kOutOffset + warpgroup * Tile::kOutBytes;
     if (thread == 0) cuda::bulk_wait_read<0>();
     sync();
-    const int r = 16 * warp + lane % 16;
-#pragma unroll
-    for (int i = 0; i < Tile::kWidth / 16; ++i) {
-      const int piece = 2 * (i % 4) + lane / 16;
-      char* const to = out + i / 4 * kColumnBytes + r * 128 + (piece ^ (r % 8)) * 16;
-      const float* x = o + 8 * i;
-      cuda::store_matrices(to, pack_pair<__nv_bfloat16>(x[0] * factor[0], x[1] * factor[0]),
-                           pack_pair<__nv_bfloat16>(x[2] * factor[1], x[3] * factor[1]),
-                           pack_pair<__nv_bfloat16>(x[4] * factor[0], x[5] * factor[0]),
-                           pack_pair<__nv_bfloat16>(x[6] * factor[1], x[7] * factor[1]));
-    }
+    put_rows<__nv_bfloat16, kColumnBytes>(out, o, factor, warp, lane);
     const int rows = min(64, t.q_len - first_row);
     cuda::fence_async_shared();
     sync();
     if (f.out_view.data == nullptr || rows <= 0) return;
     if (!f.packed || rows == 64) {
-      if (thread == 0) {
-#pragma unroll
-        for (int c = 0; c < Tile::kWidth / 64; ++c) {
-          cuda::tensor_store(&f.out, out + c * kColumnBytes, 64 * c, t.q_begin + first_row, t.head,
-                             f.packed ? 0 : t.batch);
-        }
-        cuda::bulk_commit();
-      }
+      if (thread == 0) send_rows<Tile::kWidth / 64, kColumnBytes>(out, f, t, first_row);
     } else {
-      // The rows behind belong to another sequence.
-      for (int i = thread; i < rows * f.value_pieces; i += 128) {
-        const int row = i / f.value_pieces, piece = i % f.value_pieces;
-        const uint4 x = *reinterpret_cast<const uint4*>(out + piece / 8 * kColumnBytes + row * 128 +
-                                                        ((piece % 8) ^ (row % 8)) * 16);
-        const int64_t at =
-            (t.q_begin + first_row + row) * f.out_view.row + t.head * f.out_view.head + piece * 8;
-        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(f.out_view.data) + at) = x;
-      }
+      copy_last_rows<__nv_bfloat16, kColumnBytes>(out, f, t, first_row, rows, thread);
     }
   }
 
