@@ -18,6 +18,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "core/tensor.h"
 #include "cpu/targets.h"
 
 // FK_CPU_EXPORT(f) makes a table of f's versions for all instruction sets, and FK_CPU_DISPATCH(f)
@@ -195,6 +196,19 @@ HWY_INLINE void copy_few(T* to, const T* from, size_t n) {
 }
 
 }  // namespace detail
+
+// Calls f(T()) with the element type T of a float dtype, and returns what it returns.
+template <class F>
+HWY_INLINE auto ByDType(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return f(float16_t());
+    case DType::kBFloat16:
+      return f(bfloat16_t());
+    default:
+      return f(float());
+  }
+}
 
 // ---- Loads and stores -----------------------------------------------------------------------
 

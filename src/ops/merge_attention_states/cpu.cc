@@ -179,25 +179,11 @@ void differentiate_places(const MergeBackwardJob& job, int64_t begin, int64_t en
 }
 
 void merge(const MergeForwardJob& job, int64_t begin, int64_t end) {
-  switch (job.a.outs.dtype) {
-    case DType::kFloat16:
-      return merge_places<float16_t>(job, begin, end);
-    case DType::kBFloat16:
-      return merge_places<bfloat16_t>(job, begin, end);
-    default:
-      return merge_places<float>(job, begin, end);
-  }
+  ByDType(job.a.outs.dtype, [&](auto t) { merge_places<decltype(t)>(job, begin, end); });
 }
 
 void differentiate(const MergeBackwardJob& job, int64_t begin, int64_t end) {
-  switch (job.a.outs.dtype) {
-    case DType::kFloat16:
-      return differentiate_places<float16_t>(job, begin, end);
-    case DType::kBFloat16:
-      return differentiate_places<bfloat16_t>(job, begin, end);
-    default:
-      return differentiate_places<float>(job, begin, end);
-  }
+  ByDType(job.a.outs.dtype, [&](auto t) { differentiate_places<decltype(t)>(job, begin, end); });
 }
 
 }  // namespace

@@ -228,14 +228,7 @@ void turn_as(const RopeJob& job, int64_t begin, int64_t end) {
 }
 
 void turn(const RopeJob& job, int64_t begin, int64_t end) {
-  switch (job.x.dtype) {
-    case DType::kFloat16:
-      return turn_as<float16_t>(job, begin, end);
-    case DType::kBFloat16:
-      return turn_as<bfloat16_t>(job, begin, end);
-    default:
-      return turn_as<float>(job, begin, end);
-  }
+  ByDType(job.x.dtype, [&](auto t) { turn_as<decltype(t)>(job, begin, end); });
 }
 
 }  // namespace

@@ -118,7 +118,7 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
   const bool once = seen.end - seen.begin <= kBackwardKeys;
   const QueryRows rows = load_queries(job, scratch, q, once);
   const MatrixView dq_rows = call.rows(job.dq, q.b, q.h, q.s.q_begin + q.first);
-  const bool in_place = once && !call.rotary_cos && call.is_plain(job.dq, call.p.head_dim);
+  const bool in_place = once && !call.rotary_cos && call.has_kernel_layout(job.dq, call.p.head_dim);
   const SumRows dq = in_place ? SumRows{static_cast<float*>(dq_rows.data), dq_rows.row}
                               : SumRows{scratch.dqueries, q_width};
   // Without a limit to the left all queries that see anything see the first key.
@@ -242,8 +242,8 @@ void backward_item(const GradientJob& gradient, void* memory, int64_t worker, in
 
   const int64_t blocks = attention::blocks_of(s.q_len), group = call.p.group();
   const bool in_place = gradient.splits == 1 && group * blocks <= 1 && !call.rotary_cos &&
-                        call.is_plain(job.dk, call.p.head_dim) &&
-                        call.is_plain(job.dv, call.p.value_dim);
+                        call.has_kernel_layout(job.dk, call.p.head_dim) &&
+                        call.has_kernel_layout(job.dv, call.p.value_dim);
   const auto sums_of = [&](const View& view, float* own, int64_t width) {
     const MatrixView rows = call.rows(view, b, g, s.k_begin);
     return in_place ? SumRows{static_cast<float*>(rows.data), rows.row} : SumRows{own, width};
@@ -328,7 +328,7 @@ bool should_stream(const BackwardJob& job) {
   }
   const auto suits = [&](const attention::View& x, int64_t width) {
     const int64_t strides = x.batch | x.row | x.head;
-    return x.data != nullptr && job.call.is_plain(x, width) &&
+    return x.data != nullptr && job.call.has_kernel_layout(x, width) &&
            streamable(x.data, strides * static_cast<int64_t>(sizeof(float)));
   };
   const int64_t rows = p.batch * p.heads * (p.q_len + p.k_len);

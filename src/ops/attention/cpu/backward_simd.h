@@ -45,14 +45,8 @@ void dot_rows(const MatrixView& x, const MatrixView& y, int64_t rows, int64_t co
 // Sets sums[i] = x[i] . y[i] for rows of the same type.
 HWY_INLINE void dot_rows(const MatrixView& x, const MatrixView& y, int64_t rows, int64_t columns,
                          float* sums) {
-  switch (x.dtype) {
-    case DType::kFloat16:
-      return dot_rows<float16_t>(x, y, rows, columns, sums);
-    case DType::kBFloat16:
-      return dot_rows<bfloat16_t>(x, y, rows, columns, sums);
-    default:
-      return dot_rows<float>(x, y, rows, columns, sums);
-  }
+  ByDType(x.dtype,
+          [&](auto t) FK_MATRIX_BODY { dot_rows<decltype(t)>(x, y, rows, columns, sums); });
 }
 
 // Loads lse and computes delta, which is what a change of all scores of a query at once would do to
@@ -89,7 +83,7 @@ QueryRows load_queries(const BackwardJob& job, const BackwardScratch& scratch, c
   const int64_t row = q.s.q_begin + q.first, lanes = (q.n + 3) / 4 * 4;
   const auto load = [&](const View& view, int64_t columns, float* room, bool rotated) HWY_ATTR {
     const MatrixView rows = call.rows(view, q.b, q.h, row);
-    if (once && call.is_plain(view, columns) && !rotated && lanes == q.n) {
+    if (once && call.has_kernel_layout(view, columns) && !rotated && lanes == q.n) {
       return MatrixB{static_cast<const float*>(rows.data), rows.row};
     }
     const int64_t width = padded_columns(columns);

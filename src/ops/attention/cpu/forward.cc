@@ -210,7 +210,7 @@ void forward_block(const ForwardJob& job, void* memory, int64_t item, int64_t ne
   const MatrixView out = call.rows(job.out, b, h, s.q_begin + first);
   const bool at_once = seen.begin < seen.end && seen.end - seen.begin <= kForwardKeys &&
                        group.heads == 1 && job.out.data != nullptr &&
-                       call.is_plain(job.out, call.p.value_dim);
+                       call.has_kernel_layout(job.out, call.p.value_dim);
   const SumRows sums =
       at_once ? SumRows{static_cast<float*>(out.data), out.row} : SumRows{scratch.sums, v_width};
   if (!at_once) sums.clear(n, v_width);

@@ -36,14 +36,9 @@ using V = hn::Vec<F32>;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 HWY_INLINE float read_one(const void* data, DType dtype, int64_t offset) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return ToF32(static_cast<const float16_t*>(data) + offset);
-    case DType::kBFloat16:
-      return ToF32(static_cast<const bfloat16_t*>(data) + offset);
-    default:
-      return static_cast<const float*>(data)[offset];
-  }
+  return ByDType(dtype, [&](auto t) FK_MATRIX_BODY {
+    return ToF32(static_cast<const decltype(t)*>(data) + offset);
+  });
 }
 
 // Turns the pairs of `rows` rows of floats by the angles of positions [position, position + rows),
@@ -86,7 +81,7 @@ HWY_INLINE void pack_values(const CpuCall& call, const Sequence& s, int64_t b, i
 // Returns the same rows where they stand if they can be used as they are, or else in `room`.
 HWY_INLINE MatrixB keys_of(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
                            int64_t first, int64_t n, float* room) {
-  if (call.is_plain(call.k, call.p.head_dim) && !call.rotary_cos) {
+  if (call.has_kernel_layout(call.k, call.p.head_dim) && !call.rotary_cos) {
     const MatrixView rows = call.rows(call.k, b, g, s.k_begin + first);
     return {static_cast<const float*>(rows.data), rows.row};
   }
@@ -96,7 +91,7 @@ HWY_INLINE MatrixB keys_of(const CpuCall& call, const Sequence& s, int64_t b, in
 
 HWY_INLINE MatrixB values_of(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
                              int64_t first, int64_t n, float* room) {
-  if (call.is_plain(call.v, call.p.value_dim)) {
+  if (call.has_kernel_layout(call.v, call.p.value_dim)) {
     const MatrixView rows = call.rows(call.v, b, g, s.k_begin + first);
     return {static_cast<const float*>(rows.data), rows.row};
   }
@@ -181,7 +176,7 @@ HWY_INLINE void turn_queries(const CpuCall& call, const QueryGroup& group, float
   const auto rows_of = [&](int64_t head) {
     return call.rows(call.q, group.b, group.h + head, s.q_begin + group.first);
   };
-  if (group.heads == 1 && rows == lanes && call.is_plain(call.q, call.p.head_dim) &&
+  if (group.heads == 1 && rows == lanes && call.has_kernel_layout(call.q, call.p.head_dim) &&
       !call.rotary_cos) {
     const MatrixView q = rows_of(0);
     transpose_scaled(static_cast<const float*>(q.data), q.row, rows, width, out, kQueryBlock,

@@ -56,9 +56,9 @@ struct CpuCall {
   int64_t q_width() const { return padded_columns(p.head_dim); }
   int64_t v_width() const { return padded_columns(p.value_dim); }
 
-  // Returns whether rows of `width` columns are as kernels work with them. If so, those that are
+  // Returns whether rows of `width` columns lie as kernels work with them. If so, those that are
   // used or written once need no copy; the others should still lie side by side.
-  bool is_plain(const View& view, int64_t width) const {
+  bool has_kernel_layout(const View& view, int64_t width) const {
     return p.dtype == DType::kFloat32 && view.column == 1 && width == padded_columns(width);
   }
 

@@ -189,7 +189,7 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     [[maybe_unused]] uint32_t packed[kM / 4], weights[kM / 4];
     const float slope = kFeatures ? this->slope_at(tile, walk.block) : 0.f;
     if constexpr (kFeatures) this->finish_scores(s);
-    if (kTight || (walk.m >= tile.plain_first && walk.m < tile.plain_end)) {
+    if (kTight || (walk.m >= tile.unmasked_first && walk.m < tile.unmasked_end)) {
       this->template exponentials<false>(s, packed, weights, shared.stats[now], tile, walk.m * kM,
                                          slope);
     } else {
@@ -198,7 +198,7 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     }
     if constexpr (kTight && kKind == Kind::kPacked) {
       // This masks keys behind the end; there were no registers to do so any earlier.
-      if (tile.plain_end == 0) {
+      if (tile.unmasked_end == 0) {
         const int left = tile.k_len - tile.n * kN - (thread_now() / 32 - 4) * 16 - lane_now() / 4;
 #pragma unroll
         for (int i = 0; i < kM / 2; ++i) {

@@ -12,6 +12,7 @@
 #include "cuda/convert.cuh"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/math.cuh"
+#include "cuda/row_layout.h"
 #include "cuda/tma.h"
 #include "ops/attention/sm90/backward/launch.h"
 #include "ops/attention/sm90/backward/rows.cuh"
@@ -256,14 +257,9 @@ Status launch_sinks_type(const AttentionBwd& a, const Plan& plan, const float* s
 
 Status launch_sinks(const AttentionBwd& a, const Plan& plan, const float* stats,
                     cudaStream_t stream) {
-  switch (a.sinks.dtype) {
-    case DType::kFloat16:
-      return launch_sinks_type<__half>(a, plan, stats, stream);
-    case DType::kBFloat16:
-      return launch_sinks_type<__nv_bfloat16>(a, plan, stats, stream);
-    default:
-      return launch_sinks_type<float>(a, plan, stats, stream);
-  }
+  return cuda::for_dtype(a.sinks.dtype, [&](auto tag) {
+    return launch_sinks_type<typename decltype(tag)::type>(a, plan, stats, stream);
+  });
 }
 
 // Describes the rows of a tensor (batch, length, heads, columns) as boxes of 64 columns of one

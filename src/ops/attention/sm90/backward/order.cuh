@@ -17,11 +17,11 @@ struct alignas(16) ListedTile {
   int number;  // p.tiles or more: nothing more to do
   int batch, kv_head, n;
   int q_begin, q_len, k_begin, k_len;
-  int m_first, m_end;          // query blocks that see it
-  int plain_first, plain_end;  // those of them whose every query sees every key
-  int steps;                   // query blocks of all heads of the group
-  int slot;                    // of the sequence's first query block in the workspace
-  int head;                    // the key head's number in the batch
+  int m_first, m_end;                // query blocks that see it
+  int unmasked_first, unmasked_end;  // those of them whose every query sees every key
+  int steps;                         // query blocks of all heads of the group
+  int slot;                          // of the sequence's first query block in the workspace
+  int head;                          // the key head's number in the batch
   int sum;                   // place of the first block of sums (Params) of this sequence and head
   int segment, segment_end;  // of blocks of sums that had these places before (Params::converted)
 };
@@ -93,10 +93,10 @@ __device__ __forceinline__ void describe_tile(const TileParams& p, TileSize size
   tile.m_end = end > first ? ceil_div(end, size.queries) : tile.m_first;
   tile.steps = (tile.m_end - tile.m_first) * p.group;
   // Queries that are not there need no mask, since their P is 0.
-  tile.plain_first = ceil_div(max(0, n1 - 1 - p.right - offset), size.queries);
+  tile.unmasked_first = ceil_div(max(0, n1 - 1 - p.right - offset), size.queries);
   const int seen_end = n0 + p.left - offset + 1;  // queries before this one see key n0
-  tile.plain_end = seen_end >= tile.q_len ? kFar : max(0, seen_end) / size.queries;
-  if (n0 + size.keys > tile.k_len) tile.plain_end = 0;
+  tile.unmasked_end = seen_end >= tile.q_len ? kFar : max(0, seen_end) / size.queries;
+  if (n0 + size.keys > tile.k_len) tile.unmasked_end = 0;
 }
 
 // The last packed sequences under a causal mask, if they are short, have their tiles taken

@@ -192,7 +192,7 @@ struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
     if constexpr (kFeatures) barrier_wait(&shared.p_empty[now], stage.phase() ^ 1);
     const float slope = kFeatures ? this->slope_at(tile, walk.block) : 0.f;
     if constexpr (kFeatures) this->finish_scores(s);
-    if (walk.m >= tile.plain_first && walk.m < tile.plain_end) {
+    if (walk.m >= tile.unmasked_first && walk.m < tile.unmasked_end) {
       this->template exponentials<false>(s, packed, weights, shared.stats[now], tile, walk.m * kM,
                                          slope);
     } else {
