@@ -47,7 +47,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
   KeysBlock& block = *reinterpret_cast<KeysBlock*>(shared + Tile::kSharedBytes - sizeof(KeysBlock));
   const int group = p.group;
   {
-    const BlockRows place = find_block_rows<kKeys, false>(
+    const BlockRows place = find_block_rows<kKeys, Owned::kKeys>(
         p.problem, p.tiles, static_cast<int>(p.problem.kv_heads), p.together, false);
     if (!place.any) return;
     const Sequence sequence = p.problem.sequence(place.b);

@@ -92,8 +92,8 @@ struct QueryTiles {
     const uint16_t* rows = x.at(batch, row, head);
 #pragma unroll 1
     for (int term = 0; term < Tile::kTerms; ++term) {
-      load_tile<Tile::kDim, kRows, Tile::kThreads, true>(tile + term * kRows * Tile::kDim * 2, x,
-                                                         rows + term * x.low, valid);
+      load_tile<Tile::kDim, kRows, Tile::kThreads, kAnyStrides>(
+          tile + term * kRows * Tile::kDim * 2, x, rows + term * x.low, valid);
     }
   }
 };
@@ -204,9 +204,9 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   if (bias) {
     if (threadIdx.x == 0) block = find_bias<Tile>(p);
   } else {
-    const BlockRows found =
-        find_block_rows<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads), 0,
-                                           p.problem.mask.right < Mask::kUnlimited);
+    const BlockRows found = find_block_rows<Tile::kRows, Owned::kQueries>(
+        p.problem, p.tiles, static_cast<int>(p.problem.heads), 0,
+        p.problem.mask.right < Mask::kUnlimited);
     if (!found.any) return;
     if (threadIdx.x == 0) {
       const Sequence sequence = p.problem.sequence(found.b);
@@ -320,7 +320,7 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   if (bias) {
     write_bias<Tile>(p, block, shared);
   } else {
-    p.dq.template write_tile<kDim, Tile::kRows, Tile::kThreads, true>(
+    p.dq.template write_tile<kDim, Tile::kRows, Tile::kThreads, Result::kFromFloats>(
         tiles.q, threadIdx.x, place.batch, block.sequence.q_begin + place.begin, place.head,
         static_cast<int>(block.sequence.q_len) - place.begin);
   }

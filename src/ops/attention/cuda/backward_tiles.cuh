@@ -184,7 +184,7 @@ struct Step {
       const uint16_t* from = (i < kTerms ? q : dout) + i % kTerms * x.low;
       const uint32_t tile = stage + (Tile::kOneTile ? i % kTerms : i) * Tile::kQueryBytes;
       if constexpr (Tile::kFeatures) {
-        load_tile<Tile::kDim, Tile::kQueries, Tile::kThreads, true>(tile, x, from, valid);
+        load_tile<Tile::kDim, Tile::kQueries, Tile::kThreads, kAnyStrides>(tile, x, from, valid);
       } else {
         copy_rows<Tile::kDim, Tile::kQueries, Tile::kThreads>(tile, x, from, thread, valid);
       }

@@ -157,9 +157,9 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
 
   int keys_begin;
   {
-    const BlockRows place =
-        find_block_rows<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
-                                           p.together, p.problem.mask.right < Mask::kUnlimited);
+    const BlockRows place = find_block_rows<Tile::kRows, Owned::kQueries>(
+        p.problem, p.tiles, static_cast<int>(p.problem.heads), p.together,
+        p.problem.mask.right < Mask::kUnlimited);
     if (!place.any) return;
     const Sequence sequence = p.problem.sequence(place.b);
     const int queries = static_cast<int>(sequence.q_len);

@@ -142,6 +142,9 @@ struct Result {
       }
     }
   }
+  // Says that write_tile reads a tile of float32.
+  static constexpr bool kFromFloats = true;
+
   // Writes `valid` rows from `row` on, from a tile in shared memory, of float32 (float_place) or
   // already of the result's 16 bits (piece). `thread` is one of kThreads.
   template <int kDim, int kRows, int kThreads, bool kFloats>

@@ -112,10 +112,13 @@ struct BlockRows {
   bool any;
 };
 
-// Finds tile `index`, where every sequence is cut into tiles of kRows rows of q (kQueries) or k.
+// Says whether a block owns rows of q or rows of k.
+enum class Owned { kQueries, kKeys };
+
+// Finds tile `index`, where every sequence is cut into tiles of kRows rows of what blocks own.
 // Grids are (tiles, heads); see tile_grid. The last `together` heads of a batch come tile by tile
 // (see heads_together). Packed sequences are looked up by each warp, 32 at a time.
-template <int kRows, bool kQueries>
+template <int kRows, Owned kOwned>
 __device__ __forceinline__ BlockRows find_block_rows(const Problem& p, int tiles, int heads,
                                                      int together, bool last_first) {
   int64_t rest;
@@ -157,7 +160,7 @@ __device__ __forceinline__ BlockRows find_block_rows(const Problem& p, int tiles
     int mine = 0;
     if (b0 + lane < p.batch) {
       const Sequence s = p.sequence(b0 + lane);
-      mine = static_cast<int>(ceil_div(kQueries ? s.q_len : s.k_len, kRows));
+      mine = static_cast<int>(ceil_div(kOwned == Owned::kQueries ? s.q_len : s.k_len, kRows));
     }
     int sum = mine;
 #pragma unroll
@@ -313,7 +316,9 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, const Operand& x, const
   }
 }
 
-// Copies rows from the tile's first row on, of operands with any strides.
+// Copies rows from the tile's first row on. With kAnyStrides operands that do not allow
+// accesses of 16 bytes are read element by element.
+constexpr bool kAnyStrides = true;
 template <int kDim, int kRows, int kThreads, bool kAnyStride>
 __device__ __forceinline__ void load_tile(uint32_t tile, const Operand& x, const uint16_t* rows,
                                           int valid) {

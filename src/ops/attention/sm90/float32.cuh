@@ -231,9 +231,9 @@ __device__ __forceinline__ void multiply_rows(const Forward& p, uint8_t* shared,
   if (p.out.data == nullptr) return;
   __syncwarp();
   const int first = place.begin + warp * 16;
-  p.out.template write_tile<kDim, 16, 32, true>(stage + warp % 4 * 16 * kDim * 4, lane, place.batch,
-                                                sequence.q_begin + first, place.head,
-                                                static_cast<int>(sequence.q_len) - first);
+  p.out.template write_tile<kDim, 16, 32, Result::kFromFloats>(
+      stage + warp % 4 * 16 * kDim * 4, lane, place.batch, sequence.q_begin + first, place.head,
+      static_cast<int>(sequence.q_len) - first);
 }
 
 #endif
@@ -245,9 +245,9 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   auto* const barriers = reinterpret_cast<FloatBarriers*>(shared + Tile::kTileBytes);
   ForwardBlock& block = *reinterpret_cast<ForwardBlock*>(barriers + 1);
-  const BlockRows place =
-      find_block_rows<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
-                                         p.together, p.problem.mask.right < Mask::kUnlimited);
+  const BlockRows place = find_block_rows<Tile::kRows, Owned::kQueries>(
+      p.problem, p.tiles, static_cast<int>(p.problem.heads), p.together,
+      p.problem.mask.right < Mask::kUnlimited);
   if (!place.any) return;
   const Sequence sequence = p.problem.sequence(place.b);
   const Window window(p.problem.mask, sequence);
