@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/integers.h"
 #include "core/rows.h"
 #include "core/workspace.h"
 #include "cpu/matrix_view.h"
@@ -59,7 +60,7 @@ int64_t gated_width(int64_t columns) { return padded_columns(columns) + 16; }
 int64_t gated_block(int64_t rows, int64_t columns) {
   constexpr int64_t kElements = 32768, kMostBlocks = 64;
   const int64_t by_work = std::max<int64_t>(1, kElements / std::max<int64_t>(1, columns));
-  return std::max(by_work, (rows + kMostBlocks - 1) / kMostBlocks);
+  return std::max(by_work, ceil_div(rows, kMostBlocks));
 }
 
 }  // namespace
@@ -300,7 +301,7 @@ struct GatedBlocks {
   explicit GatedBlocks(const Tensor& x)
       : rows(rows_of(x).count),
         size(gated_block(rows, x.size(-1))),
-        count((rows + size - 1) / size),
+        count(ceil_div(rows, size)),
         workers(std::max<int64_t>(1, std::min(worker_limit(), count))) {}
 };
 

@@ -78,7 +78,8 @@ Status run(const RmsNormBwd& a, const Exec& exec) {
       using T = typename decltype(type)::type;
       const auto kernel = aligned ? gated_backward<T, kVecWidth<T>, kGatedThreads>
                                   : gated_backward<T, 1, kGatedThreads>;
-      const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min<int64_t>(p.columns / p.group, 65535)));
+      const dim3 grid(static_cast<unsigned>(blocks),
+                      static_cast<unsigned>(std::min<int64_t>(p.columns / p.group, 65535)));
       return launch_early(kernel, "norm gated_backward", {grid, kGatedThreads}, stream, p);
     }));
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/integers.h"
 #include "cuda/launch.h"
 #include "ops/norm/cuda/backward.cuh"
 
@@ -30,7 +31,7 @@ inline Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
   return parameter;
 }
 
-// Whether every row of `t` can be read in 16-byte vectors.
+// Returns whether every row of `t` can be read in 16-byte vectors.
 inline bool vectorised(const Tensor& t) {
   if (!t) return true;
   if (t.stride(-1) != 1 || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
@@ -60,7 +61,7 @@ inline Gradient gradient_of(const Tensor& t, const float* partials) {
 }
 
 inline Status launch_add_partials(const Gradients& p, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((p.columns + kGradientColumns - 1) / kGradientColumns),
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.columns, kGradientColumns)),
                   p.gradients[1].out != nullptr ? 2 : 1);
   return launch_early(add_partials, "norm add_partials", {grid, kGradientThreads}, stream, p);
 }

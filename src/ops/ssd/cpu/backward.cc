@@ -185,7 +185,7 @@ void backward_item(const BackwardJob& job, const BackwardScratch& m, int64_t ite
     }
   }
   const bool wants_dstate = piece.first && job.dinitial_state.data != nullptr;
-  const int64_t chunks = (piece.end - piece.begin + plan.chunk - 1) / plan.chunk;
+  const int64_t chunks = ceil_div(piece.end - piece.begin, plan.chunk);
   for (int64_t c = chunks - 1; c >= 0; --c) {
     const int64_t begin = piece.begin + c * plan.chunk;
     const Chunk chunk{piece.batch, begin, std::min(plan.chunk, piece.end - begin)};

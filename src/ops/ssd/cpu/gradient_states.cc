@@ -46,7 +46,7 @@ void walk_piece_back(const GradientStatesJob& job, const ChunkScratch& scratch, 
   const HeadBlock block(plan, item % plan.blocks());
   const int64_t at = item / plan.blocks() * plan.p.heads + block.first;
   std::fill_n(job.decays + at, block.count, 1.0f);
-  const int64_t chunks = (piece.end - piece.begin + plan.chunk - 1) / plan.chunk;
+  const int64_t chunks = ceil_div(piece.end - piece.begin, plan.chunk);
   for (int64_t c = chunks - 1; c >= 0; --c) {
     const int64_t begin = piece.begin + c * plan.chunk;
     const Chunk chunk{piece.batch, begin, std::min(plan.chunk, piece.end - begin)};

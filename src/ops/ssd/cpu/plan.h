@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/integers.h"
 #include "core/workspace.h"
 #include "cpu/bfloat16_products.h"
 #include "cpu/matrix_view.h"
@@ -43,13 +44,13 @@ struct Plan {
   bool cuts_sequences() const { return piece_steps < p.length; }
   int64_t most_pieces() const {
     if (!p.sequences.packed) {
-      return p.batch * std::max<int64_t>(1, (p.length + piece_steps - 1) / piece_steps);
+      return p.batch * std::max<int64_t>(1, ceil_div(p.length, piece_steps));
     }
     return p.sequences.count + p.length / piece_steps;
   }
-  int64_t piece_chunks() const { return (std::min(piece_steps, p.length) + chunk - 1) / chunk; }
+  int64_t piece_chunks() const { return ceil_div(std::min(piece_steps, p.length), chunk); }
   // A head's state, as N rows of P channels.
-  int64_t state_size() const { return (p.states + 3) / 4 * 4 * channel_width; }
+  int64_t state_size() const { return round_up(p.states, int64_t{4}) * channel_width; }
 };
 
 // The heads [first, first + count) of an item, of one group.
@@ -78,15 +79,15 @@ inline Plan plan_of(const Problem& p, DType dtype) {
   const int64_t group_heads = p.groups == 0 ? 1 : std::max<int64_t>(1, p.heads / p.groups);
   const int64_t shared = p.heads * std::max<int64_t>(1, p.sequences.count) / (2 * workers);
   plan.block_heads = std::min(std::max<int64_t>(1, std::min(shared, kMostBlockHeads)), group_heads);
-  plan.group_blocks = (group_heads + plan.block_heads - 1) / plan.block_heads;
+  plan.group_blocks = ceil_div(group_heads, plan.block_heads);
   // Packed sequences may be one long one and many short ones.
   const int64_t items =
       std::max<int64_t>(1, plan.blocks() * (p.sequences.packed ? 1 : p.sequences.count));
-  const int64_t chunks = (p.length + plan.chunk - 1) / plan.chunk;
+  const int64_t chunks = ceil_div(p.length, plan.chunk);
   plan.piece_steps = std::max<int64_t>(1, chunks) * plan.chunk;
   if (items < workers && chunks >= 2 * kLeastPieceChunks) {
-    const int64_t pieces = (2 * workers + items - 1) / items;
-    plan.piece_steps = std::max(kLeastPieceChunks, (chunks + pieces - 1) / pieces) * plan.chunk;
+    const int64_t pieces = ceil_div(2 * workers, items);
+    plan.piece_steps = std::max(kLeastPieceChunks, ceil_div(chunks, pieces)) * plan.chunk;
   }
   plan.workers = std::min(workers, std::max<int64_t>(1, plan.most_pieces() * plan.blocks()));
   return plan;
