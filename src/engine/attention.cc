@@ -9,7 +9,7 @@
 #define HWY_TARGET_INCLUDE "engine/attention.cc"
 #include "cpu/axis_plan.h"
 #include "cpu/foreach_target.h"
-#include "cpu/matrix.h"
+#include "cpu/gemm/tiles.h"
 #include "cpu/simd.h"
 #include "engine/kv_cache.h"
 

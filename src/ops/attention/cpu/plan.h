@@ -9,7 +9,7 @@
 
 #include "core/exec.h"
 #include "core/workspace.h"
-#include "cpu/matrix_view.h"
+#include "cpu/gemm/view.h"
 #include "cpu/workers.h"
 #include "ops/attention/problem.h"
 
