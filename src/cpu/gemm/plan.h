@@ -16,6 +16,7 @@ namespace fk::cpu {
 struct Product {
   MatrixView a, b;
   int64_t rows, columns, depth;
+  bool rounds_b = true;  // whether a float B may be rounded to the dtype of A
   // With `twin` there is a second product of the same sizes, A twin_b, and the blocks of both are
   // finished together.
   bool twin = false;

@@ -1,6 +1,6 @@
 // Matrix products of bfloat16 numbers, on the pairs of cpu/gemm/tiles_bfloat16.h: what product.h is
 // for float, where the processor multiplies such pairs. A is bfloat16; B may be float and is
-// rounded.
+// rounded, where the product allows that.
 //
 // Floor: half the multiply-adds of product.h, and half its memory. Blocks are of as many bytes,
 // which is twice as much of K. Operands become pairs along K: rows that run along K are pairs as
@@ -138,8 +138,8 @@ HWY_INLINE PairsA left_pairs(const MatrixView& a, int64_t rows, int64_t depth, u
 }  // namespace detail
 
 HWY_INLINE bool takes_pairs(const Product& p) {
-  const auto takes = [](const MatrixView& b) {
-    return b.dtype == DType::kBFloat16 || b.dtype == DType::kFloat32;
+  const auto takes = [&](const MatrixView& b) {
+    return b.dtype == DType::kBFloat16 || (b.dtype == DType::kFloat32 && p.rounds_b);
   };
   if (!multiplies_bfloat16() || p.a.dtype != DType::kBFloat16) return false;
   if (p.panels != nullptr) return p.panels->dtype == DType::kBFloat16;
