@@ -7,7 +7,7 @@
 #include "cuda/activations.cuh"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/parameter.cuh"
-#include "ops/linear/cuda_inner.h"
+#include "ops/linear/cuda/inner.h"
 
 namespace fk::cuda::linear {
 
