@@ -9,7 +9,7 @@ import linecache
 import math
 import operator
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Field:
     repeats: str = ""
     drawn_between: tuple = ()
     with_float8: bool = False
+    factors_unless: str = ""  # an input without which alone the dims have their factors
     shapes: tuple[tuple[Dim, ...], ...] = ()  # alternatives; none: another tensor's
     form: str = ""  # whose alternatives belong together; "": the call's (src/core/declaration.h)
     default: float | int | None = None
@@ -51,6 +52,18 @@ class Field:
     @property
     def is_tensor(self) -> bool:
         return self.kind in ("input", "output")
+
+    @property
+    def condition_on(self) -> str:
+        """The argument that an output's condition is about; "" if there is no condition."""
+        return self.when.partition("=")[0].strip("!")
+
+    @property
+    def type_text(self) -> str:
+        """The type, and where its factors do not hold."""
+        if not self.factors_unless:
+            return self.type
+        return f"{self.type} (without the factor where {self.factors_unless} is given)"
 
     @property
     def range_text(self) -> str:
@@ -201,6 +214,9 @@ class Op:
             if has_leading_dims(dims) or len(f.shapes) > 1:
                 position -= len(dims)
             size = dim.symbol_expression(f"{shape}[{position}]")
+            if f.factors_unless:
+                alone = replace(dim, factor=1).symbol_expression(f"{shape}[{position}]")
+                size = f"{size} if {f.factors_unless} is None else {alone}"
             return (size if dim.symbol == dim.text else f"({size})"), f
         return None
 
@@ -244,6 +260,8 @@ class Op:
             operator = "!=" if name.endswith("!") else "=="
             name = name.rstrip("!")
             return f"{name} {operator} {self.by_name[name].choices.index(value)}"
+        if condition.startswith("!"):
+            return f"not {condition[1:]}"
         if self.by_name[condition].kind == "input":
             return f"{condition} is not None"
         return f"bool({condition})"
@@ -409,7 +427,7 @@ class Op:
             if f.group and f is self.groups[f.group][0]:
                 members = ", ".join(m.name for m in self.groups[f.group])
                 lines.append(f"  {f.group}: the tuple ({members})")
-            kind = f"{f.type}{', optional' if f.optional else ''}" if f.is_tensor else f.kind
+            kind = f"{f.type_text}{', optional' if f.optional else ''}" if f.is_tensor else f.kind
             kind += f.range_text
             kind += ", or a list of its parts" if f.stacked else ""
             choices = f" ({', '.join(c or 'None' for c in f.choices)})" if f.choices else ""

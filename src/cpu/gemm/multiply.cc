@@ -103,7 +103,7 @@ FK_CPU_EXPORT(product_copy);
 
 void multiply(const Product& p, float* scratch, FinishBlock finish, const void* finish_job,
               const Exec& exec) {
-  const ProductJob job{p, product_blocks(p.rows, p.columns), scratch, finish, finish_job};
+  const ProductJob job{p, product_blocks(p), scratch, finish, finish_job};
   if (!takes_few_rows(p)) {
     const auto kernel = FK_CPU_DISPATCH(product_block);
     run_on_workers(exec, worker_limit(), job.blocks.count(),

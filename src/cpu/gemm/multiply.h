@@ -15,6 +15,7 @@ struct SumsBlock {
   float* sums;
   int64_t stride;
   int64_t first_row, rows, first_column, columns;
+  float* twin = nullptr;  // the same block of the twin, where the product has one
 };
 
 // What becomes of a block; `job` is the op's own. Blocks are finished on several threads at once,

@@ -8,12 +8,6 @@ namespace fk::cuda {
 
 namespace {
 
-// Room for the partial sums of products, one after another; null where none has any.
-float* take_partials(WorkspaceParts* parts, std::initializer_list<int64_t> floats) {
-  const int64_t most = std::max(floats);
-  return most == 0 ? nullptr : parts->take(most);
-}
-
 struct ForwardParts {
   WorkspaceParts parts;
   float* partials;
@@ -40,8 +34,9 @@ struct BackwardParts {
     const int64_t depth = a.weight.size(1);
     const DType dtype = a.x.dtype;
     const int device = a.x.device_id;
-    partials = take_partials(&parts, {partial_floats(rows, depth, columns, false, dtype, device),
-                                      partial_floats(columns, depth, rows, false, dtype, device)});
+    partials =
+        linear::take_partials(&parts, {partial_floats(rows, depth, columns, false, dtype, device),
+                                       partial_floats(columns, depth, rows, false, dtype, device)});
   }
 };
 
@@ -77,15 +72,9 @@ Status run(const LinearBwd& a, const Exec& exec) {
   const cudaStream_t stream = stream_of(exec);
   const BackwardParts parts(a, exec.workspace());
   const int64_t rows = rows_of(a.dy).count, columns = a.weight.size(0), depth = a.weight.size(1);
-  Tensor inner = a.dy;
-  if (a.activation != 0) {
-    inner.data = parts.inner;
-    inner.ndim = 2;
-    inner.shape[0] = rows;
-    inner.shape[1] = columns;
-    inner.strides[0] = linear::padded(columns);
-    inner.strides[1] = 1;
-  }
+  const Tensor inner = a.activation == 0 ? a.dy
+                                         : linear::matrix_like(a.dy, parts.inner, rows, columns,
+                                                               linear::padded(columns));
   FK_RETURN_IF_ERROR(linear::make_inner(a, parts.inner, parts.sums, stream));
   const DType dtype = a.x.dtype;
   if (a.dx) {

@@ -9,10 +9,11 @@
 #ifndef FK_OPS_LINEAR_CPU_JOBS_
 #define FK_OPS_LINEAR_CPU_JOBS_
 
+#include "ops/linear/linear.h"
+
 #include "core/access.h"
 #include "core/rows.h"
 #include "cpu/gemm/multiply.h"
-#include "ops/linear/linear.h"
 
 namespace fk::cpu {
 
@@ -34,7 +35,7 @@ struct LinearInner {
 #endif  // FK_OPS_LINEAR_CPU_JOBS_
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/linear/cpu.cc"
+#define HWY_TARGET_INCLUDE "ops/linear/cpu/linear.cc"
 #include "cpu/foreach_target.h"
 #include "cpu/gemm/elements.h"
 #include "cpu/simd_activations.h"
