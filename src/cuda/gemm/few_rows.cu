@@ -29,44 +29,21 @@ template <class T, int kBlocks>
 struct FewRowsStep {
   uint4 w[2], x[kBlocks];
 
-  __device__ __forceinline__ void multiply(float (&sum)[kBlocks][4]) const {
+  __device__ __forceinline__ void multiply(float (&sum)[2][4]) const {
     // The first and the second half of each lane's bytes are a fragment each.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto word = [&](const uint4& v, int i) {
         return half == 0 ? (i == 0 ? v.x : v.y) : (i == 0 ? v.z : v.w);
       };
-      const uint32_t left[1][4] = {{word(w[0], 0), word(w[1], 0), word(w[0], 1), word(w[1], 1)}};
-#pragma unroll
-      for (int b = 0; b < kBlocks; b += 2) {
-        const uint4& second = x[b + 1 < kBlocks ? b + 1 : b];
-        const uint32_t right[1][4] = {
-            {word(x[b], 0), word(second, 0), word(x[b], 1), word(second, 1)}};
-        if constexpr (kBlocks == 1) {
-          multiply_block(sum[0], left[0], right[0][0], right[0][2]);
-        } else {
-          float(&both)[1][2][4] = reinterpret_cast<float(&)[1][2][4]>(sum[b]);
-          multiply_fragments<T, 1, 1>(both, left, right);
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ static void multiply_block(float (&sum)[4], const uint32_t (&left)[4],
-                                                        uint32_t b0, uint32_t b1) {
-    if constexpr (sizeof(T) == 2) {
-      mma_16816(sum, left, b0, b1, T());
-    } else {
-      uint32_t high[4], low[4];
+      const uint32_t left[4] = {word(w[0], 0), word(w[1], 0), word(w[0], 1), word(w[1], 1)};
+      RightFragments<T, 1> right;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const FloatParts parts(left[i]);
-        high[i] = parts.high;
-        low[i] = parts.low;
+        right.words[0][i] = i % 2 < kBlocks ? word(x[i % 2 < kBlocks ? i % 2 : 0], i / 2) : 0;
       }
-      const FloatParts p0(b0), p1(b1);
-      mma_1688(sum, low, p0.high, p1.high);
-      mma_1688(sum, high, p0.low, p1.low);
-      mma_1688(sum, high, p0.high, p1.high);
+      right.prepare();
+      right.template multiply<kBlocks>(sum, left);
     }
   }
 };
@@ -115,7 +92,7 @@ __global__ void __launch_bounds__(FewRows::kThreads)
     };
 
     // Neighbouring warps read neighbouring 128 bytes of a row.
-    float sum[kBlocks][4] = {};
+    float sum[2][4] = {};
     constexpr int kAhead = FewRows::kAhead;
     const auto step_of = [&](int64_t i, int j) {
       return i + (j / 2 * FewRows::kWarps + warp) * 2 + j % 2;

@@ -21,7 +21,7 @@ namespace fk::cuda {
 // A tile and what of it a warp has. The large one needs half of the traffic; the small one is for
 // results that would be few tiles. kBlocks: so many shall fit on a multiprocessor.
 struct LargeTile {
-  static constexpr int kRows = 128, kColumns = 128, kWarpRows = 64, kWarpColumns = 32, kBlocks = 2;
+  static constexpr int kRows = 128, kColumns = 128, kWarpRows = 64, kWarpColumns = 32, kBlocks = 1;
 };
 struct LargeFloatTile {
   static constexpr int kRows = 128, kColumns = 64, kWarpRows = 32, kWarpColumns = 32, kBlocks = 1;
@@ -38,9 +38,7 @@ struct PortablePlan {
   static constexpr int kABytes = Tile::kRows * 64;
   static constexpr int kStageBytes = kABytes + Tile::kColumns * 64;
   static constexpr int kStagesFrom80 = 4, kStagesBefore = 2;
-  // Results leave so many rows at a time.
-  static constexpr int kStagedRows = 64;
-  using Staged = StagedSums<kStagedRows, Tile::kColumns>;
+  using Staged = StagedSums<Tile::kRows, Tile::kColumns>;
 
   static constexpr int shared_bytes(int code) {
     const int stages = (code >= 80 ? kStagesFrom80 : kStagesBefore) * kStageBytes;
@@ -59,46 +57,53 @@ struct FloatParts {
   }
 };
 
-// sum += x w^T for a warp's kR x 16 rows and kC x 16 columns, 32 bytes of K.
-template <class T, int kR, int kC>
-__device__ __forceinline__ void multiply_fragments(float (&sum)[kR][2 * kC][4],
-                                                   const uint32_t (&x)[kR][4],
-                                                   const uint32_t (&w)[kC][4]) {
-  if constexpr (sizeof(T) == 2) {
+// The right-hand fragments of a warp, 16 kC columns by 32 bytes of K, which each of its rows meets.
+template <class T, int kC>
+struct RightFragments {
+  uint32_t words[kC][4];
+
+  // sum += x w^T for 16 rows and the first kCount times 8 columns.
+  template <int kCount = 2 * kC>
+  __device__ __forceinline__ void multiply(float (&sum)[2 * kC][4], const uint32_t (&x)[4]) const {
 #pragma unroll
-    for (int r = 0; r < kR; ++r) {
-#pragma unroll
-      for (int c = 0; c < 2 * kC; ++c) {
-        mma_16816(sum[r][c], x[r], w[c / 2][c % 2], w[c / 2][c % 2 + 2], T());
-      }
-    }
-  } else {
-    uint32_t w_high[kC][4], w_low[kC][4];
-#pragma unroll
-    for (int i = 0; i < 4 * kC; ++i) {
-      const FloatParts parts(w[i / 4][i % 4]);
-      w_high[i / 4][i % 4] = parts.high;
-      w_low[i / 4][i % 4] = parts.low;
-    }
-#pragma unroll
-    for (int r = 0; r < kR; ++r) {
-      uint32_t high[4], low[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const FloatParts parts(x[r][i]);
-        high[i] = parts.high;
-        low[i] = parts.low;
-      }
-#pragma unroll
-      for (int c = 0; c < 2 * kC; ++c) {
-        const int j = c / 2, e = c % 2;
-        mma_1688(sum[r][c], low, w_high[j][e], w_high[j][e + 2]);
-        mma_1688(sum[r][c], high, w_low[j][e], w_low[j][e + 2]);
-        mma_1688(sum[r][c], high, w_high[j][e], w_high[j][e + 2]);
-      }
+    for (int c = 0; c < kCount; ++c) {
+      mma_16816(sum[c], x, words[c / 2][c % 2], words[c / 2][c % 2 + 2], T());
     }
   }
-}
+  __device__ __forceinline__ void prepare() {}
+};
+
+template <int kC>
+struct RightFragments<float, kC> {
+  uint32_t words[kC][4];  // after `prepare`, the high parts
+  uint32_t low[kC][4];
+
+  __device__ __forceinline__ void prepare() {
+#pragma unroll
+    for (int i = 0; i < 4 * kC; ++i) {
+      const FloatParts parts(words[i / 4][i % 4]);
+      words[i / 4][i % 4] = parts.high;
+      low[i / 4][i % 4] = parts.low;
+    }
+  }
+  template <int kCount = 2 * kC>
+  __device__ __forceinline__ void multiply(float (&sum)[2 * kC][4], const uint32_t (&x)[4]) const {
+    uint32_t x_high[4], x_low[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const FloatParts parts(x[i]);
+      x_high[i] = parts.high;
+      x_low[i] = parts.low;
+    }
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) {
+      const int j = c / 2, e = c % 2;
+      mma_1688(sum[c], x_low, words[j][e], words[j][e + 2]);
+      mma_1688(sum[c], x_high, low[j][e], low[j][e + 2]);
+      mma_1688(sum[c], x_high, words[j][e], words[j][e + 2]);
+    }
+  }
+};
 
 // A warp's sums. Those of float over the last 64 of K are apart.
 template <class T, int kR, int kC>
@@ -108,11 +113,12 @@ struct WarpSums {
   float all[kR][2 * kC][4] = {};
   float part[kInParts ? kR : 1][2 * kC][4] = {};
 
-  __device__ __forceinline__ void add(const uint32_t (&x)[kR][4], const uint32_t (&w)[kC][4]) {
+  // Where the r-th 16 rows are summed now.
+  __device__ __forceinline__ float (&now(int r))[2 * kC][4] {
     if constexpr (kInParts) {
-      multiply_fragments<T, kR, kC>(part, x, w);
+      return part[r];
     } else {
-      multiply_fragments<T, kR, kC>(all, x, w);
+      return all[r];
     }
   }
   __device__ __forceinline__ void gather() {
@@ -167,14 +173,18 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
     const auto multiply = [&](const char* from, int i) {
 #pragma unroll
       for (int k = 0; k < Plan::kDepth; k += Plan::kDepth / 2) {
-        uint32_t x[kR][4], w[kC][4];
-#pragma unroll
-        for (int r = 0; r < kR; ++r) TileA::load_fragment(x[r], from, warp_row + 16 * r, k);
+        RightFragments<T, kC> w;
 #pragma unroll
         for (int c = 0; c < kC; ++c) {
-          TileB::load_fragment(w[c], from + Plan::kABytes, warp_column + 16 * c, k);
+          TileB::load_fragment(w.words[c], from + Plan::kABytes, warp_column + 16 * c, k);
         }
-        sums.add(x, w);
+        w.prepare();
+#pragma unroll
+        for (int r = 0; r < kR; ++r) {
+          uint32_t x[4];
+          TileA::load_fragment(x, from, warp_row + 16 * r, k);
+          w.multiply(sums.now(r), x);
+        }
       }
       if (i % sums.kStretch == sums.kStretch - 1) sums.gather();
     };
@@ -227,22 +237,17 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
     sums.gather();
 
     const typename Plan::Staged staged{reinterpret_cast<float*>(shared)};
-#pragma unroll 1
-    for (int from = 0; from < Tile::kRows; from += Plan::kStagedRows) {
-      __syncthreads();
-      if (warp_row / Plan::kStagedRows * Plan::kStagedRows == from) {
+    __syncthreads();
 #pragma unroll
-        for (int i = 0; i < kR * 2 * kC * 2; ++i) {
-          const int r = i / (4 * kC), c = i / 2 % (2 * kC), half = i % 2;
-          float* const to = staged.at(warp_row - from + 16 * r + 8 * half + lane / 4,
-                                      warp_column + 8 * c + 2 * (lane % 4));
-          *reinterpret_cast<float2*>(to) =
-              make_float2(sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
-        }
-      }
-      __syncthreads();
-      staged.template finish<T, Plan::kThreads>(a, row + from, column);
+    for (int i = 0; i < kR * 2 * kC * 2; ++i) {
+      const int r = i / (4 * kC), c = i / 2 % (2 * kC), half = i % 2;
+      float* const to =
+          staged.at(warp_row + 16 * r + 8 * half + lane / 4, warp_column + 8 * c + 2 * (lane % 4));
+      *reinterpret_cast<float2*>(to) =
+          make_float2(sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
     }
+    __syncthreads();
+    staged.template finish<T, Plan::kThreads>(a, row, column);
   }
 }
 

@@ -14,7 +14,7 @@ struct ForwardParts {
 
   ForwardParts(const LinearFwd& a, void* memory)
       : parts(memory),
-        partials(take_partials(
+        partials(linear::take_partials(
             &parts, {partial_floats(rows_of(a.x).count, a.weight.size(0), a.weight.size(1), false,
                                     a.x.dtype, a.x.device_id)})) {}
 };
