@@ -109,4 +109,13 @@ size_t workspace(const GatedLinearFwd& a);
 size_t workspace(const GatedLinearBwd& a);
 }  // namespace cuda
 
+namespace cuda_sm90 {
+bool accepts(const GatedLinearFwd& a);
+bool accepts(const GatedLinearBwd& a);
+Status run(const GatedLinearFwd& a, const Exec& exec);
+Status run(const GatedLinearBwd& a, const Exec& exec);
+size_t workspace(const GatedLinearFwd& a);
+size_t workspace(const GatedLinearBwd& a);
+}  // namespace cuda_sm90
+
 }  // namespace fk

@@ -31,9 +31,15 @@ void register_linear(Registry& registry) {
                                 {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
   registry.add_cuda<LinearFwd>(
-      {{"cuda", kPortable, nullptr, cuda::run},
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
        {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
   registry.add_cuda<LinearBwd>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
+       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
+  registry.add_cuda<GatedLinearFwd>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
+       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
+  registry.add_cuda<GatedLinearBwd>(
       {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
        {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
 #endif
