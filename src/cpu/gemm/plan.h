@@ -15,6 +15,7 @@ namespace fk::cpu {
 struct Product {
   MatrixView a, b;
   int64_t rows, columns, depth;
+  bool rounds_b = true;  // whether a float B may be rounded to the dtype of A
 };
 
 // Blocks: 256 of K by 256 columns of B take 256 KB, a quarter of a second-level cache; 96 rows of A

@@ -1,5 +1,6 @@
 // Matrix products of bfloat16 numbers, on the pairs of cpu/matrix_bfloat16.h: what product.h is for
-// float, where the processor multiplies such pairs. A is bfloat16; B may be float and is rounded.
+// float, where the processor multiplies such pairs. A is bfloat16; B may be float and is rounded,
+// where the product allows that.
 //
 // Floor: half the multiply-adds of product.h, and half its memory. Blocks are of as many bytes,
 // which is twice as much of K. Operands become pairs along K: rows that run along K are pairs as
@@ -138,7 +139,7 @@ HWY_INLINE PairsA left_pairs(const MatrixView& a, int64_t rows, int64_t depth, u
 
 HWY_INLINE bool takes_pairs(const Product& p) {
   return multiplies_bfloat16() && p.a.dtype == DType::kBFloat16 &&
-         (p.b.dtype == DType::kBFloat16 || p.b.dtype == DType::kFloat32);
+         (p.b.dtype == DType::kBFloat16 || (p.b.dtype == DType::kFloat32 && p.rounds_b));
 }
 
 // One block of a product, as multiply_block does it.
