@@ -1,22 +1,12 @@
 // Matrix instructions of one warp: mma.sync, ldmatrix, stmatrix, movmatrix. Fragments are as in
 // the PTX manual, with lane = 4 g + t.
-#pragma once
-
 #include "exec/memory_ops.h"
 #include "exec/small_floats.h"
+#include "exec/tables.h"
 
-namespace fk::softgpu::SOFTGPU_TARGET {
+namespace fk::softgpu {
 
-struct HalfElements {
-  static void expand(const uint16_t* from, float* to, int count) {
-    halves_to_floats(from, to, count);
-  }
-};
-struct Bfloat16Elements {
-  static void expand(const uint16_t* from, float* to, int count) {
-    bfloat16s_to_floats(from, to, count);
-  }
-};
+namespace {
 
 inline void transpose(const float (&from)[8][8], float (&to)[8][8]) {
   for (int r = 0; r < 8; ++r) {
@@ -190,7 +180,9 @@ void add_matrix_moves(Operations& table, const std::string& count) {
   }
 }
 
-inline void add_matrix_operations(Operations& table) {
+}  // namespace
+
+void add_matrix_operations(Operations& table) {
   const auto add = [&](const std::string& shape, const std::string& type, Execute execute) {
     table["mma.sync.aligned." + shape + ".row.col.f32." + type + "." + type + ".f32"] = {
         "=v v v v", execute, Class::kTensor, Control::kConverge};
@@ -207,4 +199,4 @@ inline void add_matrix_operations(Operations& table) {
                                                     Control::kConverge};
 }
 
-}  // namespace fk::softgpu::SOFTGPU_TARGET
+}  // namespace fk::softgpu

@@ -3,17 +3,17 @@
 // and what they multiply in shared memory must not change. Where it does, or was not there, the
 // result is poison: no report, since a kernel may multiply what is not there and not use the
 // result.
-#pragma once
-
 #include <algorithm>
 #include <memory>
 
 #include "check/race_hooks.h"
-#include "exec/matrix.h"
 #include "exec/memory_ops.h"
 #include "exec/small_floats.h"
+#include "exec/tables.h"
 
-namespace fk::softgpu::SOFTGPU_TARGET {
+namespace fk::softgpu {
+
+namespace {
 
 // Where the elements of a matrix are in shared memory, from its 64-bit description.
 struct MatrixPlace {
@@ -381,7 +381,9 @@ void add_multiplications(Operations& table, const std::string& type) {
   add_multiplication<Format, 256>(table, type);
 }
 
-inline void add_wgmma_operations(Operations& table) {
+}  // namespace
+
+void add_wgmma_operations(Operations& table) {
   add_multiplications<WarpgroupElements<HalfElements>>(table, "f16");
   add_multiplications<WarpgroupElements<Bfloat16Elements>>(table, "bf16");
   add_multiplications<EightBitElements>(table, "e4m3");
@@ -399,4 +401,4 @@ inline void add_wgmma_operations(Operations& table) {
                                             Class::kTensor, Control::kConverge};
 }
 
-}  // namespace fk::softgpu::SOFTGPU_TARGET
+}  // namespace fk::softgpu

@@ -1,10 +1,10 @@
 // Integer arithmetic, logic, moves, comparisons and conversions among integers.
-#pragma once
+#include "exec/elementwise.h"
+#include "exec/tables.h"
 
-#include "exec/lanes.h"
-#include "exec/operations.h"
+namespace fk::softgpu {
 
-namespace fk::softgpu::SOFTGPU_TARGET {
+namespace {
 
 template <class T>
 T divide(T a, T b) {
@@ -89,25 +89,6 @@ inline uint32_t dot_two(uint32_t a, uint32_t b, uint32_t c) {
   return c + (a & 0xffff) * (b & 0xff) + (a >> 16) * ((b >> 8) & 0xff);
 }
 
-// The letter of a register that holds T, for Operation::operands.
-template <class T>
-std::string letter() {
-  return sizeof(T) == 8 ? "q" : sizeof(T) == 4 ? "r" : "h";
-}
-
-#define SOFTGPU_UNARY(D, A, expression)                                   \
-  [](Warp& w, const Instruction& i, uint32_t m) {                         \
-    unary<D, A>(w, i, m, [](A a) { return static_cast<D>(expression); }); \
-  }
-#define SOFTGPU_BINARY(D, A, B, expression)                                        \
-  [](Warp& w, const Instruction& i, uint32_t m) {                                  \
-    binary<D, A, B>(w, i, m, [](A a, B b) { return static_cast<D>(expression); }); \
-  }
-#define SOFTGPU_TERNARY(D, A, B, C, expression)                                             \
-  [](Warp& w, const Instruction& i, uint32_t m) {                                           \
-    ternary<D, A, B, C>(w, i, m, [](A a, B b, C c) { return static_cast<D>(expression); }); \
-  }
-
 template <class T>
 void add_integer_type(Operations& table, const std::string& type, bool is_bits) {
   using U = std::make_unsigned_t<T>;
@@ -151,20 +132,6 @@ void add_integer_type(Operations& table, const std::string& type, bool is_bits) 
   }
 }
 
-// A comparison writes a mask of lanes.
-template <class T, class Test>
-inline void compare(Warp& warp, const Instruction& i, uint32_t lanes, Test test) {
-  const auto* a = lanes_at<Kept<T>>(warp, i.at[1]);
-  const auto* b = lanes_at<Kept<T>>(warp, i.at[2]);
-  put_predicate(warp, i.at[0],
-                mask_of([&](int l) { return test(from_kept<T>(a[l]), from_kept<T>(b[l])); }),
-                lanes);
-}
-#define SOFTGPU_COMPARE(T, expression)                                \
-  [](Warp& w, const Instruction& i, uint32_t m) {                     \
-    compare<T>(w, i, m, [](T a, T b) -> bool { return expression; }); \
-  }
-
 template <class T>
 void add_comparisons(Operations& table, const std::string& type) {
   const std::string operands = "=p " + letter<T>() + " " + letter<T>();
@@ -193,11 +160,6 @@ void select_lanes(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) K result[kLanes];
   for (int l = 0; l < kLanes; ++l) result[l] = has(chosen, l) ? a[l] : b[l];
   put(lanes_to<K>(warp, i.at[0]), result, lanes);
-}
-
-template <class K>
-void move(Warp& warp, const Instruction& i, uint32_t lanes) {
-  put(lanes_to<K>(warp, i.at[0]), lanes_at<K>(warp, i.at[1]), lanes);
 }
 
 // mov.b32 {a, b}, c and the like: `Part` and `Whole` are the kept types of registers, kBits the
@@ -266,7 +228,9 @@ void add_wide_conversions(Operations& table, const std::string& source) {
       Class::kConvert};
 }
 
-inline void add_integer_operations(Operations& table) {
+}  // namespace
+
+void add_integer_operations(Operations& table) {
   add_wide_conversions<int32_t>(table, "s32");
   add_wide_conversions<uint32_t>(table, "u32");
   add_integer_type<int16_t>(table, "s16", false);
@@ -400,4 +364,4 @@ inline void add_integer_operations(Operations& table) {
   });
 }
 
-}  // namespace fk::softgpu::SOFTGPU_TARGET
+}  // namespace fk::softgpu

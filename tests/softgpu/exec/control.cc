@@ -1,10 +1,6 @@
-#include "exec/operations.h"
-
-#include <cstdlib>
-#include <cstring>
-
+// Branches, the end of a kernel, barriers of blocks and clusters.
 #include "exec/barriers.h"
-#include "exec/targets.h"
+#include "exec/tables.h"
 
 namespace fk::softgpu {
 
@@ -35,34 +31,6 @@ void add_control_operations(Operations& table) {
   table["nanosleep.u32"] = {"r",
                             [](Warp& warp, const Instruction&, uint32_t) { warp.yield = true; },
                             Class::kOther, Control::kMayYield};
-}
-
-const Interpreter& interpreter() {
-  static const Interpreter made = [] {
-    Interpreter result;
-    auto make = base::make_interpreter;
-#if defined(SOFTGPU_X86)
-    const char* forced = std::getenv("SOFTGPU_TARGET");
-    const auto wanted = [&](const char* name, bool best) {
-      return forced != nullptr ? std::strcmp(forced, name) == 0 : best;
-    };
-    const bool has_v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                        __builtin_cpu_supports("bmi2");
-    const bool has_v4 = has_v3 && __builtin_cpu_supports("avx512f") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
-    if (wanted("v4", has_v4)) {
-      make = v4::make_interpreter;
-    } else if (wanted("v3", has_v3)) {
-      make = v3::make_interpreter;
-    }
-#endif
-    make(&result);
-    add_control_operations(result.operations);
-    add_async_operations(result.operations);
-    return result;
-  }();
-  return made;
 }
 
 }  // namespace fk::softgpu

@@ -1,10 +1,11 @@
 // What the lanes of a warp do together: shuffles, votes, reductions.
-#pragma once
-
 #include "check/race_hooks.h"
-#include "exec/integer.h"
+#include "exec/elementwise.h"
+#include "exec/tables.h"
 
-namespace fk::softgpu::SOFTGPU_TARGET {
+namespace fk::softgpu {
+
+namespace {
 
 enum class Shuffle { kXor, kUp, kDown, kIndex };
 
@@ -60,7 +61,9 @@ void reduce(Warp& warp, const Instruction& i, uint32_t lanes, Operation operatio
   broadcast(warp, i.at[0], result, lanes);
 }
 
-inline void add_warp_operations(Operations& table) {
+}  // namespace
+
+void add_warp_operations(Operations& table) {
   const auto add = [&](const char* name, const char* operands, Execute execute) {
     table[name] = {operands, execute, Class::kShuffle, Control::kConvergeMember};
   };
@@ -111,4 +114,4 @@ inline void add_warp_operations(Operations& table) {
                             Class::kBarrier, Control::kConvergeMember};
 }
 
-}  // namespace fk::softgpu::SOFTGPU_TARGET
+}  // namespace fk::softgpu

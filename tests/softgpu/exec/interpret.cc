@@ -1,11 +1,12 @@
 // The loop that runs a warp. Lanes that are at different places are fragments of it: the one that
 // is furthest behind runs, so that they meet again. What has to wait stops, and the others go on.
-#pragma once
-
 #include "exec/barriers.h"
 #include "exec/lanes.h"
+#include "exec/tables.h"
 
-namespace fk::softgpu::SOFTGPU_TARGET {
+namespace fk::softgpu {
+
+namespace {
 
 // The lanes that must be at a converging instruction before it can run.
 inline uint32_t lanes_wanted(const Warp& warp, const Instruction& i, uint32_t lanes) {
@@ -100,6 +101,8 @@ inline bool run_fragment(Warp& warp, size_t which, uint64_t budget, uint64_t* do
   return go_on;
 }
 
+}  // namespace
+
 uint64_t run_warp(Warp& warp, uint64_t budget) {
   uint64_t done = 0;
   while (done < budget) {
@@ -111,4 +114,20 @@ uint64_t run_warp(Warp& warp, uint64_t budget) {
   return done;
 }
 
-}  // namespace fk::softgpu::SOFTGPU_TARGET
+const Operations& operations() {
+  static const Operations made = [] {
+    Operations table;
+    add_integer_operations(table);
+    add_float_operations(table);
+    add_memory_operations(table);
+    add_warp_operations(table);
+    add_matrix_operations(table);
+    add_wgmma_operations(table);
+    add_control_operations(table);
+    add_async_operations(table);
+    return table;
+  }();
+  return made;
+}
+
+}  // namespace fk::softgpu

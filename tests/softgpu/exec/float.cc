@@ -1,14 +1,15 @@
 // Float arithmetic, comparisons and conversions. Results are exactly those of the GPU, apart from
 // the .approx instructions, which are about as good as the GPU's; 2^x is nearly always the same.
-#pragma once
-
 #include <cfenv>
 
+#include "exec/elementwise.h"
 #include "exec/exp2_table.h"
-#include "exec/integer.h"
 #include "exec/small_floats.h"
+#include "exec/tables.h"
 
-namespace fk::softgpu::SOFTGPU_TARGET {
+namespace fk::softgpu {
+
+namespace {
 
 // .ftz: what is too small for a normal number is zero, of the same sign.
 inline float flushed(float x) {
@@ -28,30 +29,6 @@ inline float larger(float a, float b) {
   if (b != b) return a;
   if (a == b) return float_of(bits_of(a) & bits_of(b));
   return a < b ? b : a;
-}
-
-// 2^x as the chip's special function unit makes it: it cuts the exponent after 23 bits behind the
-// point, takes a parabola for each of 64 parts of what lies behind the point, and cuts the result.
-// So results are too small on average, by 0.8 of 2^-24. A kernel may rely on that (the scan's
-// backward asks for 0.4 more) and would be off to the other side with results rounded to nearest.
-inline float exp2_approximately(float x) {
-  constexpr int kParts = kExp2Parts;
-  // What is no number, too, must name a part.
-  const float clamped = x > -160.0f ? (x < 130.0f ? x : 130.0f) : -160.0f;
-  const float cut = std::trunc(clamped * 0x1p23f) * 0x1p-23f;
-  const float whole = std::floor(cut);
-  const float scaled = (cut - whole) * kParts;
-  const auto part = static_cast<int32_t>(scaled);
-  const double d = scaled - static_cast<float>(part);
-  const double exact =
-      kExp2Parabolas[0][part] + d * (kExp2Parabolas[1][part] + d * kExp2Parabolas[2][part]);
-  const auto mantissa = static_cast<float>(static_cast<int32_t>(exact)) * 0x1p-23f;
-  // In two steps, since a result may be too small for a normal number.
-  const auto n = static_cast<int32_t>(whole);
-  const int32_t half = n >> 1;
-  const float result = mantissa * float_of(static_cast<uint32_t>(half + 127) << 23) *
-                       float_of(static_cast<uint32_t>(n - half + 127) << 23);
-  return x != x ? float_of(kNan) : result;
 }
 
 inline float log2_approximately(float x) {
@@ -174,7 +151,6 @@ SOFTGPU_APPLY(MaximumOrNan, (F a, F b), a != a || b != b ? float_of(kNan) : larg
 SOFTGPU_APPLY(Reciprocal, (F a), 1 / a);
 SOFTGPU_APPLY(SquareRoot, (F a), std::sqrt(a));
 SOFTGPU_APPLY(ReciprocalSquareRoot, (F a), 1 / std::sqrt(a));
-SOFTGPU_APPLY(Exp2, (F a), exp2_approximately(a));
 SOFTGPU_APPLY(Log2, (F a), log2_approximately(a));
 SOFTGPU_APPLY(Sine, (F a), std::sin(a));
 SOFTGPU_APPLY(Cosine, (F a), std::cos(a));
@@ -183,6 +159,48 @@ struct MultiplyAdd {
   static float apply(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
   static double apply(double a, double b, double c) { return __builtin_fma(a, b, c); }
 };
+
+// 2^x as the chip's special function unit makes it: it cuts the exponent after 23 bits behind the
+// point, takes a parabola for each of 64 parts of what lies behind the point, and cuts the result.
+// So results are too small on average, by 0.8 of 2^-24. A kernel may rely on that (the scan's
+// backward asks for 0.4 more) and would be off to the other side with results rounded to nearest.
+// In three loops, of which the compiler vectorises all but the one that reads the table.
+template <bool kFlush>
+void exp2_approximately(Warp& warp, const Instruction& i, uint32_t lanes) {
+  const uint32_t* from = lanes_at(warp, i.at[1]);
+  alignas(64) float rest[kLanes];
+  alignas(64) int32_t part[kLanes], whole[kLanes], mantissa[kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    const float x = kFlush ? flushed(float_of(from[l])) : float_of(from[l]);
+    // What is no number, too, must name a part.
+    const float above = x > -160.0f ? x : -160.0f;
+    const float clamped = above < 130.0f ? above : 130.0f;
+    const float cut = std::trunc(clamped * 0x1p23f) * 0x1p-23f;
+    const float floor = std::floor(cut);
+    const float scaled = (cut - floor) * kExp2Parts;
+    whole[l] = static_cast<int32_t>(floor);
+    part[l] = static_cast<int32_t>(scaled);
+    rest[l] = scaled - static_cast<float>(part[l]);
+  }
+  for (int l = 0; l < kLanes; ++l) {
+    const double d = rest[l];
+    const int32_t p = part[l];
+    mantissa[l] = static_cast<int32_t>(kExp2Parabolas[0][p] +
+                                       d * (kExp2Parabolas[1][p] + d * kExp2Parabolas[2][p]));
+  }
+  alignas(64) uint32_t result[kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    // In two steps, since a result may be too small for a normal number.
+    const int32_t half = whole[l] >> 1;
+    const float power = static_cast<float>(mantissa[l]) * 0x1p-23f *
+                        float_of(static_cast<uint32_t>(half + 127) << 23) *
+                        float_of(static_cast<uint32_t>(whole[l] - half + 127) << 23);
+    const uint32_t bits = bits_of(kFlush ? flushed(power) : power);
+    const uint32_t nan = (from[l] & 0x7fffffff) > 0x7f800000 ? ~0u : 0u;
+    result[l] = (bits & ~nan) | (kNan & nan);
+  }
+  put(lanes_to<uint32_t>(warp, i.at[0]), result, lanes);
+}
 
 template <class F>
 void add_float_comparisons(Operations& table, const std::string& type) {
@@ -279,7 +297,9 @@ inline uint32_t larger_halves(uint32_t a, uint32_t b) {
   return (half(a >> 16, b >> 16) << 16) | half(a & 0xffff, b & 0xffff);
 }
 
-inline void add_float_operations(Operations& table) {
+}  // namespace
+
+void add_float_operations(Operations& table) {
   table["abs.f16x2"] = {"=r r", SOFTGPU_UNARY(uint32_t, uint32_t, a & 0x7fff7fffu), Class::kFloat};
   table["max.f16x2"] = {"=r r r", SOFTGPU_BINARY(uint32_t, uint32_t, uint32_t, larger_halves(a, b)),
                         Class::kFloat};
@@ -295,7 +315,8 @@ inline void add_float_operations(Operations& table) {
   add_arithmetic<float, Reciprocal, 1>(table, {"rcp.rn", "rcp.approx"}, Class::kSpecial);
   add_arithmetic<float, SquareRoot, 1>(table, {"sqrt.rn", "sqrt.approx"}, Class::kSpecial);
   add_arithmetic<float, ReciprocalSquareRoot, 1>(table, {"rsqrt.approx"}, Class::kSpecial);
-  add_arithmetic<float, Exp2, 1>(table, {"ex2.approx"}, Class::kSpecial);
+  table["ex2.approx.f32"] = {"=r r", exp2_approximately<false>, Class::kSpecial};
+  table["ex2.approx.ftz.f32"] = {"=r r", exp2_approximately<true>, Class::kSpecial};
   add_arithmetic<float, Log2, 1>(table, {"lg2.approx"}, Class::kSpecial);
   add_arithmetic<float, Sine, 1>(table, {"sin.approx"}, Class::kSpecial);
   add_arithmetic<float, Cosine, 1>(table, {"cos.approx"}, Class::kSpecial);
@@ -329,4 +350,4 @@ inline void add_float_operations(Operations& table) {
       Class::kFma};
 }
 
-}  // namespace fk::softgpu::SOFTGPU_TARGET
+}  // namespace fk::softgpu

@@ -1,4 +1,4 @@
-// Copies by the copy engine: bulk and tensor copies, st.async.
+// Copies of the copy engine into shared memory.
 #pragma once
 
 #include "exec/machine.h"
