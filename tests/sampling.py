@@ -109,7 +109,8 @@ def _attribute(f: Field, random):
     if f.kind == "number" and f.nullable:
         return 0.25 if random.random() < 0.3 else None
     if f.kind == "number":
-        return f.default + (0.25 if random.random() < 0.3 else 0.0)
+        changed = 0.25 if f.may_be_infinite else f.default + 0.25
+        return changed if random.random() < 0.3 else f.default
     if f.kind == "boolean":
         return bool(random.integers(2))
     if f.kind == "choice":

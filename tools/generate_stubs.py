@@ -14,7 +14,7 @@ PACKAGE = ROOT / "bindings" / "python" / "flashkernel"
 sys.path.insert(0, str(PACKAGE.parent))
 
 import flashkernel  # noqa: E402
-from flashkernel._declarations import PUBLIC, Field, Op  # noqa: E402
+from flashkernel._declarations import PUBLIC, Field, Op, source_of  # noqa: E402
 
 HEADER = '''# Written by tools/generate_stubs.py.
 """{doc}"""
@@ -95,8 +95,8 @@ def parameters(op: Op, arrays: Arrays, on: dict[str, bool]) -> str:
             if f is members[0]:
                 types = ", ".join(value_type(m, arrays) for m in members)
                 absent = all(m.kind == "input" for m in members)
-                default = tuple(m.python_default for m in members)
-                suffix = " | None = None" if absent else f" = {default!r}"
+                default = ", ".join(source_of(m.python_default) for m in members)
+                suffix = " | None = None" if absent else f" = ({default})"
                 parts.append(f"{f.group}: tuple[{types}]{suffix}")
         elif f.name in on:
             parts.append(decided(f, arrays, on[f.name]))
@@ -105,7 +105,7 @@ def parameters(op: Op, arrays: Arrays, on: dict[str, bool]) -> str:
         elif f.kind == "input":
             parts.append(f"{f.name}: {value_type(f, arrays)} | None = None")
         else:
-            parts.append(f"{f.name}: {value_type(f, arrays)} = {f.python_default!r}")
+            parts.append(f"{f.name}: {value_type(f, arrays)} = {source_of(f.python_default)}")
     if op.extra_keywords and not keyword_only:
         parts.append("*")
     parts += [f"{name}: bool = False" for name in op.extra_keywords]

@@ -178,7 +178,9 @@ class Drawing {
     switch (f.kind) {
       case Kind::kNumber:
         slot.number = f.number_default;
-        if (one_in(3)) slot.number = f.nullable ? 0.25 : f.number_default + 0.25;
+        if (one_in(3)) {
+          slot.number = std::isinf(f.number_default) ? 0.25 : f.number_default + 0.25;
+        }
         slot.number = std::min(std::max(slot.number, f.least), f.most);
         break;
       case Kind::kInteger:

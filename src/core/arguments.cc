@@ -103,7 +103,7 @@ Status CallArguments::check_number(const Field& f, double number) {
     if (number >= f.least && number <= f.most) return {};
     return error(f, "expected " + range_string(f) + ", got " + number_string(number));
   }
-  if (f.nullable && number == kLeftOut) return {};
+  if ((f.nullable || f.may_be_infinite) && number == kLeftOut) return {};
   if (std::isnan(number)) return error(f, "expected a number, got NaN");
   return error(f, (std::isinf(number) ? "expected a finite number, got "
                                       : "expected a number that float32 can hold, got ") +

@@ -76,7 +76,7 @@ enum class Autocast : uint8_t {
 };
 
 // This is the default of a number that may be left out (None in Python). No number given is
-// infinite.
+// infinite, unless it says that it may be.
 constexpr double kLeftOut = std::numeric_limits<double>::infinity();
 
 // An op has at most so many symbols and forms, since each call keeps what it learns of them on the
@@ -132,8 +132,10 @@ struct Field {
   // Attributes.
   double number_default = 0;
   int64_t integer_default = 0;
-  int symbol = -1;        // kInteger: the shape symbol that bears its name; -1: there is none
-  bool nullable = false;  // None is allowed: all axes, or a number left out (kLeftOut)
+  int symbol = -1;  // kInteger: the shape symbol that bears its name; -1: there is none
+  // None is allowed: all axes, a number left out (kLeftOut), or an integer's default.
+  bool nullable = false;
+  bool may_be_infinite = false;  // a number of which infinity is a value, as of a limit
   double least = -kLeftOut, most = kLeftOut;  // what a number or an integer may be
   std::vector<std::string> choices;           // kChoice; "" is spelled None in Python
 };
@@ -210,6 +212,12 @@ class FieldOptions {
   // These bound the values that an attribute may have.
   FieldOptions& at_least(double value) { return field().least = value, *this; }
   FieldOptions& at_most(double value) { return field().most = value, *this; }
+  // The number is a limit: infinity is one of its values, and Python writes it so.
+  FieldOptions& may_be_infinite() {
+    return field().may_be_infinite = true, field().nullable = false, *this;
+  }
+  // None stands for the integer's default, and is what Python has by default.
+  FieldOptions& or_none() { return field().nullable = true, *this; }
 
  private:
   Field& field() { return op_.fields[index_]; }

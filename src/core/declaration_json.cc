@@ -102,6 +102,7 @@ void write_field(std::string& out, const OpDeclaration& op, const Field& f) {
   } else if (f.kind == Kind::kNumber) {
     write_number(out, "default", f.number_default);
     write_flag(out, "nullable", f.nullable);
+    write_flag(out, "may_be_infinite", f.may_be_infinite);
     write_range(out, f);
   } else {
     out += ", \"default\": " + std::to_string(f.integer_default);

@@ -143,10 +143,10 @@ class Op:
             if f.group:
                 members = self.groups[f.group]
                 if f is members[0]:
-                    parts.append(f"{f.group}={_group_default(members)!r}")
+                    parts.append(f"{f.group}={_group_default(members)}")
                 continue
             required = f.kind == "input" and not f.optional
-            parts.append(f.name if required else f"{f.name}={f.python_default!r}")
+            parts.append(f.name if required else f"{f.name}={source_of(f.python_default)}")
         if self.extra_keywords and not keyword_only:
             parts.append("*")
         parts += [f"{name}=False" for name in self.extra_keywords]
@@ -158,7 +158,7 @@ class Op:
         parts = []
         for f in self.arguments:
             required = f.kind == "input" and not f.optional
-            parts.append(f.name if required else f"{f.name}={f.python_default!r}")
+            parts.append(f.name if required else f"{f.name}={source_of(f.python_default)}")
         return ", ".join(parts + [f"{name}=False" for name in self.extra_keywords])
 
     def public_call(self, function, array_type: type, stack, alike=lambda part: ("dtype", "shape")):
@@ -287,6 +287,8 @@ class Op:
                 pass
         else:
             expected = "an integer"
+            if f.nullable and f.kind == "integer" and value is None:
+                return f.default
             try:
                 # Asked first, since torch 2.11's compiler does not follow the exception.
                 if hasattr(value, "__index__"):
@@ -300,10 +302,15 @@ class Op:
         raise _library.Error(f"{self.public_name}: {f.name}: expected {expected}, got {value!r}")
 
 
-def _group_default(members: list[Field]):
+def _group_default(members: list[Field]) -> str:
     if all(f.kind == "input" for f in members):
-        return None
-    return tuple(f.python_default for f in members)
+        return "None"
+    return f"({', '.join(source_of(f.python_default) for f in members)})"
+
+
+def source_of(value) -> str:
+    """A default as Python source, which has no literal for infinity."""
+    return 'float("inf")' if value == math.inf else repr(value)
 
 
 _EXTRA_DOCS = {

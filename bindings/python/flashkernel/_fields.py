@@ -34,6 +34,7 @@ class Field:
     form: str = ""  # whose alternatives belong together; "": the call's (src/core/declaration.h)
     default: float | int | None = None
     nullable: bool = False
+    may_be_infinite: bool = False
     choices: tuple = ()
     least: float | None = None  # what a number or an integer may be
     most: float | None = None

@@ -163,6 +163,8 @@ def _make(op: Op):
             prepare.append(f"{f.name} = choices_{f.name}[{f.name}]")
         elif f.kind == "number" and f.nullable:
             prepare.append(f"{f.name} = normalise(by_name[{f.name!r}], {f.name})")
+        elif f.kind == "integer" and f.nullable:
+            prepare.append(f"{f.name} = {f.default} if {f.name} is None else {f.name}")
     if op.axis and op.axis.nullable:
         source = next(f.name for f in op.inputs if f.along_axis)
         prepare.append(f"if {op.axis.name} is None:")

@@ -53,6 +53,9 @@ def make(operators: Operators):
             namespace[f"field_{f.name}"] = f
             body.append(f"if {f.name} is not None:")
             body.append(f"    {f.name} = normalise(field_{f.name}, {f.name})")
+        elif f.kind == "integer" and f.nullable:
+            body.append(f"if {f.name} is None:")
+            body.append(f"    {f.name} = {f.default}")
     if op.axis and op.axis.nullable:
         source = next(f.name for f in op.inputs if f.along_axis)
         body.append(f"if {op.axis.name} is None:")
