@@ -16,7 +16,6 @@ from harness import (
     WITH_GRADIENTS,
     Case,
     as_tuple,
-    assert_close,
     check_finite_differences,
     convert,
     normal,
