@@ -1,5 +1,7 @@
 """gated_linear: two products of the same x, the activated one times the other."""
 
+import functools
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -15,6 +17,7 @@ from harness import (
     TORCH_BACKENDS,
     WITH_GRADIENTS,
     Case,
+    check_each_gradient_alone,
     check_finite_differences,
     convert,
     forward_and_gradients,
@@ -147,19 +150,9 @@ def test_any_shape(rows, columns, depth, activation, stacked, dtype, backend):
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_only_what_is_asked_for(recompute, stacked, backend):
-    """One gradient at a time equals that of all together."""
     t = gated_case(20, 30, 40, stacked=stacked).inputs(seeded("asked"))
     t = {k: convert(v.float(), backend) for k, v in t.items()}
-
-    def gradients(names):
-        leaves = {k: v.detach().requires_grad_(k in names) for k, v in t.items()}
-        y = fk.gated_linear(**leaves, recompute=recompute)
-        found = torch.autograd.grad(y.square().sum(), [leaves[n] for n in names])
-        return dict(zip(names, found, strict=True))
-
-    together = gradients(list(t))
-    for name in t:
-        assert torch.equal(gradients([name])[name], together[name])
+    check_each_gradient_alone(functools.partial(fk.gated_linear, recompute=recompute), t)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -15,12 +15,13 @@ import typing as _typing
 
 from . import _library
 from ._declarations import PUBLIC as _PUBLIC
-from ._declarations import _compile
+from ._generated import compile_function as _compile_function
 from ._library import Error, force_implementation, num_threads, set_cpu_target, set_num_threads
 
 if _typing.TYPE_CHECKING:
     from ._engine import Model
     from ._model import Tokenizer
+    from ._packed import PackedLinear
 
 __version__ = _library.version().decode()
 
@@ -120,7 +121,7 @@ def {op.public_name}({op.signature}):
     return call({names})
 """
     calls = _CALLS[op.public_name]
-    function = _compile(source, op.public_name, calls=calls, find_call=_find_call)
+    function = _compile_function(source, op.public_name, calls=calls, find_call=_find_call)
     function.__doc__ = op.docstring
     function.__module__ = __name__
     return function
@@ -138,7 +139,7 @@ _SUBMODULES = {
     "torch": ("torch",),
     "triton": ("torch", "triton"),
 }
-_CLASSES = {"Model": "._engine", "Tokenizer": "._model"}
+_CLASSES = {"Model": "._engine", "PackedLinear": "._packed", "Tokenizer": "._model"}
 
 
 def __getattr__(name: str):
@@ -166,6 +167,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "Error",
     "Model",
+    "PackedLinear",
     "Tokenizer",
     "build_info",
     "force_implementation",

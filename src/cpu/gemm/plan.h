@@ -6,7 +6,8 @@
 
 #include "core/exec.h"
 #include "core/workspace.h"
-#include "cpu/matrix_view.h"
+#include "cpu/gemm/panels.h"
+#include "cpu/gemm/view.h"
 #include "cpu/workers.h"
 
 namespace fk::cpu {
@@ -15,6 +16,7 @@ namespace fk::cpu {
 struct Product {
   MatrixView a, b;
   int64_t rows, columns, depth;
+  bool rounds_b = true;  // whether a float B may be rounded to the dtype of A
   // With `twin` there is a second product of the same sizes, A twin_b, and the blocks of both are
   // finished together.
   bool twin = false;
@@ -22,6 +24,10 @@ struct Product {
   // With `sum` a product of the same sizes, sum_a sum_b, is added to A B.
   bool sum = false;
   MatrixView sum_a{}, sum_b{};
+  // B in panels, if somebody has packed it: `b` is not read then. Of int8, nor is `a`, but
+  // `quantized`. Such a product has neither twin nor sum.
+  const Panels* panels = nullptr;
+  QuantizedRows quantized{};
 };
 
 // Blocks: 256 of K by 256 columns of B take 256 KB, a quarter of a second-level cache; 96 rows of A
@@ -85,7 +91,8 @@ constexpr int64_t kFewRows = 16;
 constexpr int64_t kFewColumns = 64;  // of a piece of work
 
 inline bool takes_few_rows(const Product& p) {
-  return p.rows <= kFewRows && p.b.row == 1 && (!p.twin || p.twin_b.row == 1) && !p.sum;
+  return p.rows <= kFewRows && p.panels == nullptr && p.b.row == 1 &&
+         (!p.twin || p.twin_b.row == 1) && !p.sum;
 }
 
 // In floats, for all workers.

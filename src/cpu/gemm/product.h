@@ -1,4 +1,4 @@
-// Matrix products of any float types and strides, on the register tiles of cpu/matrix.h.
+// Matrix products of any float types and strides, on the register tiles of cpu/gemm/tiles.h.
 //
 // Floor: rows columns depth multiply-adds at two vectors a clock, and of small products the memory
 // traffic of B. A block of B is brought into panels as wide as a tile; the sums of a block stay in
@@ -13,8 +13,8 @@
 #endif
 
 #include "cpu/gemm/multiply.h"
-#include "cpu/matrix.h"
-#include "cpu/matrix_pack.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/tiles.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
@@ -22,8 +22,30 @@ namespace HWY_NAMESPACE {
 namespace detail {
 
 // Columns of a panel: a tile's, and at least what packed rows are padded to.
-HWY_INLINE int64_t panel_columns() {
+HWY_INLINE int64_t tile_columns() {
   return std::max<int64_t>(16, kWideVectors * static_cast<int64_t>(hn::Lanes(F32())));
+}
+
+// `depth` rows of B from row k on, of a panel that was packed: as they lie if they are float, or as
+// floats in `out`.
+HWY_INLINE MatrixB packed_panel(const Panels& panels, int64_t k, int64_t depth, int64_t column,
+                                float* out) {
+  const int64_t width = panels.width_of(column);
+  if (panels.dtype == DType::kFloat32) {
+    return {reinterpret_cast<const float*>(panels.at(column, k)), width};
+  }
+  const F32 d;
+  const hn::Rebind<uint32_t, F32> du;
+  const uint32_t* pairs = panels.at(column, k / 2);
+  for (int64_t i = 0; i < depth; i += 2, pairs += width, out += 2 * width) {
+    for (int64_t c = 0; c < width; c += hn::Lanes(d)) {
+      const auto both = hn::LoadU(du, pairs + c);
+      hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(both)), d, out + c);
+      const auto upper = hn::And(both, hn::Set(du, 0xFFFF0000u));
+      hn::StoreU(hn::BitCast(d, upper), d, out + width + c);
+    }
+  }
+  return {out - (depth + 1) / 2 * 2 * width, width};
 }
 
 // `depth` rows of B by `columns` <= panel_columns(), as rows of `width` floats.
@@ -77,14 +99,15 @@ void multiply_block(const Product& p, const ProductBlocks& blocks, const Product
   const int64_t first_column = item % blocks.column_blocks * blocks.column_block;
   const int64_t rows = std::min(blocks.row_block, p.rows - first_row);
   const int64_t columns = std::min(blocks.column_block, p.columns - first_column);
-  const int64_t panel = detail::panel_columns(), width = padded_columns(columns);
+  const int64_t panel = p.panels != nullptr ? p.panels->panel : detail::tile_columns();
+  const int64_t width = padded_columns(columns);
   const int64_t all = p.twin ? 2 * width : width;  // columns of sums: the twin's behind the others
   const auto width_of = [&](int64_t c) { return std::min(panel, width - c % width); };
   const auto next = [&](int64_t c) { return c + width_of(c); };
   const auto add_product = [&](const MatrixView& left, const MatrixView& right, bool add) HWY_ATTR {
     for (int64_t k = 0; k < p.depth; k += kDepthBlock) {
       const int64_t depth = std::min(kDepthBlock, p.depth - k);
-      for (int64_t c = 0; c < all; c = next(c)) {
+      for (int64_t c = 0; c < all && p.panels == nullptr; c = next(c)) {
         const int64_t column = c % width;
         const MatrixView& from = c < width ? right : p.twin_b;
         detail::pack_panel(from.from(k, first_column + column), depth,
@@ -95,7 +118,10 @@ void multiply_block(const Product& p, const ProductBlocks& blocks, const Product
         const int64_t some = std::min(kRowsAtOnce, rows - r);
         const MatrixA a = detail::left_operand(left.from(first_row + r, k), some, depth, scratch.a);
         for (int64_t c = 0; c < all; c = next(c)) {
-          const MatrixB b{scratch.b + c * kDepthBlock, width_of(c)};
+          MatrixB b{scratch.b + c * kDepthBlock, width_of(c)};
+          if (p.panels != nullptr) {
+            b = detail::packed_panel(*p.panels, k, depth, first_column + c, scratch.b);
+          }
           const MatrixC sums{scratch.sums + r * all + c, all};
           const MatrixC part{scratch.part, width_of(c)};
           for (int64_t i = 0; i < depth; i += kSumDepth) {

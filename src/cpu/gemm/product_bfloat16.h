@@ -1,5 +1,6 @@
-// Matrix products of bfloat16 numbers, on the pairs of cpu/matrix_bfloat16.h: what product.h is for
-// float, where the processor multiplies such pairs. A is bfloat16; B may be float and is rounded.
+// Matrix products of bfloat16 numbers, on the pairs of cpu/gemm/tiles_bfloat16.h: what product.h is
+// for float, where the processor multiplies such pairs. A is bfloat16; B may be float and is
+// rounded, where the product allows that.
 //
 // Floor: half the multiply-adds of product.h, and half its memory. Blocks are of as many bytes,
 // which is twice as much of K. Operands become pairs along K: rows that run along K are pairs as
@@ -14,8 +15,8 @@
 #endif
 
 #include "cpu/gemm/multiply.h"
-#include "cpu/matrix_bfloat16.h"
-#include "cpu/matrix_pack.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/tiles_bfloat16.h"
 
 #if FK_CPU_BFLOAT16_TARGET
 
@@ -137,11 +138,12 @@ HWY_INLINE PairsA left_pairs(const MatrixView& a, int64_t rows, int64_t depth, u
 }  // namespace detail
 
 HWY_INLINE bool takes_pairs(const Product& p) {
-  const auto takes = [](const MatrixView& b) {
-    return b.dtype == DType::kBFloat16 || b.dtype == DType::kFloat32;
+  const auto takes = [&](const MatrixView& b) {
+    return b.dtype == DType::kBFloat16 || (b.dtype == DType::kFloat32 && p.rounds_b);
   };
-  return multiplies_bfloat16() && p.a.dtype == DType::kBFloat16 && takes(p.b) &&
-         (!p.twin || takes(p.twin_b)) &&
+  if (!multiplies_bfloat16() || p.a.dtype != DType::kBFloat16) return false;
+  if (p.panels != nullptr) return p.panels->dtype == DType::kBFloat16;
+  return takes(p.b) && (!p.twin || takes(p.twin_b)) &&
          (!p.sum || (p.sum_a.dtype == DType::kBFloat16 && takes(p.sum_b)));
 }
 
@@ -154,15 +156,16 @@ void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
   const int64_t first_column = item % blocks.column_blocks * blocks.column_block;
   const int64_t rows = std::min(blocks.row_block, p.rows - first_row);
   const int64_t columns = std::min(blocks.column_block, p.columns - first_column);
+  const int64_t panel = p.panels != nullptr ? p.panels->panel : kPairPanel;
   const int64_t width = padded_columns(columns), all = p.twin ? 2 * width : width;
-  const auto width_of = [&](int64_t c) { return std::min(kPairPanel, width - c % width); };
+  const auto width_of = [&](int64_t c) { return std::min(panel, width - c % width); };
   const auto next = [&](int64_t c) { return c + width_of(c); };
   auto* const packed_b = reinterpret_cast<uint32_t*>(scratch.b);
   auto* const turned = reinterpret_cast<uint32_t*>(scratch.turned);
   const auto add_product = [&](const MatrixView& left, const MatrixView& right, bool add) HWY_ATTR {
     for (int64_t k = 0; k < p.depth; k += 2 * kPairBlock) {
       const int64_t depth = std::min(2 * kPairBlock, p.depth - k), pairs = (depth + 1) / 2;
-      for (int64_t c = 0; c < all; c = next(c)) {
+      for (int64_t c = 0; c < all && p.panels == nullptr; c = next(c)) {
         const int64_t column = c % width;
         const MatrixView b = (c < width ? right : p.twin_b).from(k, first_column + column);
         const int64_t some = std::min(width_of(c), columns - column);
@@ -178,7 +181,8 @@ void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
         const PairsA a = detail::left_pairs(left.from(first_row + r, k), some, depth,
                                             reinterpret_cast<uint32_t*>(scratch.a));
         for (int64_t c = 0; c < all; c = next(c)) {
-          const PairsB b{packed_b + c * kPairBlock, width_of(c)};
+          PairsB b{packed_b + c * kPairBlock, width_of(c)};
+          if (p.panels != nullptr) b.data = p.panels->at(first_column + c, k / 2);
           for (int64_t i = 0; i < pairs; i += kPairStretch) {
             multiply_pairs(some, width_of(c), std::min(kPairStretch, pairs - i),
                            {a.data + i * a.column, a.row, a.column}, b.from(i),

@@ -209,6 +209,10 @@ namespace {
 // The most that the statistics of a chunk of rows, and the gradients of a chunk of classes, take.
 constexpr int64_t kStatisticsBytes = int64_t{16} << 20, kGradientBytes = int64_t{32} << 20;
 
+// Logits are computed from the weight as it is: the backward has them once more, and a small
+// softcap makes much of a small difference.
+constexpr bool kRoundsWeight = false;
+
 // `count` items of `bytes` each, in multiples of a block and at least one.
 int64_t chunk_of(int64_t count, int64_t bytes, int64_t most_bytes, int64_t block) {
   const int64_t fit = most_bytes / std::max<int64_t>(bytes, 1) / block * block;
@@ -225,7 +229,8 @@ struct HeadForwardParts {
 
   HeadForwardParts(const LinearCrossEntropyFwd& a, void* memory) : parts(memory) {
     const int64_t rows = a.x.size(0), columns = a.weight.size(0);
-    product = {matrix_view(a.x), transposed(matrix_view(a.weight)), rows, columns, a.x.size(1)};
+    product = {matrix_view(a.x), transposed(matrix_view(a.weight)), rows, columns, a.x.size(1),
+               kRoundsWeight};
     const int64_t row_bytes = blocks_of(columns, kColumnBlock) * sizeof(LogitStatistics);
     chunk = chunk_of(rows, row_bytes, kStatisticsBytes, kRowBlock);
     product.rows = std::min(chunk, rows);
@@ -313,7 +318,8 @@ struct HeadBackwardParts {
     scratch = parts.take(most);
   }
   Product logits(const LinearCrossEntropyBwd& a, int64_t first, int64_t classes) const {
-    return {matrix_view(a.x), transposed(matrix_view(a.weight).from(first)), rows, classes, depth};
+    return {matrix_view(a.x), transposed(matrix_view(a.weight).from(first)), rows, classes, depth,
+            kRoundsWeight};
   }
   Product to_weight(const LinearCrossEntropyBwd& a, int64_t classes) const {
     return {transposed(gradient), matrix_view(a.x), classes, depth, rows};
@@ -327,7 +333,7 @@ HeadRow head_row(const LinearCrossEntropyBwd& a, int64_t i) {
   const auto at = [&](const Tensor& t) { return static_cast<float>(load(t, i * t.stride(0))); };
   HeadRow row{at(a.shift), at(a.log_sum), 0, 0, 0, -1};
   const int64_t target = load_index(a.targets, i * a.targets.stride(0));
-  if (target != a.ignore_index) {
+  if (target != a.ignore_index && (a.dlosses || a.dloss)) {
     const float s = static_cast<float>(a.label_smoothing);
     float g = a.reduction == kNone ? at(a.dlosses) : *a.dloss.ptr<const float>();
     if (a.reduction == kMean) g /= *a.count.ptr<const float>();
