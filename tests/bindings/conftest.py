@@ -1,5 +1,5 @@
-"""Without a GPU, Triton's kernels are run by its interpreter, which must be asked for before Triton is
-imported."""
+"""Without a GPU, Triton's kernels are run by its interpreter, which must be asked for before Triton
+is imported."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""The attention written in Triton, on a GPU or in Triton's interpreter: held to the same error bar as our
-own kernels."""
+"""The attention written in Triton, on a GPU or in Triton's interpreter: held to the same error bar
+as our own kernels."""
 
 import math
 

@@ -1,5 +1,5 @@
-"""The linear layer written in Triton, on a GPU or in Triton's interpreter: held to the same error bar as
-our own kernels and, on a GPU, compared with them."""
+"""The linear layer written in Triton, on a GPU or in Triton's interpreter: held to the same error
+bar as our own kernels and, on a GPU, compared with them."""
 
 import pytest
 import torch
@@ -76,7 +76,9 @@ def test_gpu_agrees_with_our_kernel():
 
     tensors = {k: t.cuda() for k, t in draw((300, 200, 100), torch.bfloat16).items()}
     ours = fk.linear(**tensors, activation="gelu_tanh")
-    torch.testing.assert_close(linear(**tensors, activation="gelu_tanh"), ours, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(
+        linear(**tensors, activation="gelu_tanh"), ours, rtol=2e-2, atol=2e-2
+    )
 
 
 def test_errors():

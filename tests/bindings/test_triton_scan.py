@@ -1,6 +1,6 @@
-"""The selective scan written in Triton, on a GPU or in its interpreter. The bar for its gradients is 8 times torch's own
-error, not 3: a scan in parallel rounds products of decays that a walk through time never makes, and
-the gradient of dt A is taken from a difference."""
+"""The selective scan written in Triton, on a GPU or in its interpreter. The bar for its gradients
+is 8 times torch's own error, not 3: a scan in parallel rounds products of decays that a walk
+through time never makes, and the gradient of dt A is taken from a difference."""
 
 import pytest
 import torch

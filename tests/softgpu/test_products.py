@@ -1,6 +1,6 @@
 """What the matrix products on CUDA count, held to the least that their tiles allow: products of the
-tensor cores, bytes of global memory with each operand read once for each row or column of tiles, and
-no bank conflicts in the main loop."""
+tensor cores, bytes of global memory with each operand read once for each row or column of tiles,
+and no bank conflicts in the main loop."""
 
 import os
 

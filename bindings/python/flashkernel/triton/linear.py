@@ -1,9 +1,10 @@
 """A linear layer with its activation in Triton, forward and backward: y = act(x W^T + b).
 
-A program computes a tile of the product, BLOCK_M by BLOCK_N, with sums in float32, and has bias and
-activation in its epilogue. Tiles that run at the same time share rows and columns in the second-level
-cache: GROUP rows of tiles are walked column by column. The backward makes the gradient of what the
-activation was given, then multiplies it twice with the same kernel; its sum over rows is the bias's.
+A program computes a tile of the product, BLOCK_M by BLOCK_N, with sums in float32, and has bias
+and activation in its epilogue. Tiles that run at the same time share rows and columns in the
+second-level cache: GROUP rows of tiles are walked column by column. The backward makes the gradient
+of what the activation was given, then multiplies it twice with the same kernel; its sum over rows
+is the bias's.
 
 Floor: 2 M N K operations forward, 4 M N K backward."""
 
@@ -75,7 +76,7 @@ def _product(
     HAS_BIAS: tl.constexpr, KEEP: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr = 8,
 ):  # fmt: skip
-    """out = act(a b + bias); what the activation is given goes to `before`, which lies as out does."""
+    """out = act(a b + bias); what the activation is given goes to `before`, which lies as out."""
     index, rows, columns = tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     group = index // (GROUP * columns)
     height = tl.minimum(rows - group * GROUP, GROUP)
