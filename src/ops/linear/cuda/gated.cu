@@ -29,11 +29,12 @@ struct GatedForwardParts {
   WorkspaceParts parts;
   float* partials;
 
-  GatedForwardParts(const GatedLinearFwd& a, void* memory)
-      : parts(memory),
-        partials(linear::take_partials(
-            &parts, {partial_floats(rows_of(a.x).count, a.y.size(-1), a.x.size(-1), true, a.x.dtype,
-                                    a.x.device_id)})) {}
+  GatedForwardParts(const GatedLinearFwd& a, void* memory) : parts(memory) {
+    const int64_t columns = GatedWeights(a.w_gate, a.w_up, !a.w_up).gate.size(0);
+    partials =
+        linear::take_partials(&parts, {partial_floats(rows_of(a.x).count, columns, a.x.size(-1),
+                                                      true, a.x.dtype, a.x.device_id)});
+  }
 };
 
 struct GatedBackwardParts {

@@ -175,6 +175,15 @@ bool takes(const Tensor& x, const Tensor& weight) {
          (rows_of(x).count / 128 + 1) * (weight.size(1) / 128 + 1) < kMaxSize;
 }
 
+bool in_vectors_but_for_address(Tensor t, DType dtype) {
+  t.data = nullptr;
+  return t.stride(-1) == 1 && cuda::operand(t, true, dtype).in_vectors;
+}
+
+bool few_rows(const Tensor& x) {
+  return rows_of(x).count <= cuda::kFewRows && in_vectors_but_for_address(x, x.dtype);
+}
+
 int64_t partial_floats(int64_t rows, int64_t columns, int64_t depth, bool gated, int pairs,
                        int device) {
   if (rows == 0 || columns == 0 || depth == 0) return 0;

@@ -62,6 +62,11 @@ bool engine_takes(const Tensor& t, DType dtype);
 // Whether Hopper's kernel can multiply x by this weight, and by its transpose.
 bool takes(const Tensor& x, const Tensor& weight);
 
+// Whether rows along K are read in vectors of 16 bytes where the tensor's address allows it. An
+// implementation is chosen, and asked for its workspace, before addresses are known.
+bool in_vectors_but_for_address(Tensor t, DType dtype);
+bool few_rows(const Tensor& x);
+
 // One row after another, as the threads' stores need them.
 inline bool in_even_rows(const Tensor& t) { return !t || rows_of(t).ndim <= 1; }
 

@@ -2,7 +2,6 @@
 // weight, and a thread has both of a pair (cuda/gemm/sm90_product.cuh).
 #include <algorithm>
 
-#include "cuda/gemm/portable_call.cuh"
 #include "ops/linear/sm90/call.h"
 
 namespace fk::cuda_sm90 {
@@ -13,8 +12,8 @@ using cuda::Major;
 
 // So few rows are a stream of the weights, which is the portable room's.
 bool streams_pairs(const GatedLinearFwd& a, const GatedWeights& weights) {
-  return rows_of(a.x).count <= cuda::kFewRows && cuda::operand(a.x, true, a.x.dtype).in_vectors &&
-         cuda::stacked(weights.gate, weights.up, true, a.x.dtype).in_vectors;
+  return few_rows(a.x) && in_vectors_but_for_address(weights.gate, a.x.dtype) &&
+         in_vectors_but_for_address(weights.up, a.x.dtype);
 }
 
 struct GatedForwardParts {

@@ -1,7 +1,6 @@
 // linear on Hopper, by cuda/gemm/sm90_product.cuh.
 #include <algorithm>
 
-#include "cuda/gemm/portable_call.cuh"
 #include "ops/linear/sm90/call.h"
 
 namespace fk::cuda_sm90 {
@@ -12,8 +11,7 @@ using cuda::Major;
 
 // So few rows are a stream of the weight, which is the portable room's.
 bool streams(const LinearFwd& a) {
-  return rows_of(a.x).count <= cuda::kFewRows && cuda::operand(a.x, true, a.x.dtype).in_vectors &&
-         cuda::operand(a.weight, true, a.x.dtype).in_vectors && a.weight.stride(-1) == 1;
+  return few_rows(a.x) && in_vectors_but_for_address(a.weight, a.x.dtype);
 }
 
 struct ForwardParts {
