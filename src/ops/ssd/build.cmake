@@ -1,2 +1,2 @@
 # What of this room is compiled together (cmake/units.cmake).
-fk_unit(rooms_two FILES ssd.cc reference.cc)
+fk_unit(ssd_room FILES ssd.cc reference.cc)

@@ -41,5 +41,6 @@ if _torch._guards.TracingContext.try_get() is None:
 
 from .mamba import Mamba, MambaStack  # noqa: E402
 from .mlp import MLP  # noqa: E402
+from .recurrent import GRU, LSTM  # noqa: E402
 
-__all__ = [*_PUBLIC, "MLP", "Mamba", "MambaStack"]
+__all__ = [*_PUBLIC, "GRU", "LSTM", "MLP", "Mamba", "MambaStack"]
