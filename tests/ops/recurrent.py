@@ -2,7 +2,8 @@
 
 import torch
 
-from harness import Case, normal
+import flashkernel as fk
+from harness import Case, convert, normal, seeded, to_float64
 
 
 def walk(x, cu_seqlens, reverse, states, step):
@@ -74,3 +75,44 @@ def recurrent_case(op, formula, gates, *, b=2, length=5, inputs=6, hidden=7, out
         # Gradients come from gates as they are kept, rounded to x's dtype.
         sums=("x", *parameters),
     )
+
+
+def check_cut(op, case, backend):
+    """A sequence cut in three gives what the whole gives, and has its gradients."""
+    inputs = {k: convert(t.float(), backend) for k, t in case.inputs(seeded("cut")).items()}
+    names = [k for k in ("h0", "c0") if k in inputs]
+    call = getattr(fk, op)
+
+    def run(leaves, bounds):
+        states, outputs = [leaves[k] for k in names], []
+        for begin, end in zip(bounds, bounds[1:], strict=False):
+            part = {**leaves, "x": leaves["x"][:, begin:end]}
+            y, *states = call(**{**part, **dict(zip(names, states, strict=True))})
+            outputs.append(y)
+        results = [torch.cat(outputs, 1), *states]
+        weights = seeded("weights")
+        loss = sum((r * normal(weights, *r.shape).to(r)).sum() for r in results)
+        return results + list(torch.autograd.grad(loss, list(leaves.values())))
+
+    length = inputs["x"].shape[1]
+    whole, cut = (
+        run({k: t.clone().requires_grad_() for k, t in inputs.items()}, bounds)
+        for bounds in ((0, length), (0, 1, 5, length))
+    )
+    for a, b in zip(whole, cut, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def check_slices(make_case, backend):
+    """A call whose products with x do not fit what is made of them at a time, beside its parts."""
+    for reverse in (False, True):
+        case = make_case(b=40, length=300, inputs=3, hidden=512, reverse=reverse, states=False)
+        generator = seeded("slices")
+        t = {k: convert(v.float(), backend) for k, v in case.inputs(generator).items()}
+        y, *_ = getattr(fk, case.op)(**t, **case.attributes)
+        # A row of the batch alone does fit.
+        for row in (0, 39):
+            alone = {**t, "x": t["x"][row : row + 1]}
+            expected, *_ = getattr(fk, case.op)(**alone, **case.attributes)
+            difference = to_float64(y)[row] - to_float64(expected)[0]
+            assert difference.abs().max() < 1e-4

@@ -1,9 +1,24 @@
 """gru against its recurrence in plain torch, on every backend."""
 
+import pytest
+import torch
 import torch.nn.functional as F
 
-from harness import forward_and_gradients
-from recurrent import recurrent_case, walk
+import flashkernel as fk
+from harness import (
+    BACKENDS,
+    DTYPES,
+    LAYOUTS,
+    TORCH_BACKENDS,
+    WITH_GRADIENTS,
+    check_finite_differences,
+    forward_and_gradients,
+    raises,
+    run_forward,
+    run_gradients,
+    seeded,
+)
+from recurrent import check_cut, check_slices, recurrent_case, walk
 
 
 def gru_case(reverse=False, reset_after=True, **options):
@@ -48,3 +63,74 @@ CASES = [
     gru_case(lengths=(0, 0)),
 ]
 test_forward, test_gradients = forward_and_gradients(CASES)
+
+
+LONG = [
+    gru_case(b=1, length=40, inputs=20, hidden=64),
+    gru_case(b=33, length=5, inputs=24, hidden=128),
+    gru_case(b=50, length=3, inputs=8, hidden=96, reset_after=False),
+    gru_case(lengths=(1, 30, 7), inputs=12, hidden=80),
+]
+
+
+# More than one thread, more rows than are summed at a time.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", WITH_GRADIENTS)
+@pytest.mark.parametrize("case", LONG, ids=str)
+def test_large(case, backend, dtype):
+    run_forward(case, backend, dtype)
+    run_gradients(case, backend, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if not b.startswith("jax")])
+def test_strides(backend, layout, dtype):
+    for case in (gru_case(), gru_case(reset_after=False, b=1, reverse=True)):
+        run_forward(case, backend, dtype, layout)
+        if backend != "numpy":
+            run_gradients(case, backend, dtype, layout)
+
+
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parameters_in_the_activations_dtype(backend, dtype):
+    for case in (gru_case(reset_after=False), gru_case(b=1, length=3, hidden=21)):
+        run_forward(case, backend, dtype, parameters_float32=False)
+        if backend != "numpy":
+            run_gradients(case, backend, dtype, parameters_float32=False)
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+@pytest.mark.parametrize("case", CASES[:7], ids=str)
+def test_finite_differences(case, backend):
+    check_finite_differences(case, backend)
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_a_cut_sequence_gives_the_same(backend):
+    check_cut("gru", gru_case(b=3, length=12, hidden=20), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_long_batch_in_slices(backend):
+    """So long that the products with x are made a few steps at a time."""
+    check_slices(gru_case, backend)
+
+
+def test_errors_name_the_argument():
+    t = {k: v.float() for k, v in gru_case().inputs(seeded("errors")).items()}
+
+    def call(**changed):
+        return fk.gru(**{**t, **changed})
+
+    with raises(r"gru: w_hh: expected shape \(21, .*\) to fit w_ih, got \(27, 7\)"):
+        call(w_hh=t["w_hh"][:20])
+    with raises("gru: h0: expected 2 rows, one per sequence, got 1"):
+        call(h0=t["h0"][:1])
+    with raises(r"gru: w_ih: expected shape \(.*, 6\) to fit x"):
+        call(w_ih=t["w_ih"][:, :5])
+    with raises("gru: cu_seqlens: expected a batch of 1"):
+        call(cu_seqlens=torch.tensor([0, 5], dtype=torch.int32), h0=None)
+    with raises("gru: b_ih: expected float32, got bfloat16"):
+        call(b_ih=t["b_ih"].bfloat16())

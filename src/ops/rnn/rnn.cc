@@ -62,10 +62,14 @@ Status GruBwd::validate(const GruBwd& a) {
 }
 
 void register_rnn(Registry& registry) {
-  registry.add<LstmFwd>({{"reference", kReference, nullptr, reference::run}});
-  registry.add<LstmBwd>({{"reference", kReference, nullptr, reference::run}});
-  registry.add<GruFwd>({{"reference", kReference, nullptr, reference::run}});
-  registry.add<GruBwd>({{"reference", kReference, nullptr, reference::run}});
+  registry.add<LstmFwd>({{"reference", kReference, nullptr, reference::run},
+                         {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<LstmBwd>({{"reference", kReference, nullptr, reference::run},
+                         {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<GruFwd>({{"reference", kReference, nullptr, reference::run},
+                        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<GruBwd>({{"reference", kReference, nullptr, reference::run},
+                        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
   add_cuda<LstmFwd>(registry);
   add_cuda<LstmBwd>(registry);

@@ -200,4 +200,15 @@ Status run(const GruFwd& a, const Exec& exec);
 Status run(const GruBwd& a, const Exec& exec);
 }  // namespace reference
 
+namespace cpu {
+Status run(const LstmFwd& a, const Exec& exec);
+Status run(const LstmBwd& a, const Exec& exec);
+Status run(const GruFwd& a, const Exec& exec);
+Status run(const GruBwd& a, const Exec& exec);
+size_t workspace(const LstmFwd& a);
+size_t workspace(const LstmBwd& a);
+size_t workspace(const GruFwd& a);
+size_t workspace(const GruBwd& a);
+}  // namespace cpu
+
 }  // namespace fk

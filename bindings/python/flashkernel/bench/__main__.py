@@ -16,11 +16,12 @@ from .frameworks import FRAMEWORKS, ITEMSIZE, installed, jax_waits, plain_name
 from .linear import WORKLOADS as LINEAR
 from .mamba import WORKLOADS as MAMBA
 from .mamba_agent import WORKLOADS as AGENT
+from .rnn import WORKLOADS as RNN
 from .suites import SUITES
 from .timing import time_cpu, time_cuda
 from .workloads import WORKLOADS as GENERAL
 
-WORKLOADS = GENERAL | {w.op: w for w in [*LINEAR, *MAMBA, *AGENT]}
+WORKLOADS = GENERAL | {w.op: w for w in [*LINEAR, *MAMBA, *AGENT, *RNN]}
 DIRECTIONS = ("fwd", "bwd")
 
 

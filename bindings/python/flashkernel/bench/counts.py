@@ -199,3 +199,29 @@ def mamba_agent(sizes, layers):
         return Count(2 * activations + weights, 3 * weights, flops, in_place=weights)
 
     return count
+
+
+def recurrent(gates):
+    """A layer over whole sequences; a step of training has its gradients as well."""
+
+    def count(direction, p, size):
+        b, length, inputs, hidden = (p[key] for key in "BLIH")
+        weights = gates * hidden * (inputs + hidden + 2)
+        x, y = b * length * inputs, b * length * hidden
+        flops = 2 * b * length * gates * hidden * (inputs + hidden)
+        if not p.get("train"):
+            return Count((x + weights) * size, y * size, flops)
+        return Count((2 * x + y + 2 * weights) * size, (x + y + weights) * size, 3 * flops)
+
+    return count
+
+
+def recurrent_step(gates):
+    """One frame through all layers, each of which has as many inputs as units."""
+
+    def count(direction, p, size):
+        b, hidden, layers = p["B"], p["H"], p["layers"]
+        weights = layers * gates * hidden * (2 * hidden + 2)
+        return Count((weights + b * hidden) * size, b * hidden * size, 2 * b * weights)
+
+    return count

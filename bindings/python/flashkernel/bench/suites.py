@@ -299,11 +299,26 @@ def linear():
             yield Case("linear_cross_entropy", direction, dtype, params, peers)
 
 
+def rnn():
+    """A layer of LSTM and of GRU, forward and with its gradients, and one frame of two layers."""
+    from . import rnn as workloads
+
+    shapes = ((1, 60, 256, 256), (32, 60, 256, 256), (1, 1024, 256, 256), (32, 60, 512, 512))
+    for op in workloads.GATES:
+        for train in (False, True):
+            for shape in shapes:
+                params = (*zip("BLIH", shape, strict=True), ("train", train))
+                yield Case(op, "fwd", "float32", params, workloads.peers(train))
+    for op in workloads.GATES:
+        sizes = {"B": 1, "H": 512, "layers": 2}
+        yield Case(f"{op}_step", "fwd", "float32", tuple(sizes.items()), ("torch",))
+
+
 _ALL = (
     demo, rows, bandwidth, overhead,
     attention, attention_portable, attention_more, attention_packed, attention_long,
     attention_float8, attention_grid, attention_cpu,
     mamba, mamba_cpu, mamba_algorithms, mamba_agent, mamba_agent_cpu, mamba_jax, mamba_step, conv1d,
-    conv1d_large, linear,
+    conv1d_large, linear, rnn,
 )  # fmt: skip
 SUITES = {f.__name__: f for f in _ALL}

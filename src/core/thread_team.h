@@ -1,18 +1,19 @@
-// A team of threads that stays together through all stages of one token, so that going from stage
-// to stage costs one meeting (a barrier) and not the closing and opening of a job of the thread
-// pool.
+// A team of threads that stays together through all stages of a job (of one token's decoding, of
+// one sequence of a recurrent net), so that going from stage to stage costs one meeting (a barrier)
+// and not the closing and opening of a job of the thread pool.
 #pragma once
 
-#include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 
+#include "core/exec.h"
 #include "core/thread_pool.h"
 
-namespace fk::engine {
+namespace fk {
 
 class ThreadTeam {
  public:
@@ -51,25 +52,31 @@ class ThreadTeam {
     uint32_t wanted_ = 0;
   };
 
-  // Calls body(Member&) once on each thread of a new team and returns when all are done. The team
-  // is those of the process's threads that come within kPatience: it does not wait for a thread
-  // that the system is not running.
+  // Calls body(Member&) once on each thread of a new team and returns when all are done. The team is
+  // at most `most` of the threads that a call runs on, and no more than FlashKernel's own pool would
+  // have. It is those that come within kPatience: a team does not wait for a thread that the system
+  // is not running, nor for one that the caller's parallel_for would only start when another is
+  // done.
   template <class Body>
-  static void run(const Body& body) {
+  static void run(const Exec& exec, int64_t most, const Body& body) {
+    const int64_t count = std::max<int64_t>(1, std::min<int64_t>(most, num_threads()));
     ThreadTeam team;
-    struct Context {
-      ThreadTeam& team;
-      const Body& body;
-    } context{team, body};
-    const auto enter = [](int64_t begin, int64_t end, void* p) {
-      auto& [team, body] = *static_cast<Context*>(p);
+    exec.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
       int size = 0;
-      const int index = team.join(end - begin, &size);
+      const int64_t ranges = (count - 1) / (end - begin) + 1;
+      const int index = team.join(ranges, &size);
       if (index < 0) return;
       Member member(team, index, size);
       body(member);
-    };
-    pool_parallel_for(nullptr, num_threads(), 1, enter, &context);
+    });
+  }
+
+  // Does so on the process's own threads.
+  template <class Body>
+  static void run(const Body& body) {
+    fk_exec own = FK_EXEC_DEFAULTS;
+    own.parallel_for = pool_parallel_for;
+    run(Exec(own), num_threads(), body);
   }
 
  private:
@@ -85,15 +92,17 @@ class ThreadTeam {
   }
 
   // Makes the calling thread a member: returns its number and sets *size to the size of the team,
-  // or returns -1 where the team is already closed. The thread that opened the team waits for the
-  // others and then closes it; if it was given all `ranges` of the job itself, there are no others
-  // to wait for.
+  // or returns -1 where the team is already closed. The first to come waits for the others, one for
+  // each of the job's ranges, and then closes the team.
   int join(int64_t ranges, int* size) {
-    if (pthread_equal(pthread_self(), opener_)) {
-      if ((joined_.load(std::memory_order_relaxed) & kClosed) != 0) return -1;
-      if (ranges < num_threads()) {
+    uint32_t before = joined_.load(std::memory_order_relaxed);
+    do {
+      if ((before & kClosed) != 0) return -1;
+    } while (!joined_.compare_exchange_weak(before, before + 1, std::memory_order_relaxed));
+    if (before == 0) {
+      if (ranges > 1) {
         const auto start = std::chrono::steady_clock::now();
-        while (static_cast<int>(joined_.load(std::memory_order_relaxed)) < num_threads() &&
+        while (static_cast<int64_t>(joined_.load(std::memory_order_relaxed)) < ranges &&
                std::chrono::steady_clock::now() - start < kPatience) {
           relax();
         }
@@ -101,19 +110,14 @@ class ThreadTeam {
       *size = static_cast<int>(joined_.fetch_or(kClosed, std::memory_order_acq_rel));
       return 0;
     }
-    uint32_t before = joined_.load(std::memory_order_relaxed);
-    do {
-      if ((before & kClosed) != 0) return -1;
-    } while (!joined_.compare_exchange_weak(before, before + 1, std::memory_order_relaxed));
     uint32_t now;
     while (((now = joined_.load(std::memory_order_acquire)) & kClosed) == 0) relax();
     *size = static_cast<int>(now & ~kClosed);
     return static_cast<int>(before);
   }
 
-  const pthread_t opener_ = pthread_self();
-  alignas(64) std::atomic<uint32_t> joined_{1};  // members so far; the opener is one from the start
+  alignas(64) std::atomic<uint32_t> joined_{0};   // members so far
   alignas(64) std::atomic<uint32_t> arrived_{0};  // how many times members have come to a meeting
 };
 
-}  // namespace fk::engine
+}  // namespace fk
