@@ -10,6 +10,7 @@ import sampling
 import test_causal_conv1d
 import test_gated_ssm
 import test_linear
+import test_linear_cross_entropy
 import test_merge_attention_states
 import test_rope
 import test_selective_scan
@@ -53,6 +54,12 @@ TORCHS_OWN = {
     ),
     "causal_conv1d": (fk.causal_conv1d, conv, [(2, 7, 6)], [(6, 4)]),
     "linear": (fk.linear, F.linear, [(2, 3, 16)], [(5, 16), (5,)]),
+    "linear_cross_entropy": (
+        lambda x, w, b: fk.linear_cross_entropy(x, w, torch.arange(3, device=x.device), bias=b),
+        lambda *p: F.cross_entropy(F.linear(*p), torch.arange(3, device=p[0].device)),
+        [(3, 16)],
+        [(5, 16), (5,)],
+    ),
 }
 EACH = pytest.mark.parametrize("name", TORCHS_OWN)
 
@@ -77,7 +84,8 @@ def test_beside_torchs_own_op(name, dtype):
     (out, grads), (expected, expected_grads) = results
     # These are float32 here whatever comes: torch's own would round them.
     assert out.dtype == (torch.float32 if name == "logsumexp" else expected.dtype)
-    rounding = {"rtol": 2e-2, "atol": 2e-2} if torch.bfloat16 in (dtype, expected.dtype) else {}
+    rounded = torch.bfloat16 in (dtype, expected.dtype) or name == "linear_cross_entropy"  # logits
+    rounding = {"rtol": 2e-2, "atol": 2e-2} if rounded else {}
     torch.testing.assert_close(out.float(), expected.float(), **rounding)
     assert [g.dtype for g in grads] == [g.dtype for g in expected_grads]
     for g, e in zip(grads, expected_grads, strict=True):
@@ -135,6 +143,16 @@ def step_with(function):
     return step
 
 
+def head_with(function):
+    """A language model's head over a vocabulary of 5, and a row that counts not."""
+    targets = torch.tensor([1, 4, -100])
+    return lambda x, w, b: function(x, w, targets, bias=b, label_smoothing=0.1)
+
+
+def head_formula(*arguments, label_smoothing, **named):
+    return test_linear_cross_entropy.formula(label_smoothing=label_smoothing)(*arguments, **named)
+
+
 def conv_step(x, state, w, b):
     return fk.causal_conv1d_update(x, state.clone(), w, b, activation="silu")
 
@@ -169,6 +187,12 @@ FORMULAS = {
         step_with(test_selective_state_update.formula),
         [(2, 6)] * 2 + [(2, 4)] * 2,
         [(6, 4), (6,), (6,), (2, 6, 4)],
+    ),
+    "linear_cross_entropy": (
+        head_with(fk.linear_cross_entropy),
+        head_with(head_formula),
+        [(3, 16)],
+        [(5, 16), (5,)],
     ),
     "causal_conv1d_update": (conv_step, conv_step_formula, [(2, 6), (2, 3, 6)], [(6, 4), (6,)]),
 }

@@ -17,7 +17,22 @@ Status check_width(const Tensor& weight) {
                  std::to_string(width));
 }
 
+<<<<<<< HEAD
 // What the forward and the backward check alike.
+=======
+Status check_rows(const char* name, const Tensor& state, int64_t sequences) {
+  if (!state || state.size(0) == sequences) return {};
+  return invalid(std::string(name) + ": expected " + std::to_string(sequences) +
+                 " rows, one per sequence, got " + std::to_string(state.size(0)));
+}
+
+template <class Args>
+int64_t sequences(const Args& a) {
+  return a.cu_seqlens ? a.cu_seqlens.size(0) - 1 : a.x.size(0);
+}
+
+// Checks what the forward and the backward ask alike.
+>>>>>>> main
 template <class Args>
 Status check(const Args& a) {
   FK_RETURN_IF_ERROR(check_width(a.weight));

@@ -10,7 +10,7 @@ namespace fk {
 
 namespace {
 
-// What the forward and the backward check alike.
+// Checks what the forward and the backward ask alike.
 template <class Args>
 Status check(const Args& a) {
   const int64_t channels = a.u.size(2), states = a.A.size(1);
