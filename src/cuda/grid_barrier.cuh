@@ -13,9 +13,9 @@ __device__ __forceinline__ void grid_arrive(uint32_t* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// Waits until the counter has reached `arrivals`, which counts modulo 2^32. One thread calls it; for
-// the others of its block a __syncthreads must follow, and they read what other blocks wrote past
-// the L1 cache (__ldcg).
+// Waits until the counter has reached `arrivals`, which counts modulo 2^32. One thread calls it;
+// for the others of its block a __syncthreads must follow, and they read what other blocks wrote
+// past the L1 cache (__ldcg).
 __device__ __forceinline__ void grid_wait(const uint32_t* counter, uint32_t arrivals) {
   uint32_t seen;
   do {

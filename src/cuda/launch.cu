@@ -105,9 +105,8 @@ int64_t resident_blocks(const void* kernel, int threads, int shared_bytes) {
   int device = 0, blocks = 0;
   const bool found =
       cudaGetDevice(&device) == cudaSuccess && allow_shared_bytes(kernel, shared_bytes).ok() &&
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads,
-                                                    static_cast<size_t>(shared_bytes)) ==
-          cudaSuccess;
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &blocks, kernel, threads, static_cast<size_t>(shared_bytes)) == cudaSuccess;
   if (!found) {
     static_cast<void>(cudaGetLastError());  // clears the error, or a later launch check finds it
     return 0;

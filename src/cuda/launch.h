@@ -62,8 +62,8 @@ struct LaunchShape {
 Status launch(const void* kernel, const char* name, const LaunchShape& shape, cudaStream_t stream,
               const void* const* arguments, bool early);
 
-// How many blocks of a kernel the current device can hold at once where nothing else runs on it: the
-// most that a cooperative launch may have.
+// How many blocks of a kernel the current device can hold at once where nothing else runs on it:
+// the most that a cooperative launch may have.
 int64_t resident_blocks(const void* kernel, int threads, int shared_bytes);
 
 // Launches `kernel` early (see `launch`). `arguments` become its parameters and are converted to

@@ -1,10 +1,9 @@
 // The host's side of the kernels that keep the recurrent weights (kept.cuh): which calls they take,
 // the workspace, and the launches: weights are packed, then x is multiplied, then all steps are
 // walked.
-#include "ops/rnn/cuda/kept.h"
-
 #include <type_traits>
 
+#include "ops/rnn/cuda/kept.h"
 #include "ops/rnn/cuda/kept_kernels.h"
 #include "ops/rnn/cuda/prepare.h"
 
@@ -43,7 +42,12 @@ bool has_kernel(const Args& a) {
 template <class Args>
 KeptCall kept_call(const Args& a, int64_t most_blocks) {
   const Problem p = fk::rnn::problem_of(a);
-  return {kDirectionOf<Args>, a.x.dtype,   p.hidden, p.gates, p.sequences.count, most_blocks,
+  return {kDirectionOf<Args>,
+          a.x.dtype,
+          p.hidden,
+          p.gates,
+          p.sequences.count,
+          most_blocks,
           device_properties(a.x.device_id).shared_bytes_per_block};
 }
 
@@ -62,11 +66,9 @@ Choice persistent_choice(const Args& a) {
   c.exchange = Exchange::kGlobal;
   const int64_t multiprocessors = device_properties(a.x.device_id).multiprocessors;
   if (!plan_kept(kept_call(a, multiprocessors), Exchange::kGlobal, &c.plan)) return c;
-  const void* const kernel =
-      kept_through_global(kDirectionOf<Args>, kIsLstm<Args>, a.x.dtype);
+  const void* const kernel = kept_through_global(kDirectionOf<Args>, kIsLstm<Args>, a.x.dtype);
   const int bytes = c.plan.shared_bytes(size_of(a.x.dtype), c.exchange);
-  c.found = resident_blocks(kernel, kKeptThreads, bytes) >=
-            int64_t{c.plan.blocks} * c.plan.teams;
+  c.found = resident_blocks(kernel, kKeptThreads, bytes) >= int64_t{c.plan.blocks} * c.plan.teams;
   return c;
 }
 
@@ -107,8 +109,8 @@ Status launch_kept(const Choice& choice, Direction direction, bool lstm, DType d
                    const void* arguments, cudaStream_t stream) {
   const KeptPlan& plan = choice.plan;
   const bool shared = choice.exchange == Exchange::kShared;
-  LaunchShape shape{
-      {static_cast<unsigned>(plan.teams), 1, static_cast<unsigned>(plan.blocks)}, {kKeptThreads}};
+  LaunchShape shape{{static_cast<unsigned>(plan.teams), 1, static_cast<unsigned>(plan.blocks)},
+                    {kKeptThreads}};
   shape.shared_bytes = plan.shared_bytes(size_of(dtype), choice.exchange);
   shape.clustered = shared && plan.blocks > 1;
   shape.cooperative = !shared;
@@ -125,13 +127,16 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
   const Parts parts(a, choice, exec.workspace());
   const Problem p = fk::rnn::problem_of(a);
   constexpr Direction kDirection = kDirectionOf<Args>;
-  FK_RETURN_IF_ERROR(pack_weight({a.w_hh, a.x.dtype, p.hidden, p.gates, kDirection, choice.plan,
-                                  parts.packed, parts.counters},
-                                 stream));
+  FK_RETURN_IF_ERROR(pack_weight(
+      {a.w_hh, a.x.dtype, p.hidden, p.gates, kDirection, choice.plan, parts.packed, parts.counters},
+      stream));
   if constexpr (kDirection == Direction::kForward) {
     FK_RETURN_IF_ERROR(multiply_inputs(a.x, a.w_ih, a.b_ih, parts.from_x, stream));
-    const KeptForward f = {forward_views(a, parts.from_x), choice.plan, parts.packed,
-                           parts.counters,                 {parts.outputs[0], parts.outputs[1]}};
+    const KeptForward f = {forward_views(a, parts.from_x),
+                           choice.plan,
+                           parts.packed,
+                           parts.counters,
+                           {parts.outputs[0], parts.outputs[1]}};
     return launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &f, stream);
   } else {
     const KeptBackward b = {backward_views(a, parts.of_x, parts.of_h), choice.plan, parts.packed,
@@ -141,8 +146,20 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
     const auto matrix = [&](void* data) {
       return matrix_like(a.x, a.x.dtype, data, p.positions(), all_gates);
     };
-    return add_gradients(p, {a.x, a.w_ih, a.y, a.h0, {}, matrix(parts.of_x), matrix(parts.of_h),
-                             a.dx, a.dw_ih, a.dw_hh, a.db_ih, a.db_hh, parts.h_before},
+    return add_gradients(p,
+                         {a.x,
+                          a.w_ih,
+                          a.y,
+                          a.h0,
+                          {},
+                          matrix(parts.of_x),
+                          matrix(parts.of_h),
+                          a.dx,
+                          a.dw_ih,
+                          a.dw_hh,
+                          a.db_ih,
+                          a.db_hh,
+                          parts.h_before},
                          stream);
   }
 }
@@ -152,13 +169,13 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
 
 namespace fk {
 
-#define FK_RNN_KEPT(Args, choice)                                                      \
-  bool accepts(const Args& a) { return cuda::rnn::choice(a).found; }                    \
-  Status run(const Args& a, const Exec& exec) {                                         \
-    return cuda::rnn::run_kept(a, exec, cuda::rnn::choice(a));                          \
-  }                                                                                     \
-  size_t workspace(const Args& a) {                                                     \
-    return cuda::rnn::Parts(a, cuda::rnn::choice(a), nullptr).parts.bytes();            \
+#define FK_RNN_KEPT(Args, choice)                                            \
+  bool accepts(const Args& a) { return cuda::rnn::choice(a).found; }         \
+  Status run(const Args& a, const Exec& exec) {                              \
+    return cuda::rnn::run_kept(a, exec, cuda::rnn::choice(a));               \
+  }                                                                          \
+  size_t workspace(const Args& a) {                                          \
+    return cuda::rnn::Parts(a, cuda::rnn::choice(a), nullptr).parts.bytes(); \
   }
 
 namespace cuda_persistent {

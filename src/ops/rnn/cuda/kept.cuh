@@ -2,9 +2,9 @@
 // vector for each of eight sequences, and the exchange of vectors among the blocks of a team. The
 // plan (kept_plan.h) says who keeps what.
 //
-// Shared memory of a block, in this order: the vectors that are multiplied (one set of eight, or two
-// that take turns where blocks write into each other's shared memory), the sums of the product, what
-// each unit carries of each sequence, the unit's biases, where sequences lie.
+// Shared memory of a block, in this order: the vectors that are multiplied (one set of eight, or
+// two that take turns where blocks write into each other's shared memory), the sums of the product,
+// what each unit carries of each sequence, the unit's biases, where sequences lie.
 #pragma once
 
 #include "cuda/dependent_launch.cuh"
@@ -31,9 +31,9 @@ struct KeptWeights {
   }
 };
 
-// The product on tensor cores, for 16-bit types. Of a block of 32 of the depth, lane 4 g + t has the
-// eight elements from 8 t on: those of row g (and g + 8) of the weights, in two vectors, and those
-// of sequence g. The order along the depth is the same for both, so the sum is.
+// The product on tensor cores, for 16-bit types. Of a block of 32 of the depth, lane 4 g + t has
+// the eight elements from 8 t on: those of row g (and g + 8) of the weights, in two vectors, and
+// those of sequence g. The order along the depth is the same for both, so the sum is.
 template <class T, Direction kDirection>
 struct Product {
   static constexpr int kTiles = tensor_tiles(kDirection);
@@ -122,8 +122,8 @@ struct Team {
   int rank, units, count;  // of the block; the units and sequences that are there
   int64_t first_unit, first_sequence, longest;
 
-  __device__ __forceinline__ Team(const KeptPlan& plan_, const Problem& problem,
-                                  uint32_t* counters, char* memory)
+  __device__ __forceinline__ Team(const KeptPlan& plan_, const Problem& problem, uint32_t* counters,
+                                  char* memory)
       : plan(plan_), p(problem) {
     counter = counters + blockIdx.x;
     places = reinterpret_cast<Place*>(memory);

@@ -1,5 +1,5 @@
-// The implementations that keep the recurrent weights for all steps: "cuda_persistent", one block or
-// blocks that meet in global memory, and "cuda_sm90", the blocks of a cluster.
+// The implementations that keep the recurrent weights for all steps: "cuda_persistent", one block
+// or blocks that meet in global memory, and "cuda_sm90", the blocks of a cluster.
 //
 // They take calls of at least two steps without a projection, whose reset gate, if any, meets the
 // product with h; in float32 and float16, and in bfloat16 where tensor cores multiply it; whose
@@ -12,8 +12,8 @@
 
 namespace fk {
 
-#define FK_RNN_KEPT(Args)                     \
-  bool accepts(const Args& a);                \
+#define FK_RNN_KEPT(Args)                      \
+  bool accepts(const Args& a);                 \
   Status run(const Args& a, const Exec& exec); \
   size_t workspace(const Args& a);
 

@@ -89,9 +89,8 @@ struct ForwardWalk {
       const int hidden = static_cast<int>(team.p.hidden);
       stage(team.vectors, team.plan.pitch, hidden, hidden % kVecWidth<T> == 0,
             min(kTogether, team.count - chunk), [&](int s) -> const T* {
-              return t < team.places[chunk + s].steps
-                         ? output(t, team.first_sequence + chunk + s)
-                         : nullptr;
+              return t < team.places[chunk + s].steps ? output(t, team.first_sequence + chunk + s)
+                                                      : nullptr;
             });
     }
     __syncthreads();

@@ -1,9 +1,8 @@
 // Plans of the kernels that keep the recurrent weights.
-#include "ops/rnn/cuda/kept_plan.h"
-
 #include <algorithm>
 
 #include "core/integers.h"
+#include "ops/rnn/cuda/kept_plan.h"
 
 namespace fk::cuda::rnn {
 

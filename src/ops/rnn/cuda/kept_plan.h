@@ -3,9 +3,10 @@
 //
 // A block owns `units` hidden units with all their gates. It multiplies `rows` rows of weights by
 // a vector of `depth` elements for each sequence: going forward the rows of W_hh of its units, one
-// for each gate, by h_{t-1}; going backward the columns of W_hh of its units by the gradients of all
-// gates of the step after. Eight warps share these rows and that depth: `slices` of them lie side by
-// side along the depth. Each lane keeps up to 512 bytes of weights in registers, all of the call.
+// for each gate, by h_{t-1}; going backward the columns of W_hh of its units by the gradients of
+// all gates of the step after. Eight warps share these rows and that depth: `slices` of them lie
+// side by side along the depth. Each lane keeps up to 512 bytes of weights in registers, all of the
+// call.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ enum class Direction { kForward, kBackward };
 enum class Exchange { kGlobal, kShared };
 
 struct KeptPlan {
-  int units;       // of a block; the last block of a team may have fewer
-  int blocks;      // of a team
+  int units;   // of a block; the last block of a team may have fewer
+  int blocks;  // of a team
   int teams;
   int sequences;   // of a team, a multiple of kTogether
   int slices;      // warps side by side along the depth

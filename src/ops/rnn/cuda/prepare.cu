@@ -2,13 +2,12 @@
 //
 // Floor: every matrix read once and written once. These kernels are a small part of a call; one
 // instance of each serves all dtypes.
-#include "ops/rnn/cuda/prepare.h"
-
 #include <algorithm>
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/gemm/portable_call.cuh"
 #include "cuda/parameter.cuh"
+#include "ops/rnn/cuda/prepare.h"
 
 namespace fk::cuda::rnn {
 
@@ -242,11 +241,11 @@ Status copy_weight(const Tensor& weight, DType dtype, void* to, bool transposed,
 }
 
 Status pack_weight(const PackedWeight& w, cudaStream_t stream) {
-  const PackArguments a = {place_of(w.w_hh), w.dtype, w.hidden, w.gates, w.direction,
-                           w.plan,           w.packed, w.counters};
+  const PackArguments a = {place_of(w.w_hh), w.dtype, w.hidden, w.gates,
+                           w.direction,      w.plan,  w.packed, w.counters};
   const int64_t threads = std::max<int64_t>(w.plan.packed(), w.plan.teams);
-  return launch_early(rnn_pack_weights, "rnn_pack_weights", {{blocks_for(threads, kThreads)}, {kThreads}},
-                      stream, a);
+  return launch_early(rnn_pack_weights, "rnn_pack_weights",
+                      {{blocks_for(threads, kThreads)}, {kThreads}}, stream, a);
 }
 
 Status begin_states(const Problem& p, const FirstStates& states, cudaStream_t stream) {
@@ -293,8 +292,7 @@ Status add_gradients(const Problem& p, const GradientSums& g, cudaStream_t strea
     before.shape[1] = before.strides[0] = p.outputs;
     if (before.numel() > 0) {
       constexpr int64_t kStepBlocks = 64;
-      const BeforeArguments a = {p, place_of(g.y), place_of(g.h0), place_of(before),
-                                 g.y.stride(0)};
+      const BeforeArguments a = {p, place_of(g.y), place_of(g.h0), place_of(before), g.y.stride(0)};
       const LaunchShape shape{
           {static_cast<unsigned>(p.sequences.count), blocks_for(p.outputs, kThreads),
            static_cast<unsigned>(std::min(p.length, kStepBlocks))},

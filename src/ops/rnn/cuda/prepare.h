@@ -48,11 +48,11 @@ Status multiply_inputs(const Tensor& x, const Tensor& w_ih, const Tensor& b_ih, 
 
 // What the backward of a layer makes of the gradients of its gates, for both ops.
 struct GradientSums {
-  Tensor x, w_ih, y, h0;                     // from the call
-  Tensor met;                                // where it is what W_hn met: (B, L, H)
-  Tensor of_x, of_h;                         // (positions, gates * H)
-  Tensor dx, dw_ih, dw_hh, db_ih, db_hh;     // where they are wanted
-  void* h_before;                            // memory for h_{t-1} of all positions
+  Tensor x, w_ih, y, h0;                  // from the call
+  Tensor met;                             // where it is what W_hn met: (B, L, H)
+  Tensor of_x, of_h;                      // (positions, gates * H)
+  Tensor dx, dw_ih, dw_hh, db_ih, db_hh;  // where they are wanted
+  void* h_before;                         // memory for h_{t-1} of all positions
 };
 Status add_gradients(const fk::rnn::Problem& p, const GradientSums& g, cudaStream_t stream);
 

@@ -83,9 +83,8 @@ __device__ __forceinline__ void finish_lstm(const StepArguments& a, const Sequen
 #pragma unroll
   for (int g = 0; g < 4; ++g) unit.kept[g] = v.gates.load<T>(steps.batch, at.position, g * H + u);
   unit.cell = v.cells.load<T>(steps.batch, at.position, u);
-  unit.before = at.t == 0
-                    ? v.c0.load<T>(s, u)
-                    : v.cells.load<T>(steps.batch, v.p.position(steps, at.t - 1), u);
+  unit.before = at.t == 0 ? v.c0.load<T>(s, u)
+                          : v.cells.load<T>(steps.batch, v.p.position(steps, at.t - 1), u);
   unit.dh = dh;
   float of_x[4], of_h[4];
   LstmCell::backward<T>(unit, &dc, of_x, of_h);
@@ -94,8 +93,7 @@ __device__ __forceinline__ void finish_lstm(const StepArguments& a, const Sequen
 #pragma unroll
   for (int g = 0; g < 4; ++g) to[g * H] = from_float<T>(of_h[g]);
   if (a.inner != nullptr) {
-    static_cast<T*>(a.inner)[at.row * H + u] =
-        from_float<T>(unit.kept[3] * tanh_for<T>(unit.cell));
+    static_cast<T*>(a.inner)[at.row * H + u] = from_float<T>(unit.kept[3] * tanh_for<T>(unit.cell));
   }
 }
 
@@ -276,12 +274,13 @@ int64_t launches(const Problem& p) {
 
 template <class Args>
 Status finish_backward(const Args& a, const Problem& p, const BackwardParts& parts,
-                     const Tensor& met, cudaStream_t stream) {
+                       const Tensor& met, cudaStream_t stream) {
   const int64_t all_gates = p.gates * p.hidden;
   const Tensor of_x = matrix_like(a.x, a.x.dtype, parts.of_x, p.positions(), all_gates);
   const Tensor of_h = matrix_like(a.x, a.x.dtype, parts.of_h, p.positions(), all_gates);
-  return add_gradients(p, {a.x, a.w_ih, a.y, a.h0, met, of_x, of_h, a.dx, a.dw_ih, a.dw_hh, a.db_ih,
-                           a.db_hh, parts.h_before},
+  return add_gradients(p,
+                       {a.x, a.w_ih, a.y, a.h0, met, of_x, of_h, a.dx, a.dw_ih, a.dw_hh, a.db_ih,
+                        a.db_hh, parts.h_before},
                        stream);
 }
 

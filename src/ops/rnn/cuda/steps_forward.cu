@@ -13,10 +13,10 @@ namespace {
 struct StepArguments {
   ForwardViews views;
   int64_t units;
-  float* state;       // (S, H)
-  void* outputs[2];   // (S, R) of T: h after an even number of steps, after an odd one
-  void* inner;        // (S, H) of T: what the second launch of a step multiplies
-  float* update;      // (S, H): z, for the second launch of a GRU
+  float* state;      // (S, H)
+  void* outputs[2];  // (S, R) of T: h after an even number of steps, after an odd one
+  void* inner;       // (S, H) of T: what the second launch of a step multiplies
+  float* update;     // (S, H): z, for the second launch of a GRU
   bool projected;
 
   template <class T>
@@ -234,8 +234,8 @@ Status run(const LstmFwd& a, const Exec& exec) {
   const Problem& p = steps.views.p;
   steps.projected = static_cast<bool>(a.w_hr);
   if (a.w_hr) {
-    FK_RETURN_IF_ERROR(dense_rows(a.w_hr, a.x.dtype, parts.projection, &projection,
-                                  &projection_pitch, stream));
+    FK_RETURN_IF_ERROR(
+        dense_rows(a.w_hr, a.x.dtype, parts.projection, &projection, &projection_pitch, stream));
   }
   StepArguments project = steps;
   project.units = p.outputs;

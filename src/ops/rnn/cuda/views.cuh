@@ -64,9 +64,10 @@ struct ForwardViews {
 };
 
 inline ForwardViews forward_views(const LstmFwd& a, const float* from_x) {
-  return {fk::rnn::problem_of(a), from_x,           view_of(a.b_hh),     view_of(a.h0),
-          view_of(a.c0),          view_of(a.h),     view_of(a.c),        steps_view(a.y),
-          steps_view(a.gates),    steps_view(a.cells)};
+  return {fk::rnn::problem_of(a), from_x,          view_of(a.b_hh),
+          view_of(a.h0),          view_of(a.c0),   view_of(a.h),
+          view_of(a.c),           steps_view(a.y), steps_view(a.gates),
+          steps_view(a.cells)};
 }
 inline ForwardViews forward_views(const GruFwd& a, const float* from_x) {
   return {fk::rnn::problem_of(a), from_x, view_of(a.b_hh), view_of(a.h0),       {},
@@ -83,19 +84,33 @@ struct BackwardViews {
 };
 
 inline BackwardViews backward_views(const LstmBwd& a, void* of_x, void* of_h) {
-  return {fk::rnn::problem_of(a), of_x,           of_h,
-          view_of(a.h0),          view_of(a.c0),  view_of(a.dh),
-          view_of(a.dc),          view_of(a.dh0), view_of(a.dc0),
-          steps_view(a.dy),       steps_view(a.y), steps_view(a.gates),
+  return {fk::rnn::problem_of(a),
+          of_x,
+          of_h,
+          view_of(a.h0),
+          view_of(a.c0),
+          view_of(a.dh),
+          view_of(a.dc),
+          view_of(a.dh0),
+          view_of(a.dc0),
+          steps_view(a.dy),
+          steps_view(a.y),
+          steps_view(a.gates),
           steps_view(a.cells)};
 }
 inline BackwardViews backward_views(const GruBwd& a, void* of_x, void* of_h) {
-  return {fk::rnn::problem_of(a), of_x,
-          of_h,                   view_of(a.h0),
-          {},                     view_of(a.dh),
-          {},                     view_of(a.dh0),
-          {},                     steps_view(a.dy),
-          steps_view(a.y),        steps_view(a.gates),
+  return {fk::rnn::problem_of(a),
+          of_x,
+          of_h,
+          view_of(a.h0),
+          {},
+          view_of(a.dh),
+          {},
+          view_of(a.dh0),
+          {},
+          steps_view(a.dy),
+          steps_view(a.y),
+          steps_view(a.gates),
           {}};
 }
 
