@@ -4,6 +4,10 @@
 #include <string>
 
 #include "core/sequences.h"
+#if FK_HAVE_CUDA
+#include "ops/rnn/cuda/kept.h"
+#include "ops/rnn/cuda/steps.h"
+#endif
 
 namespace fk {
 
@@ -28,6 +32,17 @@ Status check_gru(const Args& a) {
   FK_RETURN_IF_ERROR(check_sequences(a.x, a.cu_seqlens));
   return check_state_rows("h0", a.h0, a.x, a.cu_seqlens);
 }
+
+#if FK_HAVE_CUDA
+template <class Args>
+void add_cuda(Registry& registry) {
+  registry.add_cuda<Args>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
+       {"cuda_persistent", kTuned, cuda_persistent::accepts, cuda_persistent::run,
+        cuda_persistent::workspace},
+       {"cuda_sm90", kTunedForChip, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
+}
+#endif
 
 }  // namespace
 
@@ -55,6 +70,12 @@ void register_rnn(Registry& registry) {
                         {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
   registry.add<GruBwd>({{"reference", kReference, nullptr, reference::run},
                         {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+#if FK_HAVE_CUDA
+  add_cuda<LstmFwd>(registry);
+  add_cuda<LstmBwd>(registry);
+  add_cuda<GruFwd>(registry);
+  add_cuda<GruBwd>(registry);
+#endif
 }
 
 }  // namespace fk

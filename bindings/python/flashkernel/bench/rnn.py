@@ -23,12 +23,12 @@ def peers(train: bool) -> tuple:
     return ("torch", *(p for p in more if found and importlib.util.find_spec(p)))
 
 
-def _inputs(op, params, rng):
-    b, length, inputs, hidden = (params[key] for key in "BLIH")
+def inputs(op, params, rng):
+    b, length, width, hidden = (params[key] for key in "BLIH")
     rows, scale = GATES[op] * hidden, np.float32(hidden**-0.5)
     return {
-        "x": normal(rng, b, length, inputs),
-        "w_ih": normal(rng, rows, inputs) * scale,
+        "x": normal(rng, b, length, width),
+        "w_ih": normal(rng, rows, width) * scale,
         "w_hh": normal(rng, rows, hidden) * scale,
         "b_ih": normal(rng, rows) * scale,
         "b_hh": normal(rng, rows) * scale,
@@ -202,7 +202,7 @@ WORKLOADS = [
     *(
         Workload(
             op,
-            functools.partial(_inputs, op),
+            functools.partial(inputs, op),
             _ours(op),
             {
                 "torch": _torch(op),

@@ -121,7 +121,25 @@ def linear():
             yield _counted("gated_linear", direction, dtype, quick, M=256, K=256, N=256)
 
 
-_ALL = (rows, attention, mamba, conv1d, mamba_step, linear)
+def _recurrent(op, direction, dtype, b, length, inputs, hidden, quick=False):
+    sizes = {"B": b, "L": length, "I": inputs, "H": hidden}
+    return _counted(op, direction, dtype, quick, **sizes)
+
+
+def rnn():
+    """A layer of LSTM or GRU: one block, several that meet after each step (a cluster on Hopper, a
+    grid elsewhere), and more units than a block of a cluster keeps."""
+    for op in ("lstm", "gru"):
+        for direction in ("fwd", "bwd"):
+            for dtype in ("float32", "float16"):
+                quick = dtype == "float16"
+                yield _recurrent(op, direction, dtype, 2, 6, 32, 48, quick)
+                yield _recurrent(op, direction, dtype, 1, 6, 64, 256, quick)
+            yield _recurrent(op, direction, "float16", 32, 4, 64, 256)
+        yield _recurrent(op, "fwd", "float16", 1, 4, 64, 512)
+
+
+_ALL = (rows, attention, mamba, conv1d, mamba_step, linear, rnn)
 SUITES = {f.__name__: f for f in _ALL}
 
 
