@@ -103,7 +103,7 @@ on_softgpu() {
   quietly 1 build/softgpu_tests --gtest_brief=1
   quietly 1 build/fk_softgpu check --device cuda
   OMP_NUM_THREADS=1 FK_LIBRARY=$PWD/build/libflashkernel_softgpu.so PYTHONPATH=bindings/python \
-    quietly 1 python -m pytest -q -n 2 tests/ops tests/softgpu \
+    quietly 1 python -m pytest -q -n 2 --dist loadgroup tests/softgpu tests/ops \
       -k "torch_cuda or gpu_agrees or bad_values or softgpu" "${@:2}"
   unset FK_SOFTGPU_ARCH
 }
@@ -143,7 +143,7 @@ softgpu_more() {
 python_tests() { OMP_NUM_THREADS=1 python -m pytest -q -n 2; }
 
 steps=("$@")
-[ $# -gt 0 ] || steps=(style build cpp house asan tsan wheel python_tests)
+[ $# -gt 0 ] || steps=(style build cpp house softgpu asan tsan wheel python_tests)
 for step in "${steps[@]}"; do
   echo "== $step"
   begin=$SECONDS

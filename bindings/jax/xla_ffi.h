@@ -69,7 +69,7 @@ struct Buffer {
 
 enum class ArgumentType : int32_t { kBuffer = 1 };
 enum class ResultType : int32_t { kBuffer = 1 };
-enum class AttributeType : int32_t { kScalar = 3, kString = 4 };
+enum class AttributeType : int32_t { kArray = 1, kScalar = 3, kString = 4 };
 
 struct ByteSpan {
   const char* data;
@@ -79,6 +79,12 @@ struct ByteSpan {
 struct Scalar {
   DataType dtype;
   void* value;
+};
+
+struct Array {
+  DataType dtype;
+  size_t size;
+  void* data;
 };
 
 enum class Stage : int32_t { kInstantiate = 0, kPrepare = 1, kInitialize = 2, kExecute = 3 };
@@ -122,6 +128,13 @@ struct DeviceOrdinalGetArgs {
   int32_t device_ordinal;  // out
 };
 
+struct ErrorGetMessageArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  Error* error;
+  const char* message;  // out
+};
+
 struct ErrorDestroyArgs {
   size_t struct_size;
   Extension* extension_start;
@@ -145,6 +158,23 @@ struct DeviceMemoryFreeArgs {
   void* data;
 };
 
+struct CallFrame;
+using Handler = Error* (*)(CallFrame*);
+
+// The functions of a handler, one for each stage; all but the last may be NULL.
+struct HandlerBundle {
+  Handler instantiate, prepare, initialize, execute;
+};
+
+struct HandlerRegisterArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  ByteSpan name;
+  ByteSpan platform;
+  HandlerBundle bundle;
+  uint32_t traits;
+};
+
 using Unused = void (*)();
 
 struct Api {
@@ -153,9 +183,9 @@ struct Api {
   ApiVersion api_version;
   const void* internal_api;
   Error* (*error_create)(ErrorCreateArgs*);
-  Unused error_get_message;
+  void (*error_get_message)(ErrorGetMessageArgs*);
   void (*error_destroy)(ErrorDestroyArgs*);
-  Unused handler_register;
+  Error* (*handler_register)(HandlerRegisterArgs*);
   Error* (*stream_get)(StreamGetArgs*);
   Unused type_register;
   Unused execution_context_get;

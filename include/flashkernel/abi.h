@@ -77,6 +77,17 @@ FK_API size_t fk_op_count(void);
 FK_API const fk_op* fk_op_at(size_t index);      // NULL from fk_op_count on
 FK_API const char* fk_op_name(const fk_op* op);  // "" for NULL
 
+// What the slots of an op hold, for bindings that fill them without knowing the op.
+typedef enum fk_slot_kind {
+  FK_SLOT_NONE = -1,  // there is no such slot
+  FK_SLOT_INPUT = 0,
+  FK_SLOT_OUTPUT = 1,
+  FK_SLOT_NUMBER = 2,
+  FK_SLOT_INTEGER = 3
+} fk_slot_kind;
+FK_API size_t fk_op_slot_count(const fk_op* op);  // 0 for NULL
+FK_API fk_slot_kind fk_op_slot_kind(const fk_op* op, size_t slot);
+
 FK_API fk_status fk_op_call(const fk_op* op, const fk_slot* arguments, const fk_exec* exec);
 FK_API fk_status fk_op_workspace(const fk_op* op, const fk_slot* arguments, size_t* bytes);
 // The name of the implementation a call with these arguments would take.

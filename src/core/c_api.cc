@@ -80,6 +80,24 @@ const char* fk_op_name(const fk_op* op) {
   return op == nullptr ? "" : op->declaration.name.c_str();
 }
 
+size_t fk_op_slot_count(const fk_op* op) {
+  return op == nullptr ? 0 : op->declaration.fields.size();
+}
+
+fk_slot_kind fk_op_slot_kind(const fk_op* op, size_t slot) {
+  if (slot >= fk_op_slot_count(op)) return FK_SLOT_NONE;
+  switch (op->declaration.fields[slot].kind) {
+    case fk::Kind::kInput:
+      return FK_SLOT_INPUT;
+    case fk::Kind::kOutput:
+      return FK_SLOT_OUTPUT;
+    case fk::Kind::kNumber:
+      return FK_SLOT_NUMBER;
+    default:
+      return FK_SLOT_INTEGER;
+  }
+}
+
 fk_status fk_op_call(const fk_op* op, const fk_slot* arguments, const fk_exec* exec) {
   static const fk_exec kDefaults = FK_EXEC_DEFAULTS;
   return guarded(op, [&] { return fk::call(*op, arguments, exec == nullptr ? kDefaults : *exec); });

@@ -20,7 +20,7 @@
 namespace fk {
 
 // Among the implementations that accept a call, the one of the highest rank is taken.
-enum Rank { kReference = 0, kPortable = 10, kTuned = 20 };
+enum Rank { kReference = 0, kPortable = 10, kTuned = 20, kTunedForChip = 30 };
 
 // A room describes an implementation by one of these, a row in the table of an op whose argument
 // struct is Args.

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/host_device.h"
+#include "core/status.h"
 #include "core/tensor.h"
 
 namespace fk {
@@ -47,6 +48,12 @@ inline Sequences sequences_of(const Tensor& x, const Tensor& cu_seqlens) {
   }
   return s;
 }
+
+// Checks that packed sequences, if the tensor (B, L, D) has offsets, stand in a batch of 1.
+Status check_sequences(const Tensor& x, const Tensor& cu_seqlens);
+// Checks that a state, if it is given, has a row for each sequence of x.
+Status check_state_rows(const char* name, const Tensor& state, const Tensor& x,
+                        const Tensor& cu_seqlens);
 
 // A tensor (B, L, D) as (batch, step, channel), strides in elements.
 struct StepView {

@@ -35,6 +35,15 @@ void log_launch(const char* name, const LaunchShape& shape) {
                shape.threads.x * shape.threads.y * shape.threads.z, shape.shared_bytes);
 }
 
+// Lets a kernel use so much dynamic shared memory. It must ask for more than 48 KB in all; its
+// static arrays, of at most 8 KB, count too.
+Status allow_shared_bytes(const void* kernel, int bytes) {
+  constexpr int kByDefault = 40 * 1024;
+  if (bytes <= kByDefault) return {};
+  return check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+}
+
 }  // namespace
 
 Status check(cudaError_t error, const char* what) {
@@ -92,32 +101,45 @@ const DeviceProperties& device_properties(int device) {
   return properties[device];
 }
 
+int64_t resident_blocks(const void* kernel, int threads, int shared_bytes) {
+  int device = 0, blocks = 0;
+  const bool found =
+      cudaGetDevice(&device) == cudaSuccess && allow_shared_bytes(kernel, shared_bytes).ok() &&
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &blocks, kernel, threads, static_cast<size_t>(shared_bytes)) == cudaSuccess;
+  if (!found) {
+    static_cast<void>(cudaGetLastError());  // clears the error, or a later launch check finds it
+    return 0;
+  }
+  return int64_t{blocks} * device_properties(device).multiprocessors;
+}
+
 Status launch(const void* kernel, const char* name, const LaunchShape& shape, cudaStream_t stream,
               const void* const* arguments, bool early) {
   int device = 0;
   FK_RETURN_IF_ERROR(check(cudaGetDevice(&device), "cudaGetDevice"));
-  // A kernel must ask for more than 48 KB of shared memory in all. Its static arrays, of at most 8
-  // KB, count too.
-  constexpr int kSharedByDefault = 40 * 1024;
-  if (shape.shared_bytes > kSharedByDefault) {
-    FK_RETURN_IF_ERROR(
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   shape.shared_bytes),
-              name));
-  }
+  FK_RETURN_IF_ERROR(allow_shared_bytes(kernel, shape.shared_bytes));
   cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = early ? 1 : 0;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = shape.blocks.z;
+  unsigned count = 0;
+  if (shape.cooperative) {
+    attributes[count].id = cudaLaunchAttributeCooperative;
+    attributes[count++].val.cooperative = 1;
+  } else if (device_properties(device).code >= 90) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = early ? 1 : 0;
+    if (shape.clustered) {
+      attributes[count].id = cudaLaunchAttributeClusterDimension;
+      attributes[count].val.clusterDim.x = attributes[count].val.clusterDim.y = 1;
+      attributes[count++].val.clusterDim.z = shape.blocks.z;
+    }
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.blocks;
   config.blockDim = shape.threads;
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = device_properties(device).code < 90 ? 0 : shape.clustered ? 2 : 1;
+  config.numAttrs = count;
   log_launch(name, shape);
   return check(cudaLaunchKernelExC(&config, kernel, const_cast<void**>(arguments)), name);
 }

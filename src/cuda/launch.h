@@ -50,6 +50,9 @@ struct LaunchShape {
   dim3 threads;            // per block
   int shared_bytes = 0;    // of dynamic shared memory per block
   bool clustered = false;  // sm_90: the blocks that differ only in z form a cluster
+  // All blocks are on the device at once, or the launch fails: they may wait for each other
+  // (cuda/grid_barrier.cuh). Such a kernel never starts early.
+  bool cooperative = false;
 };
 
 // Launches `kernel` on the current device; `name` is for errors and logs. If `early`, the kernel
@@ -58,6 +61,10 @@ struct LaunchShape {
 // sm_90, `early` and `clustered` have no effect.
 Status launch(const void* kernel, const char* name, const LaunchShape& shape, cudaStream_t stream,
               const void* const* arguments, bool early);
+
+// How many blocks of a kernel the current device can hold at once where nothing else runs on it:
+// the most that a cooperative launch may have.
+int64_t resident_blocks(const void* kernel, int threads, int shared_bytes);
 
 // Launches `kernel` early (see `launch`). `arguments` become its parameters and are converted to
 // their types.

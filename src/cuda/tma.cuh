@@ -9,6 +9,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "cuda/async_copy.cuh"
 
@@ -135,6 +136,23 @@ __device__ __forceinline__ uint32_t remote_address(const void* p, uint32_t rank)
                : "=r"(remote)
                : "r"(shared_address(p)), "r"(rank));
   return remote;
+}
+
+// Stores an element at the place of block `rank` of the cluster that `at` is in this block. It is
+// visible there behind the cluster's barrier.
+template <class T>
+__device__ __forceinline__ void store_in_block(T* at, uint32_t rank, T value) {
+  const uint32_t to = remote_address(at, rank);
+  if constexpr (sizeof(T) == 2) {
+    uint16_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    asm volatile("st.shared::cluster.b16 [%0], %1;" ::"r"(to), "h"(bits) : "memory");
+  } else {
+    static_assert(sizeof(T) == 4);
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+  }
 }
 
 // Fetches a tensor map itself into the cache, ahead of its first use.

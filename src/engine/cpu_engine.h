@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "core/thread_team.h"
 #include "engine/arena.h"
 #include "engine/engine.h"
 #include "engine/kernels.h"
 #include "engine/kv_cache.h"
-#include "engine/packed_matrix.h"
-#include "engine/thread_team.h"
+#include "engine/pack.h"
 
 namespace fk::engine {
 

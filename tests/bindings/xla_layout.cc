@@ -143,3 +143,23 @@ SAME_VALUE(Stage::kInitialize, XLA_FFI_ExecutionStage_INITIALIZE);
 SAME_VALUE(Stage::kExecute, XLA_FFI_ExecutionStage_EXECUTE);
 SAME_VALUE(kCommandBufferCompatible, XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE);
 static_assert(ours::kApiMajor == XLA_FFI_API_MAJOR && ours::kApiMinor <= XLA_FFI_API_MINOR);
+
+SAME_SIZE(Array, XLA_FFI_Array);
+SAME_FIELD(Array, dtype, XLA_FFI_Array, dtype);
+SAME_FIELD(Array, size, XLA_FFI_Array, size);
+SAME_FIELD(Array, data, XLA_FFI_Array, data);
+SAME_VALUE(AttributeType::kArray, XLA_FFI_AttrType_ARRAY);
+
+SAME_SIZE(ErrorGetMessageArgs, XLA_FFI_Error_GetMessage_Args);
+SAME_HEAD(ErrorGetMessageArgs, XLA_FFI_Error_GetMessage_Args);
+SAME_FIELD(ErrorGetMessageArgs, error, XLA_FFI_Error_GetMessage_Args, error);
+SAME_FIELD(ErrorGetMessageArgs, message, XLA_FFI_Error_GetMessage_Args, message);
+
+SAME_SIZE(HandlerBundle, XLA_FFI_Handler_Bundle);
+SAME_FIELD(HandlerBundle, execute, XLA_FFI_Handler_Bundle, execute);
+SAME_SIZE(HandlerRegisterArgs, XLA_FFI_Handler_Register_Args);
+SAME_HEAD(HandlerRegisterArgs, XLA_FFI_Handler_Register_Args);
+SAME_FIELD(HandlerRegisterArgs, name, XLA_FFI_Handler_Register_Args, name);
+SAME_FIELD(HandlerRegisterArgs, platform, XLA_FFI_Handler_Register_Args, platform);
+SAME_FIELD(HandlerRegisterArgs, bundle, XLA_FFI_Handler_Register_Args, bundle);
+SAME_FIELD(HandlerRegisterArgs, traits, XLA_FFI_Handler_Register_Args, traits);

@@ -1,6 +1,15 @@
+import gc
+
 import pytest
 
 import software_gpu
+
+
+def pytest_collection_finish():
+    """Thousands of tests are no garbage: nobody need look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
 
 if software_gpu.ON:
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import flashkernel as fk
+from attention_cases import FEATURES, LONG, SIZES, attention_case
 from harness import (
     BACKENDS,
     HAVE_JAX,
@@ -23,7 +24,6 @@ from harness import (
     seeded,
     to_float64,
 )
-from test_attention import FEATURES, LONG, SIZES, attention_case
 
 FLOAT8 = torch.float8_e4m3fn
 SCALED = {"q": "q_scale", "k": "k_scale", "v": "v_scale"}

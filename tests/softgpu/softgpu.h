@@ -133,6 +133,9 @@ struct Counters {
   uint64_t global_atomic_bytes = 0;
   uint64_t global_load_requests = 0, global_load_sectors = 0;  // sectors are 32 bytes
   uint64_t global_store_requests = 0, global_store_sectors = 0;
+  // Of these, bulk and tensor copies, which do not go the way of threads' loads and stores.
+  uint64_t copied_load_requests = 0, copied_load_sectors = 0;
+  uint64_t copied_store_requests = 0, copied_store_sectors = 0;
   uint64_t global_unique_bytes = 0;  // 32-byte sectors touched at least once in the launch
   uint64_t shared_load_bytes = 0, shared_store_bytes = 0;
   uint64_t shared_load_wavefronts = 0, shared_store_wavefronts = 0;

@@ -33,11 +33,11 @@ def tensors(dtype, begin=0, columns=64):
     "dtype, begin, options, implementation, kernel",
     [
         (torch.bfloat16, 0, {}, "cuda_sm90", "attention_forward"),
-        (torch.bfloat16, 1, {}, "cuda", "attention7forward"),
+        (torch.bfloat16, 1, {}, "cuda", "attention::forward<"),
         (torch.float16, 0, {"softcap": 2.0}, "cuda_sm90", "attention_forward"),
         (torch.float32, 0, {}, "cuda_sm90_float32", "forward_float"),
-        (torch.float32, 1, {}, "cuda", "attention7forward"),
-        (torch.float32, 0, {"softcap": 2.0}, "cuda", "attention7forward"),
+        (torch.float32, 1, {}, "cuda", "attention::forward<"),
+        (torch.float32, 0, {"softcap": 2.0}, "cuda", "attention::forward<"),
     ],
 )
 def test_attention(dtype, begin, options, implementation, kernel):
@@ -47,12 +47,12 @@ def test_attention(dtype, begin, options, implementation, kernel):
 
 
 @pytest.mark.parametrize(
-    "dtype, implementation, kernel",
-    [(torch.bfloat16, "cuda_sm90", "scan_chunks"), (torch.float32, "cuda", "scan_few")],
+    "dtype, channels, implementation, kernel",
+    [(torch.bfloat16, 1064, "cuda_sm90", "scan_chunks"), (torch.float32, 24, "cuda", "scan_few")],
 )
-def test_selective_scan(dtype, implementation, kernel):
-    u, delta = (torch.rand(1, 300, 24).to(dtype) for _ in range(2))
-    A, B, C = -torch.rand(24, 16), *(torch.randn(1, 300, 16).to(dtype) for _ in range(2))
+def test_selective_scan(dtype, channels, implementation, kernel):
+    u, delta = (torch.rand(1, 300, channels).to(dtype) for _ in range(2))
+    A, B, C = -torch.rand(channels, 16), *(torch.randn(1, 300, 16).to(dtype) for _ in range(2))
     name, last = taken("selective_scan_fwd", fk.selective_scan, u, delta, A, B, C)
     assert name == implementation
     assert kernel in last

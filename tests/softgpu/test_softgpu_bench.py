@@ -12,12 +12,15 @@ from flashkernel.bench.suites import Case
 
 # Counts for all chips, so that one of the runs by chip does it; in another order than the usual one
 # loops that wait would count otherwise.
-pytestmark = pytest.mark.skipif(
-    not device.present()
-    or os.environ.get("FK_SOFTGPU_ARCH") != "90"
-    or "FK_SOFTGPU_SEED" in os.environ,
-    reason="asks the library for its software GPU, in the usual order",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not device.present()
+        or os.environ.get("FK_SOFTGPU_ARCH") != "90"
+        or "FK_SOFTGPU_SEED" in os.environ,
+        reason="asks the library for its software GPU, in the usual order",
+    ),
+    pytest.mark.xdist_group("bench"),  # one worker counts, not each of them
+]
 RESULTS = pathlib.Path(__file__).parents[2] / "results/softgpu"
 
 

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "core/sequences.h"
+
 namespace fk {
 
 namespace {
@@ -15,31 +17,12 @@ Status check_width(const Tensor& weight) {
                  std::to_string(width));
 }
 
-Status check_rows(const char* name, const Tensor& state, int64_t sequences) {
-  if (!state || state.size(0) == sequences) return {};
-  return invalid(std::string(name) + ": expected " + std::to_string(sequences) +
-                 " rows, one per sequence, got " + std::to_string(state.size(0)));
-}
-
-template <class Args>
-int64_t sequences(const Args& a) {
-  return a.cu_seqlens ? a.cu_seqlens.size(0) - 1 : a.x.size(0);
-}
-
 // Checks what the forward and the backward ask alike.
 template <class Args>
 Status check(const Args& a) {
   FK_RETURN_IF_ERROR(check_width(a.weight));
-  if (a.cu_seqlens) {
-    if (a.cu_seqlens.size(0) == 0) {
-      return invalid("cu_seqlens: expected at least 1 value, got none");
-    }
-    if (a.x.size(0) != 1) {
-      return invalid("cu_seqlens: expected a batch of 1, sequences being packed along L, got " +
-                     std::to_string(a.x.size(0)));
-    }
-  }
-  return check_rows("initial_state", a.initial_state, sequences(a));
+  FK_RETURN_IF_ERROR(check_sequences(a.x, a.cu_seqlens));
+  return check_state_rows("initial_state", a.initial_state, a.x, a.cu_seqlens);
 }
 
 }  // namespace
@@ -48,7 +31,7 @@ Status CausalConv1dFwd::validate(const CausalConv1dFwd& a) { return check(a); }
 
 Status CausalConv1dBwd::validate(const CausalConv1dBwd& a) {
   FK_RETURN_IF_ERROR(check(a));
-  return check_rows("dfinal_state", a.dfinal_state, sequences(a));
+  return check_state_rows("dfinal_state", a.dfinal_state, a.x, a.cu_seqlens);
 }
 
 Status CausalConv1dUpdateFwd::validate(const CausalConv1dUpdateFwd& a) {

@@ -4,17 +4,11 @@
 #include <string>
 #include <utility>
 
-#include "ops/selective_scan/problem.h"
+#include "core/sequences.h"
 
 namespace fk {
 
 namespace {
-
-Status check_rows(const char* name, const Tensor& state, int64_t sequences) {
-  if (!state || state.size(0) == sequences) return {};
-  return invalid(std::string(name) + ": expected " + std::to_string(sequences) +
-                 " rows, one per sequence, got " + std::to_string(state.size(0)));
-}
 
 // Checks what the forward and the backward ask alike.
 template <class Args>
@@ -29,16 +23,8 @@ Status check(const Args& a) {
     return invalid("B: expected a number of groups that divides u's " + std::to_string(channels) +
                    " channels, got " + std::to_string(groups));
   }
-  if (a.cu_seqlens) {
-    if (a.cu_seqlens.size(0) == 0) {
-      return invalid("cu_seqlens: expected at least 1 value, got none");
-    }
-    if (a.u.size(0) != 1) {
-      return invalid("cu_seqlens: expected a batch of 1, sequences being packed along L, got " +
-                     std::to_string(a.u.size(0)));
-    }
-  }
-  return check_rows("initial_state", a.initial_state, scan::problem_of(a).sequences.count);
+  FK_RETURN_IF_ERROR(check_sequences(a.u, a.cu_seqlens));
+  return check_state_rows("initial_state", a.initial_state, a.u, a.cu_seqlens);
 }
 
 }  // namespace
@@ -47,7 +33,7 @@ Status SelectiveScanFwd::validate(const SelectiveScanFwd& a) { return check(a); 
 
 Status SelectiveScanBwd::validate(const SelectiveScanBwd& a) {
   FK_RETURN_IF_ERROR(check(a));
-  return check_rows("dlast_state", a.dlast_state, scan::problem_of(a).sequences.count);
+  return check_state_rows("dlast_state", a.dlast_state, a.u, a.cu_seqlens);
 }
 
 void register_selective_scan(Registry& registry) {

@@ -9,11 +9,6 @@ namespace fk::softgpu {
 
 namespace {
 
-template <class Visit>
-void for_lanes(uint32_t lanes, Visit visit) {
-  for (; lanes != 0; lanes &= lanes - 1) visit(__builtin_ctz(lanes));
-}
-
 std::string bytes_text(uint32_t bytes) {
   return bytes == 1 ? "1 byte" : std::to_string(bytes) + " bytes";
 }
@@ -150,39 +145,63 @@ void finish_pending(Block& block, uint32_t address, uint32_t bytes) {
   }
 }
 
-Wavefronts count_wavefronts(const uint32_t* addresses, uint32_t lanes, uint32_t bytes) {
-  if (lanes == kAllLanes) {  // mostly lanes have neighbours' words, or all the same one
-    uint32_t apart = 0, differ = 0;
-    for (uint32_t l = 0; l < kLanes; ++l) {
-      apart |= addresses[l] ^ (addresses[0] + l * bytes);
-      differ |= addresses[l] ^ addresses[0];
+namespace {
+
+// Whether the lanes pair up, each with the one `apart` from it, at the same address.
+bool lanes_pair(const uint32_t* addresses, uint32_t lanes, uint32_t apart) {
+  bool all = true;
+  for_lanes(lanes, [&](int lane) {
+    const uint32_t other = static_cast<uint32_t>(lane) ^ apart;
+    all &= (lanes >> other & 1) == 0 || addresses[other] == addresses[lane];
+  });
+  return all;
+}
+
+// Passes over the banks that lanes take who are served together: as many as there are different
+// words in the busiest bank.
+uint32_t passes(const uint32_t* addresses, uint32_t lanes, uint32_t words) {
+  uint32_t seen[kLanes][kLanes];  // by bank, the different words
+  uint32_t counts[kLanes] = {};
+  uint32_t most = 1;
+  for_lanes(lanes, [&](int lane) {
+    const uint32_t first = addresses[lane] / 4;
+    for (uint32_t word = first; word < first + words; ++word) {
+      uint32_t(&list)[kLanes] = seen[word % 32];
+      uint32_t& count = counts[word % 32];
+      if (std::find(list, list + count, word) != list + count) continue;
+      list[count++] = word;
+      most = std::max(most, count);
     }
-    const uint32_t phases = std::max(bytes / 4, 1u);
-    if (apart == 0 && addresses[0] % 128 == 0) return {phases, phases};
-    if (differ == 0) return {phases, phases};
-  }
-  // Wide accesses are served in parts of the warp that ask for 128 bytes at most.
-  const int phase_lanes = bytes <= 4 ? 32 : 128 / static_cast<int>(bytes);
+  });
+  return most;
+}
+
+}  // namespace
+
+Wavefronts count_wavefronts(const uint32_t* addresses, uint32_t lanes, uint32_t bytes) {
   const uint32_t words = std::max(bytes / 4, 1u);
+  if (lanes == kAllLanes) {  // mostly lanes have neighbours' words
+    uint32_t apart = 0;
+    for (uint32_t l = 0; l < kLanes; ++l) apart |= addresses[l] ^ (addresses[0] + l * bytes);
+    if (apart == 0 && addresses[0] % 128 == 0) return {words, words};
+  }
+  // Lanes are served together that ask for 128 bytes at most. Where neighbours ask for the same
+  // words, so are twice as many, up to half of the warp if each lane asks for 16 bytes.
+  const int served = bytes <= 4 ? kLanes : 128 / static_cast<int>(bytes);
+  const int most_served = bytes <= 8 ? kLanes : kLanes / 2;
   Wavefronts result;
-  for (int begin = 0; begin < kLanes; begin += phase_lanes) {
-    const uint32_t part = phase_lanes == 32 ? lanes : (lanes >> begin) & ((1u << phase_lanes) - 1);
+  for (int begin = 0; begin < kLanes; begin += most_served) {
+    const uint32_t all = most_served == kLanes ? kAllLanes : (1u << most_served) - 1;
+    const uint32_t part = lanes & (all << begin);
     if (part == 0) continue;
-    uint32_t seen[kLanes][kLanes];  // by bank, the different words
-    uint32_t counts[kLanes] = {};
-    uint32_t most = 1;
-    for_lanes(part, [&](int k) {
-      const uint32_t first = addresses[begin + k] / 4;
-      for (uint32_t word = first; word < first + words; ++word) {
-        uint32_t(&list)[kLanes] = seen[word % 32];
-        uint32_t& count = counts[word % 32];
-        if (std::find(list, list + count, word) != list + count) continue;
-        list[count++] = word;
-        most = std::max(most, count);
-      }
-    });
-    result.taken += most;
-    result.least += 1;
+    const bool together =
+        served == most_served || lanes_pair(addresses, part, 1) || lanes_pair(addresses, part, 2);
+    for (int at = begin; at < begin + most_served; at += together ? most_served : served) {
+      const uint32_t some = together ? part : part & (((1u << served) - 1) << at);
+      if (some == 0) continue;
+      result.taken += passes(addresses, some, words);
+      result.least += 1;
+    }
   }
   return result;
 }

@@ -15,8 +15,9 @@ void note_shared(Warp& warp, uint32_t lanes, const uint32_t* addresses, uint32_t
 // Copies and multiplications, asynchronous to the threads, read shared memory of a block. Whether
 // they may; with `reports` they say why not.
 bool note_async_read(Warp& warp, Block& block, uint32_t address, uint32_t bytes, bool reports);
-// A copy will write shared memory from now on.
-void load_begins(Warp& warp, Block& block, uint32_t address, uint32_t bytes);
+// A copy will write shared memory from now on: one of the copy engine, or with `by_threads` one of
+// threads (st.async), which needs no proxy fence.
+void load_begins(Warp& warp, Block& block, uint32_t address, uint32_t bytes, bool by_threads);
 // It has.
 void load_written(Block& block, const BulkLoad& load);
 

@@ -40,6 +40,19 @@ void report_race(Warp& warp, int lane, uint32_t address, const char* now, const 
              ") that nothing orders with the " + before + " by " + place_of(warp, earlier));
 }
 
+// Whether threads stored these bytes and no proxy fence has come since, as far as is seen.
+bool lacks_fence(const Seen& seen, const Trace& write, uint8_t bytes) {
+  return write.time != 0 && (write.bytes & bytes) != 0 && !write.copied &&
+         write.time > seen.fenced.at(write.agent);
+}
+
+void report_fence(Warp& warp, uint32_t address, const char* does, const Trace& write) {
+  report(warp, Problem::kMissingFence, -1, address,
+         std::string("a copy ") + does + " shared memory (byte " +
+             std::to_string(address - kSharedBase) +
+             ") without fence.proxy.async since the store by " + place_of(warp, write));
+}
+
 // The later of two reads that are not ordered replaces the one that it knows of, if any.
 void remember_read(const ClusterRaces& races, Word& word, const Trace& now) {
   for (Trace& read : word.read) {
@@ -144,26 +157,25 @@ bool note_async_read(Warp& warp, Block& block, uint32_t address, uint32_t bytes,
     if (!is_seen(races, agent, kWholeWarp, write, bits)) {
       good = false;
       if (reports) report_race(warp, -1, address, "a copy", "store", write);
-    } else if (write.time != 0 && (write.bytes & bits) != 0 && !write.copied &&
-               write.time > seen.fenced.at(write.agent)) {
+    } else if (lacks_fence(seen, write, bits)) {
       good = false;
       if (!reports) return;
-      report(warp, Problem::kMissingFence, -1, address,
-             "a copy reads shared memory (byte " + std::to_string(address - kSharedBase) +
-                 ") without fence.proxy.async since the store by " + place_of(warp, write));
+      report_fence(warp, address, "reads", write);
     }
     remember_read(races, word, now);
   });
   return good;
 }
 
-void load_begins(Warp& warp, Block& block, uint32_t address, uint32_t bytes) {
+void load_begins(Warp& warp, Block& block, uint32_t address, uint32_t bytes, bool by_threads) {
   if (!block.races) return;
   ClusterRaces& races = *races_of(block);
   const size_t agent = agent_of(warp);
   for_words(*block.races, address, bytes, [&](Word& word, uint8_t bits) {
     if (!is_seen(races, agent, kWholeWarp, word.write, bits)) {
       report_race(warp, -1, address, "a copy to a place", "store", word.write);
+    } else if (!by_threads && lacks_fence(races.warps[agent], word.write, bits)) {
+      report_fence(warp, address, "writes", word.write);
     }
     for (const Trace& read : word.read) {
       if (!is_seen(races, agent, kWholeWarp, read, bits)) {

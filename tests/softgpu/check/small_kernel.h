@@ -12,6 +12,14 @@
 
 namespace fk::softgpu {
 
+// Statements that tests begin with: %rd9 becomes the place of this thread in words behind %rd0.
+inline const char* const kOwnWord = "mul.wide.u32 %rd8, %r0, 4;\nadd.s64 %rd9, %rd0, %rd8;\n";
+// %r20 the place of this thread in shared memory, %r21 that of the thread 32 further in its ring.
+inline const char* const kOwnShared =
+    "mov.u32 %r19, dynamic;\nshl.b32 %r20, %r0, 2;\nadd.s32 %r20, %r20, %r19;\n"
+    "add.s32 %r21, %r0, 32;\nand.b32 %r21, %r21, 63;\nshl.b32 %r21, %r21, 2;\n"
+    "add.s32 %r21, %r21, %r19;\n";
+
 class SmallKernel : public ::testing::Test {
  protected:
   // The statements find their parameters, all of 64 bits, in %rd0, %rd1 and so on, the thread in

@@ -2,9 +2,8 @@
 #include <algorithm>
 
 #include "check/race_hooks.h"
-#define SOFTGPU_TARGET base
 #include "exec/lanes.h"
-#include "exec/targets.h"
+#include "exec/tables.h"
 
 namespace fk::softgpu {
 
@@ -15,19 +14,19 @@ void fence_proxy(Warp& warp, const Instruction&, uint32_t) { proxy_fenced(warp);
 
 // mapa: the address of the same place in another block.
 void map_address(Warp& warp, const Instruction& i, uint32_t lanes) {
-  const uint32_t* address = base::lanes_at(warp, i.at[1]);
-  const uint32_t* rank = base::lanes_at(warp, i.at[2]);
+  const uint32_t* address = lanes_at(warp, i.at[1]);
+  const uint32_t* rank = lanes_at(warp, i.at[2]);
   const auto blocks = static_cast<uint32_t>(warp.block->cluster->blocks.size());
   uint32_t result[kLanes];
   for (int l = 0; l < kLanes; ++l) {
-    if (base::has(lanes, l) && rank[l] >= blocks) {
+    if (has(lanes, l) && rank[l] >= blocks) {
       report(warp, Problem::kOutOfBounds, l, rank[l],
              "mapa to block " + std::to_string(rank[l]) + " of a cluster of " +
                  std::to_string(blocks));
     }
     result[l] = (address[l] & kSharedOffsetMask) | ((rank[l] + 1) << kClusterShift);
   }
-  base::put(base::lanes_to<uint32_t>(warp, i.at[0]), result, lanes);
+  put(lanes_to<uint32_t>(warp, i.at[0]), result, lanes);
 }
 
 // Registers that a thread has before setmaxnreg: as many as the block's place on the multiprocessor
@@ -67,7 +66,8 @@ void set_registers(Warp& warp, const Instruction& i, uint32_t) {
 void add_async_operations(Operations& table) {
   add_lane_copies(table);
   add_memory_barriers(table);
-  add_bulk_copies(table);
+  add_bulk_loads(table);
+  add_bulk_stores(table);
   for (const char* name : {"fence.proxy.async", "fence.proxy.async.shared::cta",
                            "fence.proxy.async.shared::cluster", "fence.proxy.async.global"}) {
     table[name] = {"", fence_proxy, Class::kFence};

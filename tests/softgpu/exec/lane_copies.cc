@@ -4,16 +4,13 @@
 
 #include "check/access.h"
 #include "check/race_hooks.h"
-#define SOFTGPU_TARGET base
 #include "exec/lanes.h"
 #include "exec/memory_ops.h"
-#include "exec/targets.h"
+#include "exec/tables.h"
 
 namespace fk::softgpu {
 
 namespace {
-
-using namespace base;
 
 void do_copy(Warp& warp, const LaneCopy& copy) {
   Block& block = *warp.block;
@@ -72,8 +69,7 @@ void start_copies(Warp& warp, const Instruction& i, uint32_t lanes) {
     uint64_t sources[kLanes];
     std::memcpy(sources, from, sizeof sources);
     fill_others(sources, wanted);
-    const uint32_t good =
-        prepare_global<base::Access::kLoad, Kind::kRead>(warp, wanted, sources, bytes);
+    const uint32_t good = prepare_global<Access::kLoad, Kind::kRead>(warp, wanted, sources, bytes);
     lanes &= ~(wanted & ~good);
     wanted = good;
   }

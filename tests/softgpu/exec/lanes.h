@@ -1,5 +1,4 @@
-// Registers as arrays of 32 lanes. Like all files that interpret.cc includes, this one is compiled
-// once for each instruction set of the host, in a namespace of its own.
+// Registers as arrays of 32 lanes.
 #pragma once
 
 #include <cmath>
@@ -8,7 +7,7 @@
 
 #include "exec/machine.h"
 
-namespace fk::softgpu::SOFTGPU_TARGET {
+namespace fk::softgpu {
 
 // What a register of up to 32 bits, or of 64, is kept in. Narrow values have zeros above.
 template <class T>
@@ -110,4 +109,4 @@ inline uint32_t mask_of(Test test) {
   return mask;
 }
 
-}  // namespace fk::softgpu::SOFTGPU_TARGET
+}  // namespace fk::softgpu

@@ -31,6 +31,12 @@ constexpr uint8_t kPoison = 0xff;
 
 enum class Wait : uint8_t { kNone, kConverge, kBarrier, kCluster };
 
+// Calls visit(lane) for each of the lanes.
+template <class Visit>
+void for_lanes(uint32_t lanes, Visit visit) {
+  for (; lanes != 0; lanes &= lanes - 1) visit(__builtin_ctz(lanes));
+}
+
 // Lanes of a warp that are at the same place.
 struct Fragment {
   uint32_t pc = 0;
@@ -193,6 +199,8 @@ struct KnownRange {
 struct MemoryCounts {
   uint64_t load_bytes = 0, store_bytes = 0, atomic_bytes = 0;
   uint64_t load_requests = 0, load_sectors = 0, store_requests = 0, store_sectors = 0;
+  uint64_t copied_load_requests = 0, copied_load_sectors = 0;
+  uint64_t copied_store_requests = 0, copied_store_sectors = 0;
   uint64_t shared_load_bytes = 0, shared_store_bytes = 0;
   uint64_t shared_load_wavefronts = 0, shared_store_wavefronts = 0;
   uint64_t shared_load_conflicts = 0, shared_store_conflicts = 0;
@@ -233,7 +241,7 @@ struct Run {
 void report(Warp& warp, Problem problem, int lane, uint64_t address, const std::string& text);
 
 // The loop of the interpreter: runs a warp until it must wait, has ended, or `budget` instructions
-// were run. Returns how many were. One for each instruction set of the host.
-using RunWarp = uint64_t (*)(Warp& warp, uint64_t budget);
+// were run. Returns how many were.
+uint64_t run_warp(Warp& warp, uint64_t budget);
 
 }  // namespace fk::softgpu

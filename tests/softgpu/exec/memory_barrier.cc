@@ -5,16 +5,13 @@
 
 #include "check/access.h"
 #include "check/race_hooks.h"
-#define SOFTGPU_TARGET base
-#include "exec/bulk_copies.h"
+#include "exec/bulk_loads.h"
 #include "exec/memory_ops.h"
-#include "exec/targets.h"
+#include "exec/tables.h"
 
 namespace fk::softgpu {
 
 namespace {
-
-using namespace base;
 
 // The barrier at an address, with its block. Without one, a report ends the launch.
 MemoryBarrier& barrier_at(Warp& warp, int lane, uint32_t address, Block** block) {
@@ -43,11 +40,6 @@ uint32_t address_in(const Warp& warp, const Instruction& i, int operand, int lan
   const uint32_t base = wide ? static_cast<uint32_t>(lanes_at<uint64_t>(warp, i.at[operand])[lane])
                              : lanes_at(warp, i.at[operand])[lane];
   return base + static_cast<uint32_t>(i.immediate);
-}
-
-template <class Visit>
-void for_lanes(uint32_t lanes, Visit visit) {
-  for (; lanes != 0; lanes &= lanes - 1) visit(first_lane(lanes));
 }
 
 void initialise(Warp& warp, const Instruction& i, uint32_t lanes) {

@@ -24,12 +24,7 @@ struct Operation {
 
 using Operations = std::unordered_map<std::string, Operation>;
 
-// What the host's best instruction set executes, and the loop that calls it.
-struct Interpreter {
-  Operations operations;
-  uint64_t (*run)(Warp& warp, uint64_t budget) = nullptr;
-};
-// Made once; the choice of instruction set can be forced by SOFTGPU_TARGET=v3 or v4.
-const Interpreter& interpreter();
+// All of them, made once.
+const Operations& operations();
 
 }  // namespace fk::softgpu

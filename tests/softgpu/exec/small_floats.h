@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-namespace fk::softgpu::SOFTGPU_TARGET {
+namespace fk::softgpu {
 
 inline float float_of(uint32_t bits) {
   float value;
@@ -92,4 +92,15 @@ inline void bfloat16s_to_floats(const uint16_t* from, float* to, int count) {
   for (int i = 0; i < count; ++i) to[i] = bfloat16_to_float(from[i]);
 }
 
-}  // namespace fk::softgpu::SOFTGPU_TARGET
+struct HalfElements {
+  static void expand(const uint16_t* from, float* to, int count) {
+    halves_to_floats(from, to, count);
+  }
+};
+struct Bfloat16Elements {
+  static void expand(const uint16_t* from, float* to, int count) {
+    bfloat16s_to_floats(from, to, count);
+  }
+};
+
+}  // namespace fk::softgpu

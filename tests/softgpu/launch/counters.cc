@@ -29,6 +29,10 @@ void visit_numbers(C& c, Visit visit) {
   visit("global_load_sectors", c.global_load_sectors);
   visit("global_store_requests", c.global_store_requests);
   visit("global_store_sectors", c.global_store_sectors);
+  visit("copied_load_requests", c.copied_load_requests);
+  visit("copied_load_sectors", c.copied_load_sectors);
+  visit("copied_store_requests", c.copied_store_requests);
+  visit("copied_store_sectors", c.copied_store_sectors);
   visit("global_unique_bytes", c.global_unique_bytes);
   visit("shared_load_bytes", c.shared_load_bytes);
   visit("shared_store_bytes", c.shared_store_bytes);

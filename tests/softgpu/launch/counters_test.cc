@@ -51,6 +51,30 @@ TEST_F(CountersTest, BankConflicts) {
   EXPECT_EQ(of_shared(2, 2).shared_store_conflicts, 0u);
 }
 
+// Lanes that ask for the same words as their neighbours are served together, as an H200 counts.
+TEST_F(CountersTest, NeighboursWithTheSameWordsShareAPass) {
+  shared_bytes_ = 1024;
+  options_.report_uninitialised = false;
+  // Lane l loads `words` words from the place of lane (l >> shift).
+  const auto of_load = [&](int words, int shift) {
+    const std::string load = words == 1   ? "ld.shared.u32 %r5, [%r21];"
+                             : words == 2 ? "ld.shared.v2.u32 {%r5, %r6}, [%r21];"
+                                          : "ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%r21];";
+    return run(text(0, "mov.u32 %r20, dynamic;\nshr.u32 %r22, %r0, " + std::to_string(shift) +
+                           ";\nmad.lo.s32 %r21, %r22, " + std::to_string(4 * words) + ", %r20;\n" +
+                           load),
+               {})
+        .counters.shared_load_wavefronts;
+  };
+  EXPECT_EQ(of_load(1, 5), 1u);
+  EXPECT_EQ(of_load(2, 0), 2u);
+  EXPECT_EQ(of_load(2, 1), 1u);
+  EXPECT_EQ(of_load(2, 5), 1u);
+  EXPECT_EQ(of_load(4, 0), 4u);
+  EXPECT_EQ(of_load(4, 1), 2u);
+  EXPECT_EQ(of_load(4, 5), 2u);
+}
+
 TEST_F(CountersTest, Instructions) {
   const LaunchResult result =
       run(text(0,

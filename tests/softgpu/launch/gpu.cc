@@ -71,6 +71,10 @@ std::vector<Counters::Touched> touched_ranges(const Run& run) {
   });
   std::vector<Counters::Touched> list;
   for (const auto& [begin, range] : by_begin) list.push_back(range);
+  // By size: where memory lies differs from run to run.
+  std::sort(list.begin(), list.end(), [](const Counters::Touched& a, const Counters::Touched& b) {
+    return std::pair(a.of, a.bytes) < std::pair(b.of, b.bytes);
+  });
   return list;
 }
 
@@ -93,6 +97,10 @@ void fill_counters(const Run& run, uint64_t blocks, uint64_t warps_per_block, Co
   to->global_load_sectors = c.load_sectors;
   to->global_store_requests = c.store_requests;
   to->global_store_sectors = c.store_sectors;
+  to->copied_load_requests = c.copied_load_requests;
+  to->copied_load_sectors = c.copied_load_sectors;
+  to->copied_store_requests = c.copied_store_requests;
+  to->copied_store_sectors = c.copied_store_sectors;
   to->global_unique_bytes = run.touched->bytes();
   to->shared_load_bytes = c.shared_load_bytes;
   to->shared_store_bytes = c.shared_store_bytes;

@@ -6,7 +6,6 @@
 
 #include "exec/barriers.h"
 #include "exec/finish.h"
-#include "exec/operations.h"
 #include "launch/blocks.h"
 
 namespace fk::softgpu {
@@ -122,7 +121,7 @@ class Scheduler {
       if (warp.live == 0) continue;
       const uint64_t budget = run_.options.seed == 0 ? kSlice : slice();
       block.changed = false;
-      const uint64_t ran = interpreter().run(warp, budget);
+      const uint64_t ran = run_warp(warp, budget);
       any |= ran > 0;
       *progress |= ran == budget || block.changed;
       run_.instructions += ran;

@@ -332,7 +332,7 @@ class Decoder {
       name += " registers";
     }
     if (name.compare(0, 9, "cp.async.") == 0 && statement_->operands.size() == 4 &&
-        interpreter().operations.count(name + " sized") != 0) {
+        operations().count(name + " sized") != 0) {
       const Operand& last = statement_->operands[3];
       const bool predicate = last.kind == Kind::kRegister && body_.registers[last.value] == 0;
       if (!predicate) name += " sized";
@@ -343,8 +343,7 @@ class Decoder {
       const std::vector<Operand>& operands = statement_->operands;
       const size_t which = load ? 0 : 1;
       if (operands.size() > which && operands[which].kind == Kind::kRegister &&
-          body_.registers[operands[which].value] == 8 &&
-          interpreter().operations.count(name + " wide") != 0) {
+          body_.registers[operands[which].value] == 8 && operations().count(name + " wide") != 0) {
         name += " wide";
       }
     }
@@ -353,7 +352,7 @@ class Decoder {
 
   void translate() {
     const std::string name = operation_name();
-    const Operations& table = interpreter().operations;
+    const Operations& table = operations();
     const auto found = table.find(name);
     if (found == table.end()) fail("unknown instruction");
     const Operation& operation = found->second;

@@ -34,6 +34,7 @@ constexpr Name kNames[] = {
     FK_NAMED(cudaErrorLaunchFailure, "unspecified launch failure"),
     FK_NAMED(cudaErrorNotSupported, "operation not supported"),
     FK_NAMED(cudaErrorInvalidClusterSize, "invalid cluster size"),
+    FK_NAMED(cudaErrorCooperativeLaunchTooLarge, "too many blocks in cooperative launch"),
 };
 #undef FK_NAMED
 

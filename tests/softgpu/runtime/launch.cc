@@ -70,10 +70,18 @@ cudaError_t check_resources(const KernelInfo& info, const LaunchRequest& request
                     " that cudaFuncSetAttribute set");
   }
   const auto threads = static_cast<int>(volume(request.block));
-  if (gpu.blocks_per_multiprocessor(info, threads, request.dynamic_shared_bytes) == 0) {
+  const int fit = gpu.blocks_per_multiprocessor(info, threads, request.dynamic_shared_bytes);
+  if (fit == 0) {
     return fail(cudaErrorLaunchOutOfResources,
                 info.name + ": no block of " + std::to_string(threads) + " threads with " +
                     std::to_string(asked) + " bytes of shared memory fits on a multiprocessor");
+  }
+  const uint64_t at_once =
+      static_cast<uint64_t>(fit) * static_cast<uint64_t>(gpu.chip().multiprocessors);
+  if (request.cooperative && volume(request.grid) > at_once) {
+    return fail(cudaErrorCooperativeLaunchTooLarge,
+                info.name + ": a cooperative launch of " + std::to_string(volume(request.grid)) +
+                    " blocks; " + std::to_string(at_once) + " fit on the chip at once");
   }
   return cudaSuccess;
 }
@@ -182,6 +190,9 @@ extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config,
         break;
       case cudaLaunchAttributeProgrammaticStreamSerialization:
         request.early = attribute.val.programmaticStreamSerializationAllowed != 0;
+        break;
+      case cudaLaunchAttributeCooperative:
+        request.cooperative = attribute.val.cooperative != 0;
         break;
       default:
         return fail(cudaErrorNotSupported, "launch attribute " + std::to_string(attribute.id) +

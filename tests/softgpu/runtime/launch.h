@@ -11,6 +11,7 @@ struct LaunchRequest {
   dim3 grid, block, cluster;
   size_t dynamic_shared_bytes = 0;
   bool early = false;  // programmatic stream serialization: may start ahead of earlier kernels' end
+  bool cooperative = false;  // all blocks are on the chip at once, or the launch is refused
 };
 
 // Runs a kernel to its end: streams are in order, and a kernel is done when its launch returns. So

@@ -17,11 +17,12 @@ from .linear import WORKLOADS as LINEAR
 from .mamba import WORKLOADS as MAMBA
 from .mamba2 import WORKLOADS as MAMBA2
 from .mamba_agent import WORKLOADS as AGENT
+from .rnn import WORKLOADS as RNN
 from .suites import SUITES
 from .timing import time_cpu, time_cuda
 from .workloads import WORKLOADS as GENERAL
 
-WORKLOADS = GENERAL | {w.op: w for w in [*LINEAR, *MAMBA, *MAMBA2, *AGENT]}
+WORKLOADS = GENERAL | {w.op: w for w in [*LINEAR, *MAMBA, *MAMBA2, *AGENT, *RNN]}
 DIRECTIONS = ("fwd", "bwd")
 
 

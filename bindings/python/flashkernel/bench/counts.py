@@ -101,6 +101,15 @@ def linear(direction, p, size):
     return Count(x + weight + y + before, x + weight + bias, 4 * m * n * k)
 
 
+def gated_linear(direction, p, size):
+    m, k, n = (p[key] for key in "MKN")
+    x, weights, y = m * k * size, 2 * n * k * size, m * n * size
+    if direction == "fwd":
+        return Count(x + weights, y, 4 * m * n * k)
+    # dy, gate and up, and a gradient of each input.
+    return Count(x + weights + 3 * y, x + weights, 8 * m * n * k)
+
+
 def linear_cross_entropy(direction, p, size):
     n, k, v = (p[key] for key in "NKV")
     tensors, targets = (n + v) * k * size, n * 4
@@ -213,5 +222,31 @@ def mamba_agent(sizes, layers):
         flops = tokens * (layers * per_token + more)
         # x and the target; weights and both of AdamW's moments are written anew.
         return Count(2 * activations + weights, 3 * weights, flops, in_place=weights)
+
+    return count
+
+
+def recurrent(gates):
+    """A layer over whole sequences; a step of training has its gradients as well."""
+
+    def count(direction, p, size):
+        b, length, inputs, hidden = (p[key] for key in "BLIH")
+        weights = gates * hidden * (inputs + hidden + 2)
+        x, y = b * length * inputs, b * length * hidden
+        flops = 2 * b * length * gates * hidden * (inputs + hidden)
+        if not p.get("train"):
+            return Count((x + weights) * size, y * size, flops)
+        return Count((2 * x + y + 2 * weights) * size, (x + y + weights) * size, 3 * flops)
+
+    return count
+
+
+def recurrent_step(gates):
+    """One frame through all layers, each of which has as many inputs as units."""
+
+    def count(direction, p, size):
+        b, hidden, layers = p["B"], p["H"], p["layers"]
+        weights = layers * gates * hidden * (2 * hidden + 2)
+        return Count((weights + b * hidden) * size, b * hidden * size, 2 * b * weights)
 
     return count

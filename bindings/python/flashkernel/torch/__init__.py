@@ -41,5 +41,7 @@ if _torch._guards.TracingContext.try_get() is None:
 
 from .mamba import Mamba, MambaStack  # noqa: E402
 from .mamba2 import Mamba2  # noqa: E402
+from .mlp import MLP  # noqa: E402
+from .recurrent import GRU, LSTM  # noqa: E402
 
-__all__ = [*_PUBLIC, "Mamba", "MambaStack", "Mamba2"]
+__all__ = [*_PUBLIC, "GRU", "LSTM", "MLP", "Mamba", "Mamba2", "MambaStack"]

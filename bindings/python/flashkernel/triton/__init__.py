@@ -1,9 +1,11 @@
-"""Attention, the selective scan and Mamba-2's scan written in Triton: the readable comparison to
-the kernels of `flashkernel.attention`, `flashkernel.selective_scan` and `flashkernel.ssd`. Needs
-torch and triton, and a GPU to run on."""
+"""Attention, Mamba's scans and linear layers written in Triton: the readable comparison to the
+kernels of `flashkernel.attention`, `flashkernel.selective_scan`, `flashkernel.ssd` and
+`flashkernel.linear`. Needs torch and triton, and a GPU to run on (or Triton's interpreter, where
+TRITON_INTERPRET=1 is set)."""
 
 from .attention import attention
+from .linear import linear
 from .selective_scan import selective_scan
 from .ssd import ssd
 
-__all__ = ["attention", "selective_scan", "ssd"]
+__all__ = ["attention", "linear", "selective_scan", "ssd"]

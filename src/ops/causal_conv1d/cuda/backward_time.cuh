@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(32 * kBackTimeWarps, back_time_blocks(sizeof(T
     const int steps = item.steps(a), rest = item.rest(a);
     // Rows are taken backwards, so that the later values of ds which dx needs are there already.
     // Those behind the item's end come from a row of the next part.
-    int t = item.part + 1 < a.per_row ? steps : round_up(steps, kStride) - kStride;
+    int t = item.part + 1 < a.per_row ? steps : (steps + kStride - 1) / kStride * kStride - kStride;
     T* dx = item.at<T>(a, a.dx) + t + lane * kVec;
     float dw[kTaps] = {}, dbias = 0;
     float later[kLater] = {};  // the lane's first values of ds in the row after

@@ -142,7 +142,7 @@ struct TimeStream {
 
   __device__ __forceinline__ void open(const ConvArgs& a) {
     const int steps = item.steps(a);
-    rows = ceil_div(steps, kStride);
+    rows = (steps + kStride - 1) / kStride;
     full = item.rest(a) / kStride;
     row = kBack ? rows - (item.part + 1 == a.per_row) : -1;
     x = item.at<const T>(a, a.x) + row * kStride + lane * kVec;

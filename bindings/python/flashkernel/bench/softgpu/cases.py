@@ -103,7 +103,8 @@ def mamba_step():
 
 
 def linear():
-    """Linear layers: a product alone, with what rides along, a token at a time, and backward."""
+    """Linear layers: a product alone, with what rides along, few rows, few tiles and a long K,
+    backward, and with a gate."""
     sizes = {"M": 256, "K": 256, "N": 512}
     for dtype in ("float32", "float16", "bfloat16"):
         yield _counted("linear", "fwd", dtype, dtype == "float16", **sizes)
@@ -113,10 +114,32 @@ def linear():
         )
         yield _counted("linear", "fwd", dtype, M=1, K=1024, N=1024, bias=True)
         yield _counted("linear", "fwd", dtype, M=16, K=1024, N=1024, activation="silu", bias=True)
+        yield _counted("linear", "fwd", dtype, M=64, K=4096, N=256)
         yield _counted("linear", "bwd", dtype, **sizes, activation="gelu_tanh", bias=True)
+        for direction in ("fwd", "bwd"):
+            quick = dtype == "float16"
+            yield _counted("gated_linear", direction, dtype, quick, M=256, K=256, N=256)
 
 
-_ALL = (rows, attention, mamba, conv1d, mamba_step, linear)
+def _recurrent(op, direction, dtype, b, length, inputs, hidden, quick=False):
+    sizes = {"B": b, "L": length, "I": inputs, "H": hidden}
+    return _counted(op, direction, dtype, quick, **sizes)
+
+
+def rnn():
+    """A layer of LSTM or GRU: one block, several that meet after each step (a cluster on Hopper, a
+    grid elsewhere), and more units than a block of a cluster keeps."""
+    for op in ("lstm", "gru"):
+        for direction in ("fwd", "bwd"):
+            for dtype in ("float32", "float16"):
+                quick = dtype == "float16"
+                yield _recurrent(op, direction, dtype, 2, 6, 32, 48, quick)
+                yield _recurrent(op, direction, dtype, 1, 6, 64, 256, quick)
+            yield _recurrent(op, direction, "float16", 32, 4, 64, 256)
+        yield _recurrent(op, "fwd", "float16", 1, 4, 64, 512)
+
+
+_ALL = (rows, attention, mamba, conv1d, mamba_step, linear, rnn)
 SUITES = {f.__name__: f for f in _ALL}
 
 

@@ -1,5 +1,9 @@
-"""The workloads of the bench, and the one that it times elsewhere: linear layers."""
+"""The workloads of the bench, and those that it times elsewhere: linear layers, and layers of
+recurrent nets whose forward and backward are counted apart."""
 
+import functools
+
+from .. import rnn
 from ..counts import Count
 from ..mamba import WORKLOADS as MAMBA
 from ..workloads import WORKLOADS as GENERAL
@@ -49,4 +53,38 @@ _LINEAR = Workload(
     options=True,
 )
 
-WORKLOADS = GENERAL | {w.op: w for w in (*MAMBA, _LINEAR)}
+
+def _recurrent(op, params):
+    def call(fk, t):
+        return getattr(fk, op)(**t)[0]
+
+    return call
+
+
+def _recurrent_count(op, direction, p, size):
+    b, length, inputs, hidden = (p[name] for name in "BLIH")
+    steps, gates = b * length, rnn.GATES[op]
+    weights, x, y = gates * hidden * (inputs + hidden + 2) * size, steps * inputs, steps * hidden
+    flops = 2 * steps * gates * hidden * (inputs + hidden)
+    # For the backward four numbers of each unit are kept, and a float for an LSTM's cell.
+    kept = 4 * y * size + (4 * y if op == "lstm" else 0)
+    if direction == "fwd":
+        return Count(x * size + weights, y * size + kept, flops)
+    return Count((x + 2 * y) * size + kept + weights, x * size + weights, 2 * flops)
+
+
+_RECURRENT = [
+    Workload(
+        op,
+        functools.partial(rnn.inputs, op),
+        functools.partial(_recurrent, op),
+        {},
+        functools.partial(_recurrent_count, op),
+        ("x", "w_ih", "w_hh", "b_ih", "b_hh"),
+        products=True,
+        options=True,
+    )
+    for op in rnn.GATES
+]
+
+WORKLOADS = GENERAL | {w.op: w for w in (*MAMBA, _LINEAR, *_RECURRENT)}

@@ -1,0 +1,11 @@
+defmodule FlashKernel.Application do
+  @moduledoc false
+  use Application
+
+  @impl true
+  def start(_type, _arguments) do
+    FlashKernel.Op.load()
+    FlashKernel.EXLA.register()
+    Supervisor.start_link([], strategy: :one_for_one, name: FlashKernel.Supervisor)
+  end
+end

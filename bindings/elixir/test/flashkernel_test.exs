@@ -1,0 +1,4 @@
+defmodule FlashKernelTest do
+  use ExUnit.Case, async: true
+  doctest FlashKernel
+end

@@ -1,0 +1,95 @@
+// The formulas of a hidden unit at one step, for one thread: what becomes of the products with x
+// and with h, and of gradients on the way back. Kernels take one of these structs as a parameter.
+//
+// `state` is what a unit carries from step to step in float: the cell of an LSTM, the output of a
+// GRU. `carried` is what the backward carries to the step before: the gradient of the cell of an
+// LSTM; of a GRU, the part of the gradient of h that does not go through the product with h.
+#pragma once
+
+#include "cuda/activations.cuh"
+#include "ops/rnn/problem.h"
+
+namespace fk::cuda::rnn {
+
+using fk::rnn::kKeptGates;
+
+template <class T>
+__device__ __forceinline__ float sigmoid_for(float x) {
+  return sigmoid_of<sizeof(T) == 4>(x);
+}
+template <class T>
+__device__ __forceinline__ float tanh_for(float x) {
+  return activate<Activation::kTanh, sizeof(T) == 4>(x);
+}
+
+// What the backward of a unit reads at a step. `before` is the state ahead of the step, `dh` the
+// whole gradient of h.
+struct UnitGradient {
+  float kept[kKeptGates];
+  float before, cell, dh;
+};
+
+struct LstmCell {
+  static constexpr int kGates = 4;
+  static constexpr bool kHasCell = true;  // beside the output
+
+  // Returns h, and the gates to keep. `x` and `h` are the two products with their biases.
+  template <class T>
+  __device__ __forceinline__ static float forward(const float (&x)[4], const float (&h)[4],
+                                                  float* state, float (&kept)[kKeptGates]) {
+    kept[0] = sigmoid_for<T>(x[0] + h[0]);
+    kept[1] = sigmoid_for<T>(x[1] + h[1]);
+    kept[2] = tanh_for<T>(x[2] + h[2]);
+    kept[3] = sigmoid_for<T>(x[3] + h[3]);
+    *state = fmaf(kept[1], *state, kept[0] * kept[2]);
+    return kept[3] * tanh_for<T>(*state);
+  }
+
+  // Gives the gradients of the two products, which are the same.
+  template <class T>
+  __device__ __forceinline__ static void backward(const UnitGradient& at, float* carried,
+                                                  float (&of_x)[4], float (&of_h)[4]) {
+    const float i = at.kept[0], f = at.kept[1], g = at.kept[2], o = at.kept[3];
+    const float tanh_c = tanh_for<T>(at.cell);
+    const float dc = fmaf(at.dh * o, fmaf(-tanh_c, tanh_c, 1.f), *carried);
+    of_x[0] = dc * g * i * (1.f - i);
+    of_x[1] = dc * at.before * f * (1.f - f);
+    of_x[2] = dc * i * fmaf(-g, g, 1.f);
+    of_x[3] = at.dh * tanh_c * o * (1.f - o);
+    *carried = dc * f;
+#pragma unroll
+    for (int gate = 0; gate < 4; ++gate) of_h[gate] = of_x[gate];
+  }
+};
+
+// A GRU whose reset gate meets the product with h.
+struct GruCell {
+  static constexpr int kGates = 3;
+  static constexpr bool kHasCell = false;
+
+  template <class T>
+  __device__ __forceinline__ static float forward(const float (&x)[3], const float (&h)[3],
+                                                  float* state, float (&kept)[kKeptGates]) {
+    kept[0] = sigmoid_for<T>(x[0] + h[0]);
+    kept[1] = sigmoid_for<T>(x[1] + h[1]);
+    kept[2] = tanh_for<T>(fmaf(kept[0], h[2], x[2]));
+    kept[3] = h[2];
+    *state = fmaf(kept[1], *state - kept[2], kept[2]);
+    return *state;
+  }
+
+  template <class T>
+  __device__ __forceinline__ static void backward(const UnitGradient& at, float* carried,
+                                                  float (&of_x)[3], float (&of_h)[3]) {
+    const float r = at.kept[0], z = at.kept[1], n = at.kept[2], met = at.kept[3];
+    of_x[1] = at.dh * (at.before - n) * z * (1.f - z);
+    of_x[2] = at.dh * (1.f - z) * fmaf(-n, n, 1.f);
+    of_x[0] = of_x[2] * met * r * (1.f - r);
+    of_h[0] = of_x[0];
+    of_h[1] = of_x[1];
+    of_h[2] = of_x[2] * r;
+    *carried = at.dh * z;
+  }
+};
+
+}  // namespace fk::cuda::rnn

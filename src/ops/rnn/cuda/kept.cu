@@ -1,0 +1,197 @@
+// The host's side of the kernels that keep the recurrent weights (kept.cuh): which calls they take,
+// the workspace, and the launches: weights are packed, then x is multiplied, then all steps are
+// walked.
+#include <type_traits>
+
+#include "ops/rnn/cuda/kept.h"
+#include "ops/rnn/cuda/kept_kernels.h"
+#include "ops/rnn/cuda/prepare.h"
+
+namespace fk::cuda::rnn {
+namespace {
+
+constexpr int64_t kBlocksOfCluster = 8;  // the most that every Hopper GPU takes
+
+template <class Args>
+constexpr Direction kDirectionOf =
+    std::is_same_v<Args, LstmFwd> || std::is_same_v<Args, GruFwd> ? Direction::kForward
+                                                                  : Direction::kBackward;
+template <class Args>
+constexpr bool kIsLstm = std::is_same_v<Args, LstmFwd> || std::is_same_v<Args, LstmBwd>;
+
+// How a call is walked.
+struct Choice {
+  bool found = false;
+  Exchange exchange = Exchange::kShared;
+  KeptPlan plan = {};
+};
+
+template <class Args>
+bool has_kernel(const Args& a) {
+  bool simple;
+  if constexpr (kIsLstm<Args>) {
+    simple = !a.w_hr;
+  } else {
+    simple = a.reset_after;
+  }
+  const bool multiplies =
+      a.x.dtype != DType::kBFloat16 || device_properties(a.x.device_id).code >= 80;
+  return simple && multiplies && a.x.size(1) > 1;
+}
+
+template <class Args>
+KeptCall kept_call(const Args& a, int64_t most_blocks) {
+  const Problem p = fk::rnn::problem_of(a);
+  return {kDirectionOf<Args>,
+          a.x.dtype,
+          p.hidden,
+          p.gates,
+          p.sequences.count,
+          most_blocks,
+          device_properties(a.x.device_id).shared_bytes_per_block};
+}
+
+template <class Args>
+Choice shared_choice(const Args& a, int64_t most_blocks) {
+  Choice c;
+  c.found = has_kernel(a) && plan_kept(kept_call(a, most_blocks), Exchange::kShared, &c.plan);
+  return c;
+}
+
+// A block for itself where that does, else as many as the device holds at once.
+template <class Args>
+Choice persistent_choice(const Args& a) {
+  Choice c = shared_choice(a, 1);
+  if (c.found || !has_kernel(a)) return c;
+  c.exchange = Exchange::kGlobal;
+  const int64_t multiprocessors = device_properties(a.x.device_id).multiprocessors;
+  if (!plan_kept(kept_call(a, multiprocessors), Exchange::kGlobal, &c.plan)) return c;
+  const void* const kernel = kept_through_global(kDirectionOf<Args>, kIsLstm<Args>, a.x.dtype);
+  const int bytes = c.plan.shared_bytes(size_of(a.x.dtype), c.exchange);
+  c.found = resident_blocks(kernel, kKeptThreads, bytes) >= int64_t{c.plan.blocks} * c.plan.teams;
+  return c;
+}
+
+template <class Args>
+Choice cluster_choice(const Args& a) {
+  if (device_properties(a.x.device_id).code < 90) return {};
+  return shared_choice(a, kBlocksOfCluster);
+}
+
+// The parts of a call's workspace.
+struct Parts {
+  WorkspaceParts parts;
+  uint4* packed;
+  uint32_t* counters;
+  float* from_x = nullptr;
+  void* outputs[2] = {};
+  void *of_x = nullptr, *of_h = nullptr, *h_before = nullptr;
+
+  template <class Args>
+  Parts(const Args& a, const Choice& choice, void* memory) : parts(memory) {
+    const Problem p = fk::rnn::problem_of(a);
+    const int64_t size = size_of(a.x.dtype), all_gates = p.gates * p.hidden;
+    packed = parts.take<uint4>(choice.plan.packed());
+    counters = parts.take<uint32_t>(choice.plan.teams);
+    if constexpr (kDirectionOf<Args> == Direction::kForward) {
+      from_x = parts.take(p.positions() * all_gates);
+      if (choice.exchange == Exchange::kShared) return;
+      for (void*& output : outputs) output = parts.take<char>(p.sequences.count * p.hidden * size);
+    } else {
+      of_x = parts.take<char>(p.positions() * all_gates * size);
+      of_h = kIsLstm<Args> ? of_x : parts.take<char>(p.positions() * all_gates * size);
+      h_before = parts.take<char>(p.positions() * p.hidden * size);
+    }
+  }
+};
+
+Status launch_kept(const Choice& choice, Direction direction, bool lstm, DType dtype,
+                   const void* arguments, cudaStream_t stream) {
+  const KeptPlan& plan = choice.plan;
+  const bool shared = choice.exchange == Exchange::kShared;
+  LaunchShape shape{{static_cast<unsigned>(plan.teams), 1, static_cast<unsigned>(plan.blocks)},
+                    {kKeptThreads}};
+  shape.shared_bytes = plan.shared_bytes(size_of(dtype), choice.exchange);
+  shape.clustered = shared && plan.blocks > 1;
+  shape.cooperative = !shared;
+  const void* const kernel = shared ? kept_through_shared(direction, lstm, dtype)
+                                    : kept_through_global(direction, lstm, dtype);
+  const char* const name =
+      direction == Direction::kForward ? "rnn_kept_forward" : "rnn_kept_backward";
+  return launch(kernel, name, shape, stream, &arguments, true);
+}
+
+template <class Args>
+Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
+  const cudaStream_t stream = stream_of(exec);
+  const Parts parts(a, choice, exec.workspace());
+  const Problem p = fk::rnn::problem_of(a);
+  constexpr Direction kDirection = kDirectionOf<Args>;
+  FK_RETURN_IF_ERROR(pack_weight(
+      {a.w_hh, a.x.dtype, p.hidden, p.gates, kDirection, choice.plan, parts.packed, parts.counters},
+      stream));
+  if constexpr (kDirection == Direction::kForward) {
+    FK_RETURN_IF_ERROR(multiply_inputs(a.x, a.w_ih, a.b_ih, parts.from_x, stream));
+    const KeptForward f = {forward_views(a, parts.from_x),
+                           choice.plan,
+                           parts.packed,
+                           parts.counters,
+                           {parts.outputs[0], parts.outputs[1]}};
+    return launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &f, stream);
+  } else {
+    const KeptBackward b = {backward_views(a, parts.of_x, parts.of_h), choice.plan, parts.packed,
+                            parts.counters};
+    FK_RETURN_IF_ERROR(launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &b, stream));
+    const int64_t all_gates = p.gates * p.hidden;
+    const auto matrix = [&](void* data) {
+      return matrix_like(a.x, a.x.dtype, data, p.positions(), all_gates);
+    };
+    return add_gradients(p,
+                         {a.x,
+                          a.w_ih,
+                          a.y,
+                          a.h0,
+                          {},
+                          matrix(parts.of_x),
+                          matrix(parts.of_h),
+                          a.dx,
+                          a.dw_ih,
+                          a.dw_hh,
+                          a.db_ih,
+                          a.db_hh,
+                          parts.h_before},
+                         stream);
+  }
+}
+
+}  // namespace
+}  // namespace fk::cuda::rnn
+
+namespace fk {
+
+#define FK_RNN_KEPT(Args, choice)                                            \
+  bool accepts(const Args& a) { return cuda::rnn::choice(a).found; }         \
+  Status run(const Args& a, const Exec& exec) {                              \
+    return cuda::rnn::run_kept(a, exec, cuda::rnn::choice(a));               \
+  }                                                                          \
+  size_t workspace(const Args& a) {                                          \
+    return cuda::rnn::Parts(a, cuda::rnn::choice(a), nullptr).parts.bytes(); \
+  }
+
+namespace cuda_persistent {
+FK_RNN_KEPT(LstmFwd, persistent_choice)
+FK_RNN_KEPT(LstmBwd, persistent_choice)
+FK_RNN_KEPT(GruFwd, persistent_choice)
+FK_RNN_KEPT(GruBwd, persistent_choice)
+}  // namespace cuda_persistent
+
+namespace cuda_sm90 {
+FK_RNN_KEPT(LstmFwd, cluster_choice)
+FK_RNN_KEPT(LstmBwd, cluster_choice)
+FK_RNN_KEPT(GruFwd, cluster_choice)
+FK_RNN_KEPT(GruBwd, cluster_choice)
+}  // namespace cuda_sm90
+
+#undef FK_RNN_KEPT
+
+}  // namespace fk

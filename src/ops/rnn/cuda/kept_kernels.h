@@ -1,0 +1,30 @@
+// The kernels of kept_forward.cuh and kept_backward.cuh, by what they are compiled for: their
+// arguments, and functions that name the instances.
+#pragma once
+
+#include "ops/rnn/cuda/kept_plan.h"
+#include "ops/rnn/cuda/views.cuh"
+
+namespace fk::cuda::rnn {
+
+struct KeptForward {
+  ForwardViews views;
+  KeptPlan plan;
+  const uint4* packed;
+  uint32_t* counters;  // one for each team
+  void* outputs[2];    // (S, H) of T: h after an even number of steps, after an odd one
+};
+
+struct KeptBackward {
+  BackwardViews views;
+  KeptPlan plan;
+  const uint4* packed;
+  uint32_t* counters;
+};
+
+// The instance for an exchange: a kernel that takes a KeptForward or KeptBackward. With kShared it
+// must be launched in clusters, or with one block for each team.
+const void* kept_through_global(Direction direction, bool lstm, DType dtype);
+const void* kept_through_shared(Direction direction, bool lstm, DType dtype);
+
+}  // namespace fk::cuda::rnn

@@ -1,0 +1,73 @@
+// How the kernels that keep the recurrent weights (kept.cuh) cut a call: which block, warp and lane
+// keeps which of them, and which sequences a team of blocks walks.
+//
+// A block owns `units` hidden units with all their gates. It multiplies `rows` rows of weights by
+// a vector of `depth` elements for each sequence: going forward the rows of W_hh of its units, one
+// for each gate, by h_{t-1}; going backward the columns of W_hh of its units by the gradients of
+// all gates of the step after. Eight warps share these rows and that depth: `slices` of them lie
+// side by side along the depth. Each lane keeps up to 512 bytes of weights in registers, all of the
+// call.
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "core/tensor.h"
+
+namespace fk::cuda::rnn {
+
+constexpr int kKeptWarps = 8, kKeptThreads = 32 * kKeptWarps;
+constexpr int kKeptVectors = 32;  // of 16 bytes, in the registers of a lane
+constexpr int kTogether = 8;      // sequences that are multiplied at once
+constexpr int kMostUnits = 64;    // of a block
+
+enum class Direction { kForward, kBackward };
+// Where blocks of a team leave vectors for each other: in global memory, or in shared memory, their
+// own or that of the blocks of their cluster.
+enum class Exchange { kGlobal, kShared };
+
+struct KeptPlan {
+  int units;   // of a block; the last block of a team may have fewer
+  int blocks;  // of a team
+  int teams;
+  int sequences;   // of a team, a multiple of kTogether
+  int slices;      // warps side by side along the depth
+  int lanes;       // of a warp side by side along the depth, where FMA units multiply
+  int slab;        // elements of the depth that a slice has
+  int rows;        // of a block, with those that are padding
+  int vectors;     // of weights that a lane really keeps
+  int gate_pitch;  // entries of the exchanged vector from one gate to the next
+  int pitch;       // elements from one vector in shared memory to the next
+  int sum_pitch;   // floats from one sequence's sums to the next
+
+  FK_HOST_DEVICE int depth() const { return slices * slab; }
+  FK_HOST_DEVICE int sums() const { return slices * lanes * kTogether * sum_pitch; }
+  int shared_bytes(int64_t element, Exchange exchange) const {
+    const int64_t buffers = exchange == Exchange::kShared ? 2 : 1;
+    return static_cast<int>(buffers * kTogether * pitch * element + 4 * sums() +
+                            4 * int64_t{sequences} * units + 4 * 4 * int64_t{units} +
+                            24 * int64_t{sequences});
+  }
+  // Vectors of 16 bytes that the packed weights of a team's blocks take.
+  FK_HOST_DEVICE int64_t packed() const { return int64_t{blocks} * kKeptThreads * vectors; }
+};
+
+// What a plan is made for.
+struct KeptCall {
+  Direction direction;
+  DType dtype;
+  int64_t hidden, gates, count;  // units, gates of each, sequences
+  int64_t most_blocks;           // on the device at once (kGlobal) or in a cluster (kShared)
+  int64_t most_shared_bytes;     // of a block
+};
+
+// Finds the plan with the fewest rounds of kTogether sequences a step, and among those the one with
+// the most blocks. False where no plan keeps all weights.
+bool plan_kept(const KeptCall& call, Exchange exchange, KeptPlan* plan);
+
+// The tile of a warp: with tensor cores `kTiles` tiles of 16 rows, whose depth a warp keeps in
+// blocks of 32. Going backward there are fewer rows and more depth.
+constexpr int tensor_tiles(Direction direction) { return direction == Direction::kForward ? 2 : 1; }
+constexpr int kTensorBlock = 32;
+
+}  // namespace fk::cuda::rnn
