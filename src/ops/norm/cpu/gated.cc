@@ -15,7 +15,7 @@
 #include "core/integers.h"
 #include "core/rows.h"
 #include "core/workspace.h"
-#include "cpu/matrix_view.h"
+#include "cpu/gemm/view.h"
 #include "cpu/workers.h"
 
 namespace fk::cpu {
@@ -72,7 +72,7 @@ int64_t gated_block(int64_t rows, int64_t columns) {
 #define HWY_TARGET_INCLUDE "ops/norm/cpu/gated.cc"
 #include "cpu/foreach_target.h"
 #include "cpu/gemm/elements.h"
-#include "cpu/matrix_pack.h"
+#include "cpu/gemm/pack.h"
 #include "cpu/simd_activations.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -14,8 +14,8 @@
 #include <limits>
 
 #include "core/access.h"
-#include "cpu/matrix.h"
-#include "cpu/matrix_pack.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/tiles.h"
 #include "cpu/simd.h"
 #include "cpu/simd_activations.h"
 #include "ops/ssd/cpu/products_simd.h"

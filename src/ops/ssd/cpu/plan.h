@@ -1,8 +1,9 @@
 // How ssd is cut into work on the CPU, and the memory that takes. Chunks become matrix products on
-// the tiles of cpu/matrix.h. An item is a block of heads of one group over a piece of a sequence:
-// its heads share B, C and the chunk's products C B^T, and their states stay in the second-level
-// cache from chunk to chunk. A piece is a whole sequence where there are items enough for all
-// workers; otherwise sequences are cut in time, and states.cc finds what each piece begins with.
+// the tiles of cpu/gemm/tiles.h. An item is a block of heads of one group over a piece of a
+// sequence: its heads share B, C and the chunk's products C B^T, and their states stay in the
+// second-level cache from chunk to chunk. A piece is a whole sequence where there are items enough
+// for all workers; otherwise sequences are cut in time, and states.cc finds what each piece begins
+// with.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +11,8 @@
 
 #include "core/integers.h"
 #include "core/workspace.h"
-#include "cpu/bfloat16_products.h"
-#include "cpu/matrix_view.h"
+#include "cpu/gemm/bfloat16.h"
+#include "cpu/gemm/view.h"
 #include "cpu/workers.h"
 #include "ops/ssd/problem.h"
 

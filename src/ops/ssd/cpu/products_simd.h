@@ -1,6 +1,6 @@
 // The large products of ssd's kernels, on float operands. Where activations are bfloat16 and the
-// processor multiplies pairs of such numbers (cpu/matrix_bfloat16.h), operands are rounded to pairs
-// first: that costs a third of what it saves.
+// processor multiplies pairs of such numbers (cpu/gemm/tiles_bfloat16.h), operands are rounded to
+// pairs first: that costs a third of what it saves.
 
 #include "ops/ssd/cpu/plan.h"
 
@@ -12,8 +12,8 @@
 #define FK_SSD_CPU_PRODUCTS_PER_TARGET
 #endif
 
-#include "cpu/matrix.h"
-#include "cpu/matrix_bfloat16.h"
+#include "cpu/gemm/tiles.h"
+#include "cpu/gemm/tiles_bfloat16.h"
 #include "cpu/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -73,7 +73,7 @@ FK_BFLOAT16_ATTR inline void pair_along(const float* in, int64_t stride, int64_t
   }
 }
 
-// The product of cpu/matrix.h, of operands rounded to bfloat16.
+// The product of cpu/gemm/tiles.h, of operands rounded to bfloat16.
 inline void multiply_rounded(uint32_t* pairs, int64_t m_count, int64_t n_count, int64_t k_count,
                              const MatrixA& a, MatrixB b, MatrixC c, Keep keep,
                              const float* scale) {
@@ -101,8 +101,8 @@ inline void multiply_rounded(uint32_t* pairs, int64_t m_count, int64_t n_count, 
 
 #endif  // FK_CPU_BFLOAT16_TARGET
 
-// The product of cpu/matrix.h, for operands whose rows are padded with zeros; in pairs where the
-// plan says so, for which `pairs` has room.
+// The product of cpu/gemm/tiles.h, for operands whose rows are padded with zeros; in pairs where
+// the plan says so, for which `pairs` has room.
 HWY_INLINE void product(const ssd::Plan& plan, [[maybe_unused]] uint32_t* pairs, int64_t m_count,
                         int64_t n_count, int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c,
                         Keep keep, const float* scale = nullptr) {
