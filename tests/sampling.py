@@ -84,6 +84,9 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
             if f.drawn_between:
                 values = random.uniform(*f.drawn_between, shape)
             sample[f.name] = values.astype(np.float32)
+    for f in op.inputs:
+        if f.factors_unless and sample[f.factors_unless] is not None:
+            sample[f.name] = sample[f.name][tuple(slice(sizes[d.symbol]) for d in f.shapes[0])]
     for f, shape in indices:
         dtype = np.int64 if f.dtype_rule == "I" else np.int32
         limit = sizes.setdefault(f.below, 1) if f.below else 1
@@ -159,7 +162,7 @@ def conditions(op: Op) -> list[dict]:
     """Attributes that, between them, lead to every set of outputs (the choices of a reduction)."""
     cases = [{}]
     for f in op.attributes:
-        subjects = {o.when.partition("=")[0].rstrip("!") for o in op.outputs}
+        subjects = {o.condition_on for o in op.outputs}
         if f.name in subjects | {o.saved_unless for o in op.outputs}:
             values = [c or None for c in f.choices] if f.kind == "choice" else (False, True)
             cases = [{**case, f.name: value} for case in cases for value in values]

@@ -71,6 +71,7 @@ std::string comment(const Field& f) {
   std::string s;
   if (f.kind == Kind::kInput) {
     s = std::string("in") + (f.optional ? ", optional: " : ": ") + f.type + ": ";
+    if (!f.factors_unless.empty()) s += "(without factors where " + f.factors_unless + " is) ";
   } else if (f.kind == Kind::kOutput) {
     s = "out";
     if (!f.when.empty()) s += ", when " + f.when;

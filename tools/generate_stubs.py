@@ -205,7 +205,8 @@ def main_stub() -> str:
             f"from ._library import {name} as {name}\n"
             for name in ("force_implementation", "num_threads", "set_cpu_target", "set_num_threads")
         ),
-        "from ._model import Tokenizer as Tokenizer\n\n",
+        "from ._model import Tokenizer as Tokenizer\n",
+        "from ._packed import PackedLinear as PackedLinear\n\n",
         "__version__: str\n\n",
         write_function("build_info") + "\n",
         write_function("load") + "\n",

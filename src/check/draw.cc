@@ -117,6 +117,10 @@ class Drawing {
     for (size_t i = 0; i < fields.size(); ++i) {
       if (fields[i].kind == Kind::kInput) draw_input(drawn_call, i, forward);
     }
+    for (size_t i = 0; i < fields.size() && forward == nullptr; ++i) {
+      const int unless = fields[i].factors_unless_index;
+      if (unless >= 0 && drawn_call->tensors[unless].present) set_type(drawn_call, i);
+    }
     // Conditions on inputs look at whether a slot is set, not at what is in it.
     static const DLTensor kSet{};
     std::vector<fk_slot> slots = drawn_call->attributes;
@@ -313,8 +317,15 @@ class Drawing {
         t.dtype = drawn_call->tensors[f.dtype_of].dtype;
         break;
     }
-    t.shape = f.shape_of >= 0 ? drawn_call->tensors[f.shape_of].shape
-                              : shape_of(op, alternative(f), drawn_call->attributes);
+    if (f.shape_of >= 0) {
+      t.shape = drawn_call->tensors[f.shape_of].shape;
+    } else {
+      Dims dims = alternative(f);
+      const int unless = f.factors_unless_index;
+      const bool alone = unless >= 0 && drawn_call->tensors[unless].present;
+      for (Dim& dim : dims) dim.factor = alone ? 1 : dim.factor;
+      t.shape = shape_of(op, dims, drawn_call->attributes);
+    }
     if (!f.along_axis) return;
     for (size_t k = 0; k < op.fields.size(); ++k) {
       if (op.fields[k].kind != Kind::kAxis) continue;

@@ -42,7 +42,7 @@ Status CallShapes::match(const Field& field, int ndim, const int64_t* shape) {
     }
   }
   for (int i = first; i < named; ++i) {
-    const Dim& dim = (*dims)[i];
+    const Dim dim = in_call(field, (*dims)[i]);
     const int64_t size = shape[ndim - named + i];
     if (dim.symbol == Dim::kNumber) {
       if (size != dim.offset) return misfit(field, ndim, shape, nullptr);
@@ -125,7 +125,7 @@ Status CallShapes::misfit(const Field& field, int ndim, const int64_t* shape,
     expected += "(";
     for (size_t i = 0; i < dims.size(); ++i) {
       if (i > 0) expected += ", ";
-      expected += known_text(dims[i], &from);
+      expected += known_text(in_call(field, dims[i]), &from);
     }
     expected += dims.size() == 1 && !has_leading_dims(dims) ? ",)" : ")";
   }

@@ -38,6 +38,13 @@ class CallShapes {
   // its symbol.
   int64_t dim_size(const Dim& dim, int64_t symbol_size) const;
 
+  // A dim as it is in this call, where factors may not hold (`factors_unless`).
+  Dim in_call(const Field& field, Dim dim) const {
+    const int unless = field.factors_unless_index;
+    if (unless >= 0 && slots_[unless].tensor != nullptr) dim.factor = 1;
+    return dim;
+  }
+
   bool knows(int symbol) const { return from_[symbol] != nullptr; }
   int64_t size(int symbol) const { return size_[symbol]; }
   const Field& told_by(int symbol) const { return *from_[symbol]; }

@@ -124,6 +124,10 @@ void OpDeclaration::finish(const std::vector<std::string>& along_axis) {
     }
     const int i = find(f.when.empty() ? f.saved_unless : f.when);
     if (i >= 0 && fields[i].kind == Kind::kBoolean) f.asked_by = i;
+    if (!f.factors_unless.empty()) {
+      f.factors_unless_index = find(f.factors_unless);
+      if (f.factors_unless_index < 0) malformed(name, "no field '" + f.factors_unless + "'");
+    }
     outputs_begun = outputs_begun || f.kind == Kind::kOutput;
     if (outputs_begun && f.kind == Kind::kInput) {
       malformed(name, "the input '" + f.name + "' after an output");
@@ -166,9 +170,12 @@ bool output_wanted(const OpDeclaration& op, const Field& field, const fk_slot* s
   if (field.when.empty()) return true;
   const size_t equals = field.when.find('=');
   if (equals == std::string::npos) {
-    const int i = op.find(field.when);
+    const bool off = field.when[0] == '!';
+    const int i = op.find(field.when.substr(off ? 1 : 0));
     if (i < 0) malformed(op.name, "condition '" + field.when + "'");
-    return op.fields[i].kind == Kind::kInput ? slots[i].tensor != nullptr : slots[i].integer != 0;
+    const bool on =
+        op.fields[i].kind == Kind::kInput ? slots[i].tensor != nullptr : slots[i].integer != 0;
+    return on != off;
   }
   const bool negated = equals > 0 && field.when[equals - 1] == '!';
   const int i = op.find(field.when.substr(0, negated ? equals - 1 : equals));

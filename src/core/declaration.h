@@ -126,6 +126,8 @@ struct Field {
   std::string repeats;  // an output that is this input, repeated along the axis: it may be a view
   double drawn_from = 0, drawn_to = 0;  // values that checks draw; both 0: of any sign and size
   bool with_float8 = false;             // an input that only calls with 8-bit activations have
+  std::string factors_unless;           // an input without which alone the dims have their factors
+  int factors_unless_index = -1;        // that input's index
 
   // Attributes.
   double number_default = 0;
@@ -182,7 +184,8 @@ class FieldOptions {
   FieldOptions& stacked() { return field().stacked = true, *this; }
   FieldOptions& saved() { return field().saved = true, *this; }
   FieldOptions& saved_unless(const char* flag) { return field().saved_unless = flag, *this; }
-  // Conditions: "input" (it is given), "flag" (it is true), "choice=value", "choice!=value".
+  // Conditions: "input" (it is given), "flag" (it is true), "!flag" (it is false), "choice=value",
+  // "choice!=value".
   FieldOptions& when(const char* condition) { return field().when = condition, *this; }
   FieldOptions& may_alias(const char* input) { return field().may_alias = input, *this; }
   // The output is the input's next value: NumPy and torch write it there and do not return it, JAX
@@ -199,6 +202,9 @@ class FieldOptions {
   FieldOptions& below(const char* symbol) { return field().below = symbol, *this; }
   FieldOptions& rises_to(const char* symbol) { return field().rises_to = symbol, *this; }
   FieldOptions& with_float8() { return field().with_float8 = true, *this; }
+  // The factors in the input's shape hold only where the optional input `name` is not given: of
+  // `2*N` rows, which are two matrices stacked, one matrix of N is left where `name` is the other.
+  FieldOptions& factors_unless(const char* name) { return field().factors_unless = name, *this; }
   FieldOptions& form(const char* name) { return field().form = name, *this; }
   FieldOptions& own_form() { return field().form = field().name, *this; }
   // These bound the values that an attribute may have.

@@ -96,6 +96,7 @@ void write_field(std::string& out, const OpDeclaration& op, const Field& f) {
       append_json(out, std::vector<double>{f.drawn_from, f.drawn_to});
     }
     write_flag(out, "with_float8", f.with_float8);
+    write_key(out, "factors_unless", f.factors_unless);
     write_key(out, "form", f.form);
     write_shapes(out, op, f);
   } else if (f.kind == Kind::kNumber) {

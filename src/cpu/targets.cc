@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cpu/bfloat16_products.h"
+#include "cpu/gemm/bfloat16.h"
 #include "hwy/detect_targets.h"
 
 namespace fk::cpu {
@@ -45,7 +45,7 @@ bool has_avx3() {
 #endif
 
 // The targets, each better than those before it. A target needs all the features that Highway's
-// headers let the compiler use for it, and the last one also those of cpu/matrix_bfloat16.h.
+// headers let the compiler use for it, and the last one also those of cpu/gemm/tiles_bfloat16.h.
 const Target kTargets[] = {
 #if defined(__x86_64__)
     {"sse4", 0, false, [] { return true; }},  // the least that the library runs on
@@ -129,6 +129,22 @@ const char* active_target() {
   active_index();
   return kTargets[chosen.load()].name;
 }
+
+namespace {
+
+// What FK_CPU_VNNI said at the first call, until set_vnni changes it.
+std::atomic<bool>& vnni_flag() {
+  static std::atomic<bool> wanted = [] {
+    const char* text = std::getenv("FK_CPU_VNNI");
+    return text == nullptr || text[0] != '0';
+  }();
+  return wanted;
+}
+
+}  // namespace
+
+bool vnni_wanted() { return vnni_flag().load(std::memory_order_relaxed); }
+void set_vnni(bool wanted) { vnni_flag().store(wanted); }
 
 bool has_vex_vnni() {
 #if defined(__x86_64__)

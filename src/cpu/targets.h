@@ -22,6 +22,11 @@ bool set_target(const char* name);
 // The name of the target in use.
 const char* active_target();
 
+// Whether products of bytes use VNNI where the CPU has it. FK_CPU_VNNI=0 and set_vnni(false) switch
+// it off, so that tests can run both ways.
+bool vnni_wanted();
+void set_vnni(bool wanted);
+
 // Whether this machine has AVX2's form of VNNI (Alder Lake), which the target "avx2" does not
 // include.
 bool has_vex_vnni();

@@ -21,14 +21,7 @@
 #include <type_traits>
 
 #include "cuda/async_copy.cuh"
-
-namespace fk::cuda {
-
-// Along which dimension the 128-byte rows of an operand in shared memory run: K, or the outer
-// dimension, which is M for A and N for B.
-enum class Major { kK, kOuter };
-
-}  // namespace fk::cuda
+#include "cuda/major.h"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 

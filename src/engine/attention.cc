@@ -10,7 +10,7 @@
 #include "core/integers.h"
 #include "cpu/axis_plan.h"
 #include "cpu/foreach_target.h"
-#include "cpu/matrix.h"
+#include "cpu/gemm/tiles.h"
 #include "cpu/simd.h"
 #include "engine/kv_cache.h"
 

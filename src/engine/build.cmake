@@ -1,2 +1,2 @@
 # Vector code of the engine, which is compiled together (cmake/units.cmake).
-fk_unit(engine VECTOR FILES attention.cc multiply.cc probes.cc rows.cc)
+fk_unit(engine VECTOR FILES attention.cc probes.cc rows.cc)

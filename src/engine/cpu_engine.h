@@ -11,7 +11,7 @@
 #include "engine/engine.h"
 #include "engine/kernels.h"
 #include "engine/kv_cache.h"
-#include "engine/packed_matrix.h"
+#include "engine/pack.h"
 
 namespace fk::engine {
 

@@ -5,36 +5,18 @@
 
 #include <cstdint>
 
-#include "engine/packed_matrix.h"
+#include "engine/pack.h"
 
 namespace fk::engine {
 
-// The inputs of a matrix product, one row per token: float weights read `x`, integer weights the
-// same values as int8 in blocks of 32 (`quantize` makes them). Token t's values begin at t *
-// columns, its blocks at t * columns / 32. The struct does not own the memory.
-struct Activations {
-  int64_t columns = 0;
-  float* x = nullptr;
-  int8_t* q = nullptr;         // x is close to scale * q, |q| <= 127
-  float* scale = nullptr;      // one per block
-  float* sum = nullptr;        // one per block: scale times the sum of its q
-  int32_t* minus32 = nullptr;  // one per block: minus the sum of its q
-  int32_t* minus16 = nullptr;  // one per half block: minus the sum of its q
-};
-
-// Whether integer products use VNNI where the CPU has it. FK_CPU_VNNI=0 and set_vnni(false) switch
-// it off, so that tests can run both ways.
-bool vnni_wanted();
-void set_vnni(bool wanted);
-
-// Computes out[t * stride + r] = bias[r] + W[r] . x[t] for tokens t < `tokens` and for the rows r
-// of w's groups [begin, end), including the padding rows of the last group: `out` has room for
-// them.
-void multiply(const PackedMatrix& w, int64_t begin, int64_t end, const Activations& x,
-              int64_t tokens, float* out, int64_t stride);
+using cpu::Activations;
+using cpu::multiply;
 
 // Asks the CPU to bring `bytes` at `data` into the second-level cache; does not wait.
-void prefetch(const void* data, int64_t bytes);
+inline void prefetch(const void* data, int64_t bytes) {
+  const char* p = static_cast<const char*>(data);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
 
 // Computes q, scale and the sums from x, for blocks [begin, end) of 32 values of one token.
 void quantize(const Activations& a, int64_t token, int64_t begin, int64_t end);

@@ -1,10 +1,11 @@
 // Packs weights: takes rows as a file stores them, or quantizes them first, and writes them in the
-// layout of engine/packed_matrix.h. Runs once per weight, at load.
+// layout of cpu/gemm/blocks.h. Runs once per weight, at load.
+#include "engine/pack.h"
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "engine/packed_matrix.h"
 #include "engine/quantize.h"
 
 namespace fk::engine {

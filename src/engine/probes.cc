@@ -4,8 +4,8 @@
 #include "engine/probes.h"
 
 #include "cpu/foreach_target.h"
-#include "cpu/matrix.h"
-#include "cpu/matrix_bfloat16.h"
+#include "cpu/gemm/tiles.h"
+#include "cpu/gemm/tiles_bfloat16.h"
 #include "cpu/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -93,7 +93,8 @@ HWY_INLINE void with_way(Way way, const Body& body) {
   if (way == Way::kFour) body(std::integral_constant<Way, Way::kFour>());
 }
 
-// How many sums are kept at once: as many as a tile of cpu/matrix.h has, which hide the latency.
+// How many sums are kept at once: as many as a tile of cpu/gemm/tiles.h has, which hide the
+// latency.
 constexpr int kSums = detail::kManyRegisters ? 24 : 12;
 
 #if FK_CPU_BFLOAT16_TARGET

@@ -221,11 +221,17 @@ COUNTS = [
     ("max", "bwd", sizes(rows=2, cols=3), 4, 24 + 16, 24, 12, 0),
     ("cross_entropy", "fwd", sizes(rows=2, cols=3), 4, 24 + 8, 4, 24, 0),
     ("cross_entropy", "bwd", sizes(rows=2, cols=3), 4, 24 + 8 + 16, 24, 18, 0),
-    # 2 rows of 3 by 5 rows of 3, without and with 5 biases and an activation, whose argument was kept.
+    # 2 rows of 3 by 5 rows of 3, without and with 5 biases and an activation (its argument kept).
     ("linear", "fwd", sizes(M=2, K=3, N=5), 2, 12 + 30, 20, 60, 0),
     ("linear", "bwd", sizes(M=2, K=3, N=5), 2, 12 + 30 + 20, 12 + 30, 120, 0),
     ("linear", "fwd", sizes(M=2, K=3, N=5, activation="gelu_tanh"), 2, 42 + 10, 20, 60, 0),
     ("linear", "bwd", sizes(M=2, K=3, N=5, activation="gelu_tanh"), 2, 62 + 20, 42 + 10, 120, 0),
+    # Two such weights; the backward reads dy, gate and up.
+    ("gated_linear", "fwd", sizes(M=2, K=3, N=5), 2, 12 + 60, 20, 120, 0),
+    ("gated_linear", "bwd", sizes(M=2, K=3, N=5), 2, 72 + 60, 12 + 60, 240, 0),
+    # The weight as it is kept, whose operations have a ceiling in float32 alone.
+    ("packed_linear", "fwd", sizes(M=2, K=3, N=5, kept="float32"), 4, 24 + 60, 40, 60, 0),
+    ("packed_linear", "fwd", sizes(M=2, K=3, N=5, kept="int8"), 4, 24 + 15, 40, 0, 0),
     # The same products, 2 targets; a loss, and of each row 2 numbers that the forward kept.
     ("linear_cross_entropy", "fwd", sizes(N=2, K=3, V=5), 4, 24 + 60 + 8, 4, 60, 0),
     ("linear_cross_entropy", "bwd", sizes(N=2, K=3, V=5), 4, 84 + 8 + 16, 84, 120, 0),

@@ -52,10 +52,16 @@ class ToldSizes {
         if (dim.symbol == Dim::kEllipsis) {
           add("...", i, 0);
         } else if (dim.symbol >= 0 && dim.blocks_of < 0 && !(dim.or_one && shape[place] == 1)) {
-          add(op_.symbols[dim.symbol], i, (shape[place] - dim.offset) / dim.factor);
+          add(op_.symbols[dim.symbol], i, (shape[place] - dim.offset) / factor(i, dim));
         }
       }
     }
+  }
+
+  // The factor of a dim of tensor `i`, which may hold only without another tensor.
+  int64_t factor(size_t i, const Dim& dim) const {
+    const int unless = op_.fields[i].factors_unless_index;
+    return unless >= 0 && drawn_.tensors[unless].present ? 1 : dim.factor;
   }
 
   // The dims of tensor `i` as declared, in the alternative that it has; NULL: those of another.
@@ -220,10 +226,10 @@ TEST_P(Forms, AnotherSizeIsRefused) {
             } else {
               const Dim& dim = (*dims)[static_cast<size_t>(named - from_end)];
               wrong = dim.symbol == Dim::kNumber || dim.blocks_of >= 0 ||
-                      (size - dim.offset) % dim.factor != 0 ||
+                      (size - dim.offset) % sizes.factor(i, dim) != 0 ||
                       (!(dim.or_one && size == 1) &&
                        sizes.contradicted(op().declaration.symbols[dim.symbol], i,
-                                          (size - dim.offset) / dim.factor));
+                                          (size - dim.offset) / sizes.factor(i, dim)));
             }
           }
           if (!wrong) continue;

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/bfloat16_products.h"
+#include "cpu/gemm/bfloat16.h"
 #include "cpu/targets.h"
 #include "engine/probes.h"
 

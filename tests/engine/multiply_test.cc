@@ -7,7 +7,7 @@
 
 #include "cpu/targets.h"
 #include "engine/kernels.h"
-#include "engine/packed_matrix.h"
+#include "engine/pack.h"
 #include "engine/quantize.h"
 
 namespace fk::engine {
@@ -91,7 +91,7 @@ TEST_P(Multiply, EqualsPlainSums) {
   for (const std::string& target : cpu::supported_targets()) {
     for (const bool vnni : {true, false}) {
       ASSERT_TRUE(cpu::set_target(target.c_str()));
-      set_vnni(vnni);
+      cpu::set_vnni(vnni);
       Inputs in(tokens, columns, random);
       std::vector<float> out(static_cast<size_t>(tokens * 48), NAN);
       multiply(packed, 0, packed.groups(), in.view, tokens, out.data(), 48);
@@ -118,7 +118,7 @@ TEST_P(Multiply, EqualsPlainSums) {
     }
   }
   cpu::set_target(nullptr);
-  set_vnni(true);
+  cpu::set_vnni(true);
 }
 
 INSTANTIATE_TEST_SUITE_P(AllTypes, Multiply,

@@ -346,6 +346,20 @@ def check_finite_differences(case: Case, backend: str):
         )
 
 
+def check_each_gradient_alone(function, tensors: dict):
+    """One gradient at a time equals that of all together."""
+
+    def gradients(names):
+        leaves = {k: v.detach().requires_grad_(k in names) for k, v in tensors.items()}
+        y = function(**leaves)
+        found = torch.autograd.grad(y.square().sum(), [leaves[n] for n in names])
+        return dict(zip(names, found, strict=True))
+
+    together = gradients(list(tensors))
+    for name in tensors:
+        assert torch.equal(gradients([name])[name], together[name]), name
+
+
 def raises(text: str):
     """An flashkernel.Error whose message has all these words in it."""
     return pytest.raises(fk.Error, match=text)

@@ -1,5 +1,7 @@
 """linear: a matrix product with bias, activation and residual."""
 
+import functools
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -15,6 +17,7 @@ from harness import (
     TORCH_BACKENDS,
     WITH_GRADIENTS,
     Case,
+    check_each_gradient_alone,
     check_finite_differences,
     convert,
     forward_and_gradients,
@@ -175,19 +178,9 @@ def test_any_shape(rows, columns, depth, activation, bias, residual, dtype, back
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_only_what_is_asked_for(activation, backend):
-    """One gradient at a time equals that of all together."""
     t = linear_case(20, 30, 40, activation, residual=True).inputs(seeded("asked"))
     t = {k: convert(v.float(), backend) for k, v in t.items()}
-
-    def gradients(names):
-        leaves = {k: v.detach().requires_grad_(k in names) for k, v in t.items()}
-        y = fk.linear(**leaves, activation=activation)
-        found = torch.autograd.grad(y.square().sum(), [leaves[n] for n in names])
-        return dict(zip(names, found, strict=True))
-
-    together = gradients(list(t))
-    for name in t:
-        assert torch.equal(gradients([name])[name], together[name])
+    check_each_gradient_alone(functools.partial(fk.linear, activation=activation), t)
 
 
 def test_small_results_keep_their_digits():

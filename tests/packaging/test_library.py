@@ -107,6 +107,7 @@ def test_headers(prefix):
         "abi.h",
         "dlpack.h",
         "engine.h",
+        "linear.h",
         "model.h",
         "ops.h",
         "ops.hpp",

@@ -21,6 +21,7 @@ from ._library import Error, force_implementation, num_threads, set_cpu_target, 
 if _typing.TYPE_CHECKING:
     from ._engine import Model
     from ._model import Tokenizer
+    from ._packed import PackedLinear
 
 __version__ = _library.version().decode()
 
@@ -138,7 +139,7 @@ _SUBMODULES = {
     "torch": ("torch",),
     "triton": ("torch", "triton"),
 }
-_CLASSES = {"Model": "._engine", "Tokenizer": "._model"}
+_CLASSES = {"Model": "._engine", "PackedLinear": "._packed", "Tokenizer": "._model"}
 
 
 def __getattr__(name: str):
@@ -166,6 +167,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "Error",
     "Model",
+    "PackedLinear",
     "Tokenizer",
     "build_info",
     "force_implementation",

@@ -66,6 +66,8 @@ class Op:
             operator = "!=" if name.endswith("!") else "=="
             name = name.rstrip("!")
             return f"{name} {operator} {self.by_name[name].choices.index(value)}"
+        if condition.startswith("!"):
+            return f"not {condition[1:]}"
         if self.by_name[condition].kind == "input":
             return f"{condition} is not None"
         return f"bool({condition})"
@@ -231,7 +233,7 @@ class Op:
             if f.group and f is self.groups[f.group][0]:
                 members = ", ".join(m.name for m in self.groups[f.group])
                 lines.append(f"  {f.group}: the tuple ({members})")
-            kind = f"{f.type}{', optional' if f.optional else ''}" if f.is_tensor else f.kind
+            kind = f"{f.type_text}{', optional' if f.optional else ''}" if f.is_tensor else f.kind
             kind += f.range_text
             kind += ", or a list of its parts" if f.stacked else ""
             choices = f" ({', '.join(c or 'None' for c in f.choices)})" if f.choices else ""

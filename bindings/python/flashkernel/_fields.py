@@ -29,6 +29,7 @@ class Field:
     repeats: str = ""
     drawn_between: tuple = ()
     with_float8: bool = False
+    factors_unless: str = ""  # an input without which alone the dims have their factors
     shapes: tuple[tuple[Dim, ...], ...] = ()  # alternatives; none: another tensor's
     form: str = ""  # whose alternatives belong together; "": the call's (src/core/declaration.h)
     default: float | int | None = None
@@ -40,6 +41,18 @@ class Field:
     @property
     def is_tensor(self) -> bool:
         return self.kind in ("input", "output")
+
+    @property
+    def condition_on(self) -> str:
+        """The argument that an output's condition is about; "" if there is no condition."""
+        return self.when.partition("=")[0].strip("!")
+
+    @property
+    def type_text(self) -> str:
+        """The type, and where its factors do not hold."""
+        if not self.factors_unless:
+            return self.type
+        return f"{self.type} (without the factor where {self.factors_unless} is given)"
 
     @property
     def range_text(self) -> str:

@@ -1,6 +1,8 @@
 """The shapes of an op's outputs, which follow from those of its inputs: a function for each op,
 written as source from its declaration."""
 
+from dataclasses import replace
+
 from ._fields import Field
 from ._generated import compile_function
 from ._shapes import block_count, has_leading_dims, move_back, move_last
@@ -95,6 +97,9 @@ class _Writer:
             if has_leading_dims(dims) or len(f.shapes) > 1:
                 position -= len(dims)
             size = dim.symbol_expression(f"{shape}[{position}]")
+            if f.factors_unless:
+                alone = replace(dim, factor=1).symbol_expression(f"{shape}[{position}]")
+                size = f"{size} if {f.factors_unless} is None else {alone}"
             return (size if dim.symbol == dim.text else f"({size})"), f
         return None
 

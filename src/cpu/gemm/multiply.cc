@@ -27,6 +27,21 @@ struct RowsCopy {
   float* out;
 };
 
+// Rows of any matrix as bfloat16 without gaps.
+struct PairRowsCopy {
+  const Tensor& from;
+  Rows rows;
+  uint16_t* out;
+  int64_t width;
+};
+
+struct RowsQuantization {
+  const Tensor& from;
+  Rows rows;
+  QuantizedRows out;
+  float* row;  // of each worker: out.stride floats
+};
+
 }  // namespace fk::cpu
 
 #endif  // FK_CPU_GEMM_MULTIPLY_JOBS_
@@ -37,6 +52,7 @@ struct RowsCopy {
 #include "cpu/gemm/elements.h"
 #include "cpu/gemm/product.h"
 #include "cpu/gemm/product_bfloat16.h"
+#include "cpu/gemm/product_int8.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
@@ -45,6 +61,9 @@ namespace HWY_NAMESPACE {
 void product_block(const ProductJob& job, int64_t worker, int64_t item) {
   const ProductScratch scratch(job.scratch, worker);
   const auto finish = [&](const SumsBlock& block) { job.finish(job.finish_job, block); };
+  if (job.product.panels != nullptr && job.product.panels->dtype == DType::kInt8) {
+    return multiply_block_of_quads(job.product, job.blocks, scratch, item, finish);
+  }
 #if FK_CPU_BFLOAT16_TARGET
   if (takes_pairs(job.product)) {
     return multiply_block_of_pairs(job.product, job.blocks, scratch, item, finish);
@@ -87,6 +106,33 @@ void product_copy(const RowsCopy& job, int64_t begin, int64_t end) {
   }
 }
 
+void product_copy_pairs(const PairRowsCopy& job, int64_t begin, int64_t end) {
+  const F32 d;
+  const int64_t columns = job.from.size(-1);
+  by_type(job.from.dtype, [&](auto t) HWY_ATTR {
+    for (int64_t r = begin; r < end; ++r) {
+      auto* const to = reinterpret_cast<bfloat16_t*>(job.out + r * job.width);
+      for_vectors(columns, [&](int64_t c, int64_t n) HWY_ATTR {
+        StoreF32(d, load_some<decltype(t)>(job.from, job.rows.offset(r), c, n), to + c);
+      });
+      const int64_t lanes = hn::Lanes(d);
+      for (int64_t c = (columns + lanes - 1) / lanes * lanes; c < job.width; ++c) {
+        job.out[r * job.width + c] = 0;
+      }
+    }
+  });
+}
+
+void product_quantize(const RowsQuantization& job, int64_t worker, int64_t row) {
+  const int64_t columns = job.from.size(-1);
+  float* const values = job.row + worker * job.out.stride;
+  const MatrixView start{job.from.data, job.from.dtype, 1, job.from.stride(-1)};
+  pack_rows(start.from(job.rows.offset(row)), 1, columns, values, job.out.stride);
+  quantize_row(values, columns, job.out, row);
+}
+
+int64_t product_panel_columns() { return detail::tile_columns(); }
+
 }  // namespace HWY_NAMESPACE
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();
@@ -100,10 +146,13 @@ FK_CPU_EXPORT(product_of_few_rows);
 FK_CPU_EXPORT(product_few_rows_of_a);
 FK_CPU_EXPORT(product_to_tensor);
 FK_CPU_EXPORT(product_copy);
+FK_CPU_EXPORT(product_copy_pairs);
+FK_CPU_EXPORT(product_quantize);
+FK_CPU_EXPORT(product_panel_columns);
 
 void multiply(const Product& p, float* scratch, FinishBlock finish, const void* finish_job,
               const Exec& exec) {
-  const ProductJob job{p, product_blocks(p.rows, p.columns), scratch, finish, finish_job};
+  const ProductJob job{p, product_blocks(p), scratch, finish, finish_job};
   if (!takes_few_rows(p)) {
     const auto kernel = FK_CPU_DISPATCH(product_block);
     run_on_workers(exec, worker_limit(), job.blocks.count(),
@@ -122,6 +171,53 @@ void multiply(const Product& p, float* scratch, FinishBlock finish, const void* 
 void multiply(const Product& p, float* scratch, const ProductTensor& to, const Exec& exec) {
   const ProductToTensor job{to.out, to.add, rows_of(to.out), rows_of(to.add)};
   multiply(p, scratch, FK_CPU_DISPATCH(product_to_tensor), &job, exec);
+}
+
+int64_t panel_columns() { return FK_CPU_DISPATCH(product_panel_columns)(); }
+
+void copy_rows(const Tensor& t, float* out) {
+  const RowsCopy job{t, rows_of(t), out};
+  FK_CPU_DISPATCH(product_copy)(job, 0, job.rows.count);
+}
+
+LeftOperand::LeftOperand(const Tensor& t, const Panels& panels, WorkspaceParts& parts)
+    : tensor_(t), panels_(panels), rows_(t, parts) {
+  const int64_t rows = rows_of(t).count;
+  if (panels.dtype == DType::kInt8) {
+    const int64_t stride = (panels.depth + 63) / 64 * 64;
+    quantized_ = {parts.take<int8_t>(rows * stride), stride, parts.take(rows),
+                  parts.take<int32_t>(rows)};
+    row_ = parts.take(worker_limit() * stride);
+  } else if (panels.dtype == DType::kBFloat16 && multiplies_bfloat16() &&
+             (t.dtype != DType::kBFloat16 || rows_of(t).ndim > 1)) {
+    pairs_ = parts.take<uint16_t>(rows * padded_columns(panels.depth));
+    rounds_ = true;
+  }
+}
+
+Product LeftOperand::product() const {
+  Product p{rows_.view(), {}, rows_of(tensor_).count, panels_.columns, panels_.depth};
+  if (rounds_) p.a = {pairs_, DType::kBFloat16, padded_columns(panels_.depth), 1};
+  p.panels = &panels_;
+  p.quantized = quantized_;
+  return p;
+}
+
+void LeftOperand::prepare(const Exec& exec) const {
+  const Rows rows = rows_of(tensor_);
+  if (quantized_.codes != nullptr) {
+    const RowsQuantization job{tensor_, rows, quantized_, row_};
+    const auto kernel = FK_CPU_DISPATCH(product_quantize);
+    run_on_workers(exec, worker_limit(), rows.count,
+                   [&](int64_t worker, int64_t row) { kernel(job, worker, row); });
+  } else if (rounds_) {
+    const PairRowsCopy job{tensor_, rows, pairs_, padded_columns(panels_.depth)};
+    exec.parallel_for(rows.count, 16, [&](int64_t begin, int64_t end) {
+      FK_CPU_DISPATCH(product_copy_pairs)(job, begin, end);
+    });
+  } else {
+    rows_.prepare(exec);
+  }
 }
 
 void RowsMatrix::prepare(const Exec& exec) const {

@@ -15,6 +15,7 @@ struct SumsBlock {
   float* sums;
   int64_t stride;
   int64_t first_row, rows, first_column, columns;
+  float* twin = nullptr;  // the same block of the twin, where the product has one
 };
 
 // What becomes of a block; `job` is the op's own. Blocks are finished on several threads at once,
@@ -49,6 +50,29 @@ class RowsMatrix {
   const Tensor& tensor_;
   Rows rows_;
   float* copy_ = nullptr;
+};
+
+// Copies the rows of a tensor as floats, padded_columns(its last size) apart, on this thread.
+void copy_rows(const Tensor& t, float* out);
+
+// The rows of a tensor as the left operand of a product with packed panels: quantized for int8,
+// rounded to bfloat16 where the processor multiplies that.
+class LeftOperand {
+ public:
+  LeftOperand(const Tensor& t, const Panels& panels, WorkspaceParts& parts);
+  // A product of these rows with the panels.
+  Product product() const;
+  // Makes the operand, before a product reads it.
+  void prepare(const Exec& exec) const;
+
+ private:
+  const Tensor& tensor_;
+  const Panels& panels_;
+  RowsMatrix rows_;
+  QuantizedRows quantized_{};
+  float* row_ = nullptr;
+  uint16_t* pairs_ = nullptr;
+  bool rounds_ = false;
 };
 
 }  // namespace fk::cpu

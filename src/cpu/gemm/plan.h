@@ -6,7 +6,8 @@
 
 #include "core/exec.h"
 #include "core/workspace.h"
-#include "cpu/matrix_view.h"
+#include "cpu/gemm/panels.h"
+#include "cpu/gemm/view.h"
 #include "cpu/workers.h"
 
 namespace fk::cpu {
@@ -16,6 +17,17 @@ struct Product {
   MatrixView a, b;
   int64_t rows, columns, depth;
   bool rounds_b = true;  // whether a float B may be rounded to the dtype of A
+  // With `twin` there is a second product of the same sizes, A twin_b, and the blocks of both are
+  // finished together.
+  bool twin = false;
+  MatrixView twin_b{};
+  // With `sum` a product of the same sizes, sum_a sum_b, is added to A B.
+  bool sum = false;
+  MatrixView sum_a{}, sum_b{};
+  // B in panels, if somebody has packed it: `b` is not read then. Of int8, nor is `a`, but
+  // `quantized`. Such a product has neither twin nor sum.
+  const Panels* panels = nullptr;
+  QuantizedRows quantized{};
 };
 
 // Blocks: 256 of K by 256 columns of B take 256 KB, a quarter of a second-level cache; 96 rows of A
@@ -53,12 +65,13 @@ struct ProductBlocks {
   int64_t count() const { return row_blocks * column_blocks; }
 };
 
-// Smaller blocks where large ones would be too few for all threads to be busy to the end.
-inline ProductBlocks product_blocks(int64_t rows, int64_t columns) {
-  ProductBlocks blocks{kRowBlock, kColumnBlock, 0, 0};
+// Smaller blocks where large ones would be too few for all threads to be busy to the end. Twins
+// share the room of one.
+inline ProductBlocks product_blocks(const Product& p) {
+  ProductBlocks blocks{kRowBlock, p.twin ? kColumnBlock / 2 : kColumnBlock, 0, 0};
   const auto cut = [&] {
-    blocks.row_blocks = blocks_of(rows, blocks.row_block);
-    blocks.column_blocks = blocks_of(columns, blocks.column_block);
+    blocks.row_blocks = blocks_of(p.rows, blocks.row_block);
+    blocks.column_blocks = blocks_of(p.columns, blocks.column_block);
   };
   cut();
   const int64_t enough = 4 * worker_limit();
@@ -77,21 +90,24 @@ inline ProductBlocks product_blocks(int64_t rows, int64_t columns) {
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kFewColumns = 64;  // of a piece of work
 
-inline bool takes_few_rows(const Product& p) { return p.rows <= kFewRows && p.b.row == 1; }
+inline bool takes_few_rows(const Product& p) {
+  return p.rows <= kFewRows && p.panels == nullptr && p.b.row == 1 &&
+         (!p.twin || p.twin_b.row == 1) && !p.sum;
+}
 
 // In floats, for all workers.
 inline int64_t product_scratch(const Product& p) {
   if (takes_few_rows(p)) return kFewRows * padded_columns(p.depth);
-  const int64_t workers = std::min(worker_limit(), product_blocks(p.rows, p.columns).count());
+  const int64_t workers = std::min(worker_limit(), product_blocks(p).count());
   return workers * ProductScratch::kFloats;
 }
 
 // Columns of a product's blocks, as `finish` is given them: it may keep something for each.
 inline int64_t columns_at_once(const Product& p) {
-  return takes_few_rows(p) ? kFewColumns : product_blocks(p.rows, p.columns).column_block;
+  return takes_few_rows(p) ? kFewColumns : product_blocks(p).column_block;
 }
 inline int64_t rows_at_once(const Product& p) {
-  return takes_few_rows(p) ? kFewRows : product_blocks(p.rows, p.columns).row_block;
+  return takes_few_rows(p) ? kFewRows : product_blocks(p).row_block;
 }
 
 inline MatrixView transposed(const MatrixView& m) { return {m.data, m.dtype, m.column, m.row}; }

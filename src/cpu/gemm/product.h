@@ -1,4 +1,4 @@
-// Matrix products of any float types and strides, on the register tiles of cpu/matrix.h.
+// Matrix products of any float types and strides, on the register tiles of cpu/gemm/tiles.h.
 //
 // Floor: rows columns depth multiply-adds at two vectors a clock, and of small products the memory
 // traffic of B. A block of B is brought into panels as wide as a tile; the sums of a block stay in
@@ -13,8 +13,8 @@
 #endif
 
 #include "cpu/gemm/multiply.h"
-#include "cpu/matrix.h"
-#include "cpu/matrix_pack.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/tiles.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
@@ -22,8 +22,30 @@ namespace HWY_NAMESPACE {
 namespace detail {
 
 // Columns of a panel: a tile's, and at least what packed rows are padded to.
-HWY_INLINE int64_t panel_columns() {
+HWY_INLINE int64_t tile_columns() {
   return std::max<int64_t>(16, kWideVectors * static_cast<int64_t>(hn::Lanes(F32())));
+}
+
+// `depth` rows of B from row k on, of a panel that was packed: as they lie if they are float, or as
+// floats in `out`.
+HWY_INLINE MatrixB packed_panel(const Panels& panels, int64_t k, int64_t depth, int64_t column,
+                                float* out) {
+  const int64_t width = panels.width_of(column);
+  if (panels.dtype == DType::kFloat32) {
+    return {reinterpret_cast<const float*>(panels.at(column, k)), width};
+  }
+  const F32 d;
+  const hn::Rebind<uint32_t, F32> du;
+  const uint32_t* pairs = panels.at(column, k / 2);
+  for (int64_t i = 0; i < depth; i += 2, pairs += width, out += 2 * width) {
+    for (int64_t c = 0; c < width; c += hn::Lanes(d)) {
+      const auto both = hn::LoadU(du, pairs + c);
+      hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(both)), d, out + c);
+      const auto upper = hn::And(both, hn::Set(du, 0xFFFF0000u));
+      hn::StoreU(hn::BitCast(d, upper), d, out + width + c);
+    }
+  }
+  return {out - (depth + 1) / 2 * 2 * width, width};
 }
 
 // `depth` rows of B by `columns` <= panel_columns(), as rows of `width` floats.
@@ -77,33 +99,47 @@ void multiply_block(const Product& p, const ProductBlocks& blocks, const Product
   const int64_t first_column = item % blocks.column_blocks * blocks.column_block;
   const int64_t rows = std::min(blocks.row_block, p.rows - first_row);
   const int64_t columns = std::min(blocks.column_block, p.columns - first_column);
-  const int64_t panel = detail::panel_columns(), stride = padded_columns(columns);
-  const auto width_of = [&](int64_t c) { return std::min(panel, stride - c); };
-  for (int64_t k = 0; k < p.depth; k += kDepthBlock) {
-    const int64_t depth = std::min(kDepthBlock, p.depth - k);
-    for (int64_t c = 0; c < columns; c += panel) {
-      detail::pack_panel(p.b.from(k, first_column + c), depth, std::min(panel, columns - c),
-                         scratch.b + c * kDepthBlock, width_of(c), scratch.turned);
-    }
-    for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
-      const int64_t some = std::min(kRowsAtOnce, rows - r);
-      const MatrixA a = detail::left_operand(p.a.from(first_row + r, k), some, depth, scratch.a);
-      for (int64_t c = 0; c < columns; c += panel) {
-        const MatrixB b{scratch.b + c * kDepthBlock, width_of(c)};
-        const MatrixC sums{scratch.sums + r * stride + c, stride};
-        const MatrixC part{scratch.part, width_of(c)};
-        for (int64_t i = 0; i < depth; i += kSumDepth) {
-          const bool first = k + i == 0;
-          multiply(some, width_of(c), std::min(kSumDepth, depth - i),
-                   {a.data + i * a.column, a.row, a.column}, b.from(i), first ? sums : part,
-                   Keep::kNothing);
-          if (!first) detail::add_rows(part, some, width_of(c), sums);
+  const int64_t panel = p.panels != nullptr ? p.panels->panel : detail::tile_columns();
+  const int64_t width = padded_columns(columns);
+  const int64_t all = p.twin ? 2 * width : width;  // columns of sums: the twin's behind the others
+  const auto width_of = [&](int64_t c) { return std::min(panel, width - c % width); };
+  const auto next = [&](int64_t c) { return c + width_of(c); };
+  const auto add_product = [&](const MatrixView& left, const MatrixView& right, bool add) HWY_ATTR {
+    for (int64_t k = 0; k < p.depth; k += kDepthBlock) {
+      const int64_t depth = std::min(kDepthBlock, p.depth - k);
+      for (int64_t c = 0; c < all && p.panels == nullptr; c = next(c)) {
+        const int64_t column = c % width;
+        const MatrixView& from = c < width ? right : p.twin_b;
+        detail::pack_panel(from.from(k, first_column + column), depth,
+                           std::min(width_of(c), columns - column), scratch.b + c * kDepthBlock,
+                           width_of(c), scratch.turned);
+      }
+      for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
+        const int64_t some = std::min(kRowsAtOnce, rows - r);
+        const MatrixA a = detail::left_operand(left.from(first_row + r, k), some, depth, scratch.a);
+        for (int64_t c = 0; c < all; c = next(c)) {
+          MatrixB b{scratch.b + c * kDepthBlock, width_of(c)};
+          if (p.panels != nullptr) {
+            b = detail::packed_panel(*p.panels, k, depth, first_column + c, scratch.b);
+          }
+          const MatrixC sums{scratch.sums + r * all + c, all};
+          const MatrixC part{scratch.part, width_of(c)};
+          for (int64_t i = 0; i < depth; i += kSumDepth) {
+            const bool first = k + i == 0 && !add;
+            multiply(some, width_of(c), std::min(kSumDepth, depth - i),
+                     {a.data + i * a.column, a.row, a.column}, b.from(i), first ? sums : part,
+                     Keep::kNothing);
+            if (!first) detail::add_rows(part, some, width_of(c), sums);
+          }
         }
       }
     }
-  }
-  if (p.depth == 0) std::fill_n(scratch.sums, rows * stride, 0.0f);
-  finish(SumsBlock{scratch.sums, stride, first_row, rows, first_column, columns});
+  };
+  if (p.depth == 0) std::fill_n(scratch.sums, rows * all, 0.0f);
+  add_product(p.a, p.b, false);
+  if (p.sum) add_product(p.sum_a, p.sum_b, true);
+  finish(SumsBlock{scratch.sums, all, first_row, rows, first_column, columns,
+                   p.twin ? scratch.sums + width : nullptr});
 }
 
 namespace detail {
@@ -144,11 +180,11 @@ HWY_NOINLINE void dot_tile(const float* a, int64_t a_row, const T* b, int64_t b_
 }
 
 template <class T>
-void dot_rows(const Product& p, const float* a, int64_t stride, int64_t first, int64_t columns,
-              float* sums) {
-  const T* b = static_cast<const T*>(p.b.data) + first * p.b.column;
+void dot_rows(const Product& p, const MatrixView& right, const float* a, int64_t stride,
+              int64_t first, int64_t columns, float* sums) {
+  const T* b = static_cast<const T*>(right.data) + first * right.column;
   const auto rows_of_tile = [&](auto tile_rows, auto tile_columns, int64_t r, int64_t c) {
-    dot_tile<tile_rows, tile_columns>(a + r * stride, stride, b + c * p.b.column, p.b.column,
+    dot_tile<tile_rows, tile_columns>(a + r * stride, stride, b + c * right.column, right.column,
                                       p.depth, sums + r * kFewColumns + c, kFewColumns);
   };
   using std::integral_constant;
@@ -182,18 +218,21 @@ template <class Finish>
 void multiply_few_rows(const Product& p, const float* a, int64_t item, const Finish& finish) {
   const int64_t first = item * kFewColumns, columns = std::min(kFewColumns, p.columns - first);
   const int64_t stride = padded_columns(p.depth);
-  alignas(64) float sums[kFewRows * kFewColumns];
-  switch (p.b.dtype) {
-    case DType::kFloat16:
-      detail::dot_rows<float16_t>(p, a, stride, first, columns, sums);
-      break;
-    case DType::kBFloat16:
-      detail::dot_rows<bfloat16_t>(p, a, stride, first, columns, sums);
-      break;
-    default:
-      detail::dot_rows<float>(p, a, stride, first, columns, sums);
+  alignas(64) float sums[2][kFewRows * kFewColumns];
+  for (int i = 0; i < (p.twin ? 2 : 1); ++i) {
+    const MatrixView& b = i == 0 ? p.b : p.twin_b;
+    switch (b.dtype) {
+      case DType::kFloat16:
+        detail::dot_rows<float16_t>(p, b, a, stride, first, columns, sums[i]);
+        break;
+      case DType::kBFloat16:
+        detail::dot_rows<bfloat16_t>(p, b, a, stride, first, columns, sums[i]);
+        break;
+      default:
+        detail::dot_rows<float>(p, b, a, stride, first, columns, sums[i]);
+    }
   }
-  finish(SumsBlock{sums, kFewColumns, 0, p.rows, first, columns});
+  finish(SumsBlock{sums[0], kFewColumns, 0, p.rows, first, columns, p.twin ? sums[1] : nullptr});
 }
 
 }  // namespace HWY_NAMESPACE

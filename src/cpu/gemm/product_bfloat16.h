@@ -1,6 +1,6 @@
-// Matrix products of bfloat16 numbers, on the pairs of cpu/matrix_bfloat16.h: what product.h is for
-// float, where the processor multiplies such pairs. A is bfloat16; B may be float and is rounded,
-// where the product allows that.
+// Matrix products of bfloat16 numbers, on the pairs of cpu/gemm/tiles_bfloat16.h: what product.h is
+// for float, where the processor multiplies such pairs. A is bfloat16; B may be float and is
+// rounded, where the product allows that.
 //
 // Floor: half the multiply-adds of product.h, and half its memory. Blocks are of as many bytes,
 // which is twice as much of K. Operands become pairs along K: rows that run along K are pairs as
@@ -15,8 +15,8 @@
 #endif
 
 #include "cpu/gemm/multiply.h"
-#include "cpu/matrix_bfloat16.h"
-#include "cpu/matrix_pack.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/tiles_bfloat16.h"
 
 #if FK_CPU_BFLOAT16_TARGET
 
@@ -138,8 +138,13 @@ HWY_INLINE PairsA left_pairs(const MatrixView& a, int64_t rows, int64_t depth, u
 }  // namespace detail
 
 HWY_INLINE bool takes_pairs(const Product& p) {
-  return multiplies_bfloat16() && p.a.dtype == DType::kBFloat16 &&
-         (p.b.dtype == DType::kBFloat16 || (p.b.dtype == DType::kFloat32 && p.rounds_b));
+  const auto takes = [&](const MatrixView& b) {
+    return b.dtype == DType::kBFloat16 || (b.dtype == DType::kFloat32 && p.rounds_b);
+  };
+  if (!multiplies_bfloat16() || p.a.dtype != DType::kBFloat16) return false;
+  if (p.panels != nullptr) return p.panels->dtype == DType::kBFloat16;
+  return takes(p.b) && (!p.twin || takes(p.twin_b)) &&
+         (!p.sum || (p.sum_a.dtype == DType::kBFloat16 && takes(p.sum_b)));
 }
 
 // One block of a product, as multiply_block does it.
@@ -151,38 +156,47 @@ void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
   const int64_t first_column = item % blocks.column_blocks * blocks.column_block;
   const int64_t rows = std::min(blocks.row_block, p.rows - first_row);
   const int64_t columns = std::min(blocks.column_block, p.columns - first_column);
-  const int64_t stride = padded_columns(columns);
-  const auto width_of = [&](int64_t c) { return std::min(kPairPanel, stride - c); };
+  const int64_t panel = p.panels != nullptr ? p.panels->panel : kPairPanel;
+  const int64_t width = padded_columns(columns), all = p.twin ? 2 * width : width;
+  const auto width_of = [&](int64_t c) { return std::min(panel, width - c % width); };
+  const auto next = [&](int64_t c) { return c + width_of(c); };
   auto* const packed_b = reinterpret_cast<uint32_t*>(scratch.b);
   auto* const turned = reinterpret_cast<uint32_t*>(scratch.turned);
-  for (int64_t k = 0; k < p.depth; k += 2 * kPairBlock) {
-    const int64_t depth = std::min(2 * kPairBlock, p.depth - k), pairs = (depth + 1) / 2;
-    for (int64_t c = 0; c < columns; c += kPairPanel) {
-      const MatrixView b = p.b.from(k, first_column + c);
-      const int64_t some = std::min(kPairPanel, columns - c);
-      uint32_t* const to = packed_b + c * kPairBlock;
-      if (b.dtype == DType::kFloat32) {
-        detail::pack_pairs_panel<float>(b, depth, some, to, width_of(c), turned);
-      } else {
-        detail::pack_pairs_panel<bfloat16_t>(b, depth, some, to, width_of(c), turned);
+  const auto add_product = [&](const MatrixView& left, const MatrixView& right, bool add) HWY_ATTR {
+    for (int64_t k = 0; k < p.depth; k += 2 * kPairBlock) {
+      const int64_t depth = std::min(2 * kPairBlock, p.depth - k), pairs = (depth + 1) / 2;
+      for (int64_t c = 0; c < all && p.panels == nullptr; c = next(c)) {
+        const int64_t column = c % width;
+        const MatrixView b = (c < width ? right : p.twin_b).from(k, first_column + column);
+        const int64_t some = std::min(width_of(c), columns - column);
+        uint32_t* const to = packed_b + c * kPairBlock;
+        if (b.dtype == DType::kFloat32) {
+          detail::pack_pairs_panel<float>(b, depth, some, to, width_of(c), turned);
+        } else {
+          detail::pack_pairs_panel<bfloat16_t>(b, depth, some, to, width_of(c), turned);
+        }
       }
-    }
-    for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
-      const int64_t some = std::min(kRowsAtOnce, rows - r);
-      const PairsA a = detail::left_pairs(p.a.from(first_row + r, k), some, depth,
-                                          reinterpret_cast<uint32_t*>(scratch.a));
-      for (int64_t c = 0; c < columns; c += kPairPanel) {
-        const PairsB b{packed_b + c * kPairBlock, width_of(c)};
-        for (int64_t i = 0; i < pairs; i += kPairStretch) {
-          multiply_pairs(some, width_of(c), std::min(kPairStretch, pairs - i),
-                         {a.data + i * a.column, a.row, a.column}, b.from(i),
-                         {scratch.sums + r * stride + c, stride}, k + i > 0);
+      for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
+        const int64_t some = std::min(kRowsAtOnce, rows - r);
+        const PairsA a = detail::left_pairs(left.from(first_row + r, k), some, depth,
+                                            reinterpret_cast<uint32_t*>(scratch.a));
+        for (int64_t c = 0; c < all; c = next(c)) {
+          PairsB b{packed_b + c * kPairBlock, width_of(c)};
+          if (p.panels != nullptr) b.data = p.panels->at(first_column + c, k / 2);
+          for (int64_t i = 0; i < pairs; i += kPairStretch) {
+            multiply_pairs(some, width_of(c), std::min(kPairStretch, pairs - i),
+                           {a.data + i * a.column, a.row, a.column}, b.from(i),
+                           {scratch.sums + r * all + c, all}, add || k + i > 0);
+          }
         }
       }
     }
-  }
-  if (p.depth == 0) std::fill_n(scratch.sums, rows * stride, 0.0f);
-  finish(SumsBlock{scratch.sums, stride, first_row, rows, first_column, columns});
+  };
+  if (p.depth == 0) std::fill_n(scratch.sums, rows * all, 0.0f);
+  add_product(p.a, p.b, false);
+  if (p.sum) add_product(p.sum_a, p.sum_b, true);
+  finish(SumsBlock{scratch.sums, all, first_row, rows, first_column, columns,
+                   p.twin ? scratch.sums + width : nullptr});
 }
 
 }  // namespace HWY_NAMESPACE

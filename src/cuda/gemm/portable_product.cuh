@@ -1,236 +1,254 @@
-// A matrix product for any architecture, any strides and any float types, with an epilogue:
+// A matrix product on the tensor cores of any GPU from Turing on, with an epilogue:
 // C[m, n] = sum over k of A[m, k] B[n, k].
 //
-// Floor: 2 M N K operations on the tensor cores (mma.sync), in float on the FMA units. A block has
-// four warps and a tile of 64 x 64; slices of K go from global memory through registers, where they
-// are converted and, if need be, turned, into one of two places in shared memory, while the slice
-// before is multiplied. Rows in shared memory are padded so that no two of eight share a bank.
+// Floor: 2 M N K operations; A is read once for each column of tiles and B once for each row of
+// them. A block has one tile, of which each warp holds its part in registers (mma.sync).
+//
+// From sm_80 on, copies of the slices ahead (cp.async) run while one is multiplied. Turing has
+// none: there the slice ahead waits in registers. Slices are 64 bytes of K (portable_operand.cuh).
+//
+// float is multiplied as two numbers of 11 bits each, x = high + low, in three products:
+// low high + high low + high high. What is left out, and the rounding of `low`, are 2^-22 of a term
+// at most. Tensor cores cut off the last bits of their sums, so these run over 64 of K only, and
+// are added up in float outside. An infinite input gives NaN.
 #pragma once
 
-#include "cuda/activations.cuh"
-#include "cuda/dependent_launch.cuh"
-#include "cuda/gemm/portable_call.cuh"
-#include "cuda/gemm/tile_order.cuh"
-#include "cuda/mma.cuh"
-#include "cuda/parameter.cuh"
+#include "cuda/gemm/portable_epilogue.cuh"
+#include "cuda/gemm/portable_operand.cuh"
 
 namespace fk::cuda {
 
-constexpr int kPortableTile = 64, kPortableThreads = 128;
+// A tile and what of it a warp has. The large one needs half of the traffic; the small one is for
+// results that would be few tiles. kBlocks: so many shall fit on a multiprocessor.
+struct LargeTile {
+  static constexpr int kRows = 128, kColumns = 128, kWarpRows = 64, kWarpColumns = 32, kBlocks = 1;
+};
+struct LargeFloatTile {
+  static constexpr int kRows = 128, kColumns = 64, kWarpRows = 32, kWarpColumns = 32, kBlocks = 1;
+};
+struct SmallTile {
+  static constexpr int kRows = 64, kColumns = 64, kWarpRows = 32, kWarpColumns = 32, kBlocks = 2;
+};
 
-template <class T, bool kVectors>
-struct Slice {
-  // Of each operand: elements a thread brings, as vectors of 16 bytes or one by one.
-  static constexpr int kDepth = sizeof(T) == 2 ? 32 : 16;
-  static constexpr int kPerThread = kPortableTile * kDepth / kPortableThreads;
-  static constexpr int kWidth = kVectors ? kVecWidth<T> : 1;
-  static constexpr int kCount = kPerThread / kWidth;
+template <class T, class Tile>
+struct PortablePlan {
+  static constexpr int kDepth = 64 / static_cast<int>(sizeof(T));
+  static constexpr int kWarpsAcross = Tile::kColumns / Tile::kWarpColumns;
+  static constexpr int kThreads = 32 * (Tile::kRows / Tile::kWarpRows) * kWarpsAcross;
+  static constexpr int kABytes = Tile::kRows * 64;
+  static constexpr int kStageBytes = kABytes + Tile::kColumns * 64;
+  static constexpr int kStagesFrom80 = 4, kStagesBefore = 2;
+  using Staged = StagedSums<Tile::kRows, Tile::kColumns>;
 
-  Vec<T, kWidth> values[kCount];
+  static constexpr int shared_bytes(int code) {
+    const int stages = (code >= 80 ? kStagesFrom80 : kStagesBefore) * kStageBytes;
+    return stages > Staged::kBytes ? stages : Staged::kBytes;
+  }
+};
+static_assert(PortablePlan<uint16_t, LargeTile>::shared_bytes(75) <= 64 * 1024);
 
-  // The i-th vector's first element: neighbouring threads have neighbouring addresses.
-  __device__ __forceinline__ static void place(const ProductOperand& from, int i, int* outer,
-                                               int* k) {
-    const int index = (static_cast<int>(threadIdx.x) + i * kPortableThreads) * kWidth;
-    if (from.rows_are_outer) {
-      *outer = index / kDepth;
-      *k = index % kDepth;
+// The part of x that its first 11 bits are, and that of the rest.
+struct FloatParts {
+  uint32_t high, low;
+
+  __device__ __forceinline__ explicit FloatParts(uint32_t x) {
+    high = (x + 0x1000u) & 0xffffe000u;
+    low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high)) + 0x1000u;
+  }
+};
+
+// The right-hand fragments of a warp, 16 kC columns by 32 bytes of K, which each of its rows meets.
+template <class T, int kC>
+struct RightFragments {
+  uint32_t words[kC][4];
+
+  // sum += x w^T for 16 rows and the first kCount times 8 columns.
+  template <int kCount = 2 * kC>
+  __device__ __forceinline__ void multiply(float (&sum)[2 * kC][4], const uint32_t (&x)[4]) const {
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) {
+      mma_16816(sum[c], x, words[c / 2][c % 2], words[c / 2][c % 2 + 2], T());
+    }
+  }
+  __device__ __forceinline__ void prepare() {}
+};
+
+template <int kC>
+struct RightFragments<float, kC> {
+  uint32_t words[kC][4];  // after `prepare`, the high parts
+  uint32_t low[kC][4];
+
+  __device__ __forceinline__ void prepare() {
+#pragma unroll
+    for (int i = 0; i < 4 * kC; ++i) {
+      const FloatParts parts(words[i / 4][i % 4]);
+      words[i / 4][i % 4] = parts.high;
+      low[i / 4][i % 4] = parts.low;
+    }
+  }
+  template <int kCount = 2 * kC>
+  __device__ __forceinline__ void multiply(float (&sum)[2 * kC][4], const uint32_t (&x)[4]) const {
+    uint32_t x_high[4], x_low[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const FloatParts parts(x[i]);
+      x_high[i] = parts.high;
+      x_low[i] = parts.low;
+    }
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) {
+      const int j = c / 2, e = c % 2;
+      mma_1688(sum[c], x_low, words[j][e], words[j][e + 2]);
+      mma_1688(sum[c], x_high, low[j][e], low[j][e + 2]);
+      mma_1688(sum[c], x_high, words[j][e], words[j][e + 2]);
+    }
+  }
+};
+
+// A warp's sums. Those of float over the last 64 of K are apart.
+template <class T, int kR, int kC>
+struct WarpSums {
+  static constexpr int kStretch = 4;  // slices
+  static constexpr bool kInParts = sizeof(T) == 4;
+  float all[kR][2 * kC][4] = {};
+  float part[kInParts ? kR : 1][2 * kC][4] = {};
+
+  // Where the r-th 16 rows are summed now.
+  __device__ __forceinline__ float (&now(int r))[2 * kC][4] {
+    if constexpr (kInParts) {
+      return part[r];
     } else {
-      *k = index / kPortableTile;
-      *outer = index % kPortableTile;
+      return all[r];
     }
   }
-  __device__ __forceinline__ void load(const ProductOperand& from, int64_t first, int64_t count,
-                                       int64_t first_k, int64_t depth) {
+  __device__ __forceinline__ void gather() {
+    if constexpr (kInParts) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      int outer, k;
-      place(from, i, &outer, &k);
-      values[i] = Vec<T, kWidth>{};
-      if (first + outer >= count || first_k + k >= depth) continue;
-      const int64_t at = from.place(first + outer, first_k + k);
-      if constexpr (kVectors) {
-        values[i] = cuda::load<kWidth>(static_cast<const T*>(from.data) + at);
-      } else {
-        values[i].data[0] = from_float<T>(load_either<T>(from.data, from.is_float, at));
-      }
-    }
-  }
-  // store(outer, k, value)
-  template <class Store>
-  __device__ __forceinline__ void put(const ProductOperand& from, const Store& store) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      int outer, k;
-      place(from, i, &outer, &k);
-#pragma unroll
-      for (int e = 0; e < kWidth; ++e) {
-        store(outer + (from.rows_are_outer ? 0 : e), k + (from.rows_are_outer ? e : 0),
-              values[i].data[e]);
+      for (int i = 0; i < kR * 2 * kC * 4; ++i) {
+        float& p = part[i / (8 * kC)][i / 4 % (2 * kC)][i % 4];
+        all[i / (8 * kC)][i / 4 % (2 * kC)][i % 4] += p;
+        p = 0;
       }
     }
   }
 };
 
-template <class T>
-__device__ __forceinline__ void finish_element(const PortableArguments& a, Activation activation,
-                                               int64_t m, int64_t n, float value) {
-  const Epilogue& e = a.epilogue;
-  if (m >= a.rows || n >= a.columns) return;
-  if (e.bias != nullptr) value += load_either<T>(e.bias, e.float_bias, n * e.bias_stride);
-  const auto place = [&](const ProductResult& r) { return r.rows.offset(m) + n * r.column; };
-  if (a.before.data != nullptr) store_either<T>(a.before.data, false, place(a.before), value);
-  if (a.out.data == nullptr) return;
-  with_activation(activation, [&](auto kind) {
-    value = activate<decltype(kind)::value, sizeof(T) == 4>(value);
-  });
-  if (a.residual.data != nullptr) {
-    value += load_either<T>(a.residual.data, a.residual.is_float, place(a.residual));
-  }
-  store_either<T>(a.out.data, a.out.is_float, place(a.out), value);
-}
-
-// The tile's sums leave through shared memory, as floats, for a loop that is short and whose stores
-// are of neighbours.
-constexpr int kSumPitch = kPortableTile + 4;
-
-template <class T>
-__device__ __forceinline__ void finish_tile(const PortableArguments& a, int64_t row, int64_t column,
-                                            const float* sums) {
-  __syncthreads();
-#pragma unroll 1
-  for (int i = threadIdx.x; i < kPortableTile * kPortableTile; i += kPortableThreads) {
-    const int r = i / kPortableTile, c = i % kPortableTile;
-    finish_element<T>(a, a.epilogue.activation, row + r, column + c, sums[r * kSumPitch + c]);
-  }
-}
-
-// On tensor cores: T of 16 bits. Each warp has 32 x 32 of the tile.
-template <class T, bool kVectors>
-__global__ void __launch_bounds__(kPortableThreads, 2)
+template <class T, class Tile, Major kA, Major kB>
+__global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks)
     portable_product(const __grid_constant__ PortableArguments a) {
-  using Part = Slice<T, kVectors>;
-  constexpr int kPitch = Part::kDepth + 8;
-  __shared__ __align__(16) T tiles[2][2][kPortableTile * kPitch];
-  wait_for_earlier_kernels();
-  const int64_t column_tiles = (a.columns + kPortableTile - 1) / kPortableTile;
-  const int64_t row = blockIdx.x / column_tiles * kPortableTile;
-  const int64_t column = blockIdx.x % column_tiles * kPortableTile;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
-  float sum[2][4][4] = {};
-  Part left, right;
-  left.load(a.a, row, a.rows, 0, a.depth);
-  right.load(a.b, column, a.columns, 0, a.depth);
-  int stage = 0;
-  for (int64_t k = 0; k < a.depth; k += Part::kDepth, stage ^= 1) {
-    T* const from_a = tiles[stage][0];
-    T* const from_b = tiles[stage][1];
-    left.put(a.a, [&](int o, int i, T x) { from_a[o * kPitch + i] = x; });
-    right.put(a.b, [&](int o, int i, T x) { from_b[o * kPitch + i] = x; });
-    __syncthreads();
-    left.load(a.a, row, a.rows, k + Part::kDepth, a.depth);
-    right.load(a.b, column, a.columns, k + Part::kDepth, a.depth);
-#pragma unroll
-    for (int i = 0; i < Part::kDepth; i += 16) {
-      uint32_t x[2][4], w[2][4];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        load_matrices(x[r], shared_address(from_a + (warp_row + 16 * r + lane % 16) * kPitch + i +
-                                           lane / 16 * 8));
-        load_matrices(w[r], shared_address(from_b + (warp_column + 16 * r + lane % 16) * kPitch +
-                                           i + lane / 16 * 8));
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          mma_16816(sum[r][c], x[r], w[c / 2][c % 2], w[c / 2][c % 2 + 2], T());
-        }
-      }
-    }
-  }
-  __syncthreads();
-  float* const sums = reinterpret_cast<float*>(tiles);
-  static_assert(sizeof(tiles) >= sizeof(float) * kPortableTile * kSumPitch);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[(warp_row + 16 * r + lane / 4 + i / 2 * 8) * kSumPitch + warp_column + 8 * c +
-             2 * (lane % 4) + i % 2] = sum[r][c][i];
-      }
-    }
-  }
-  finish_tile<T>(a, row, column, sums);
-}
+#if __CUDA_ARCH__ >= 800
+  constexpr bool kRuns = true;
+#else
+  constexpr bool kRuns = std::is_same_v<T, __half>;  // Turing has no other tensor cores
+#endif
+  if constexpr (kRuns) {
+    using Plan = PortablePlan<T, Tile>;
+    using TileA = OperandTile<T, kA, Tile::kRows, Plan::kThreads>;
+    using TileB = OperandTile<T, kB, Tile::kColumns, Plan::kThreads>;
+    constexpr int kR = Tile::kWarpRows / 16, kC = Tile::kWarpColumns / 16;
+    extern __shared__ __align__(128) char shared[];
 
-// In float: for float, and for bfloat16 where tensor cores have none. Each thread has 8 x 4.
-template <class T, bool kVectors>
-__global__ void __launch_bounds__(kPortableThreads, 2)
-    portable_product_in_float(const __grid_constant__ PortableArguments a) {
-  using Part = Slice<T, kVectors>;
-  constexpr int kPitch = kPortableTile + 4;
-  __shared__ __align__(16) float tiles[2][2][Part::kDepth * kPitch];
-  wait_for_earlier_kernels();
-  const int64_t column_tiles = (a.columns + kPortableTile - 1) / kPortableTile;
-  const int64_t row = blockIdx.x / column_tiles * kPortableTile;
-  const int64_t column = blockIdx.x % column_tiles * kPortableTile;
-  const int first_row = threadIdx.x / 16 * 8, first_column = threadIdx.x % 16 * 4;
-  // Sums over a stretch of K meet those of the rest only then: errors grow with its square root.
-  constexpr int kStretch = 64;
-  float sum[8][4] = {}, part[8][4] = {};
-  const auto add_part = [&] {
+    int row_tile, column_tile;
+    a.order.place(blockIdx.x, &row_tile, &column_tile);
+    const int64_t row = int64_t{row_tile} * Tile::kRows;
+    const int64_t column = int64_t{column_tile} * Tile::kColumns;
+    const int64_t outputs = a.gated ? column / 2 : column;
+    // A split has whole slices.
+    const int64_t slices = (a.depth + Plan::kDepth - 1) / Plan::kDepth;
+    const int64_t each = (slices + a.splits - 1) / a.splits;
+    const int64_t first = blockIdx.y * each;
+    const int64_t last = first + each < slices ? first + each : slices;
+    const int count = static_cast<int>(last > first ? last - first : 0);
+    const int64_t begin = first * Plan::kDepth;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp / Plan::kWarpsAcross * Tile::kWarpRows;
+    const int warp_column = warp % Plan::kWarpsAcross * Tile::kWarpColumns;
+
+    TileA left{a.a, {row, a.rows, 0}};
+    TileB right{a.b, {outputs, a.columns, a.gated ? a.columns : 0}};
+    left.begin(begin, a.depth);
+    right.begin(begin, a.depth);
+    WarpSums<T, kR, kC> sums;
+    const auto stage = [&](int i, int stages) { return shared + i % stages * Plan::kStageBytes; };
+    const auto multiply = [&](const char* from, int i) {
 #pragma unroll
-    for (int r = 0; r < 8; ++r) {
+      for (int k = 0; k < Plan::kDepth; k += Plan::kDepth / 2) {
+        RightFragments<T, kC> w;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        sum[r][c] += part[r][c];
-        part[r][c] = 0;
-      }
-    }
-  };
-  Part left, right;
-  left.load(a.a, row, a.rows, 0, a.depth);
-  right.load(a.b, column, a.columns, 0, a.depth);
-  int stage = 0;
-  for (int64_t k = 0; k < a.depth; k += Part::kDepth, stage ^= 1) {
-    float* const from_a = tiles[stage][0];
-    float* const from_b = tiles[stage][1];
-    left.put(a.a, [&](int o, int i, T x) { from_a[i * kPitch + o] = to_float(x); });
-    right.put(a.b, [&](int o, int i, T x) { from_b[i * kPitch + o] = to_float(x); });
-    __syncthreads();
-    left.load(a.a, row, a.rows, k + Part::kDepth, a.depth);
-    right.load(a.b, column, a.columns, k + Part::kDepth, a.depth);
+        for (int c = 0; c < kC; ++c) {
+          TileB::load_fragment(w.words[c], from + Plan::kABytes, warp_column + 16 * c, k);
+        }
+        w.prepare();
 #pragma unroll
-    for (int i = 0; i < Part::kDepth; ++i) {
-      const Vec<float, 4> x0 = load<4>(from_a + i * kPitch + first_row);
-      const Vec<float, 4> x1 = load<4>(from_a + i * kPitch + first_row + 4);
-      const Vec<float, 4> w = load<4>(from_b + i * kPitch + first_column);
-#pragma unroll
-      for (int r = 0; r < 8; ++r) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          part[r][c] = fmaf(r < 4 ? x0.data[r] : x1.data[r - 4], w.data[c], part[r][c]);
+        for (int r = 0; r < kR; ++r) {
+          uint32_t x[4];
+          TileA::load_fragment(x, from, warp_row + 16 * r, k);
+          w.multiply(sums.now(r), x);
         }
       }
+      if (i % sums.kStretch == sums.kStretch - 1) sums.gather();
+    };
+
+#if __CUDA_ARCH__ >= 800
+    constexpr int kStages = Plan::kStagesFrom80;
+    const auto copy = [&](int i) {
+      if (i < count) {
+        const int64_t k = begin + int64_t{i} * Plan::kDepth;
+        left.copy(stage(i, kStages), k, a.depth);
+        right.copy(stage(i, kStages) + Plan::kABytes, k, a.depth);
+      }
+      copies_commit();
+    };
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) copy(i);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      copies_wait<kStages - 2>();
+      __syncthreads();  // the slice is there for all, and that before it read by all
+      copy(i + kStages - 1);
+      multiply(stage(i, kStages), i);
     }
-    if ((k + Part::kDepth) % kStretch == 0) add_part();
-  }
-  add_part();
-  __syncthreads();
-  float* const sums = &tiles[0][0][0];
-  static_assert(sizeof(tiles) >= sizeof(float) * kPortableTile * kSumPitch);
-#pragma unroll
-  for (int r = 0; r < 8; ++r) {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      sums[(first_row + r) * kSumPitch + first_column + c] = sum[r][c];
+    copies_wait<0>();
+#else
+    constexpr int kStages = Plan::kStagesBefore;
+    uint4 x[TileA::kChunksEach], w[TileB::kChunksEach];
+    const auto fetch = [&](int i) {
+      const int64_t k = begin + int64_t{i} * Plan::kDepth;
+      left.fetch(x, k, a.depth);
+      right.fetch(w, k, a.depth);
+    };
+    const auto put = [&](int i) {
+      const int64_t k = begin + int64_t{i} * Plan::kDepth;
+      left.put(stage(i, kStages), x, k, a.depth);
+      right.put(stage(i, kStages) + Plan::kABytes, w, k, a.depth);
+    };
+    if (count > 0) {
+      fetch(0);
+      put(0);
     }
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      __syncthreads();
+      if (i + 1 < count) fetch(i + 1);
+      multiply(stage(i, kStages), i);
+      if (i + 1 < count) put(i + 1);
+    }
+#endif
+    sums.gather();
+
+    const typename Plan::Staged staged{reinterpret_cast<float*>(shared)};
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kR * 2 * kC * 2; ++i) {
+      const int r = i / (4 * kC), c = i / 2 % (2 * kC), half = i % 2;
+      float* const to =
+          staged.at(warp_row + 16 * r + 8 * half + lane / 4, warp_column + 8 * c + 2 * (lane % 4));
+      *reinterpret_cast<float2*>(to) =
+          make_float2(sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
+    }
+    __syncthreads();
+    staged.template finish<T, Plan::kThreads>(a, row, column);
   }
-  finish_tile<T>(a, row, column, sums);
 }
 
 }  // namespace fk::cuda

@@ -85,6 +85,7 @@ size_t workspace(const LinearBwd& a);
 namespace cuda {
 Status run(const LinearFwd& a, const Exec& exec);
 Status run(const LinearBwd& a, const Exec& exec);
+size_t workspace(const LinearFwd& a);
 size_t workspace(const LinearBwd& a);
 }  // namespace cuda
 

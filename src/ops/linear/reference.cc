@@ -1,6 +1,10 @@
-// linear, as it is defined.
+// linear and gated_linear, as they are defined.
+#include <algorithm>
+#include <vector>
+
 #include "core/access.h"
 #include "core/rows.h"
+#include "ops/linear/gated_linear.h"
 #include "ops/linear/linear.h"
 
 namespace fk {
@@ -125,6 +129,94 @@ Status run(const LinearBwd& a, const Exec&) {
         store(a.dresidual, out.offset(m) + n * a.dresidual.stride(-1), at(a.dy, dy, m, n));
       }
     }
+  }
+  return {};
+}
+
+namespace {
+
+// The product of row m of x and row n of a weight.
+double product_at(const Tensor& x, const Rows& rows, const Tensor& weight, int64_t m, int64_t n) {
+  double sum = 0;
+  for (int64_t k = 0; k < weight.size(1); ++k) sum += at(x, rows, m, k) * weight_at(weight, n, k);
+  return sum;
+}
+
+}  // namespace
+
+Status run(const GatedLinearFwd& a, const Exec&) {
+  const auto activation = static_cast<Activation>(a.activation);
+  const GatedWeights weights(a.w_gate, a.w_up, !a.w_up);
+  const Rows x = rows_of(a.x), y = rows_of(a.y), kept_gate = rows_of(a.gate);
+  const Rows kept_up = rows_of(a.up);
+  for (int64_t m = 0; m < x.count; ++m) {
+    for (int64_t n = 0; n < weights.gate.size(0); ++n) {
+      const double gate = product_at(a.x, x, weights.gate, m, n);
+      const double up = product_at(a.x, x, weights.up, m, n);
+      if (a.gate) store(a.gate, kept_gate.offset(m) + n * a.gate.stride(-1), gate);
+      if (a.up) store(a.up, kept_up.offset(m) + n * a.up.stride(-1), up);
+      if (!a.y) continue;
+      store(a.y, y.offset(m) + n * a.y.stride(-1), activated(activation, gate).value * up);
+    }
+  }
+  return {};
+}
+
+Status run(const GatedLinearBwd& a, const Exec&) {
+  const auto activation = static_cast<Activation>(a.activation);
+  const GatedWeights weights(a.w_gate, a.w_up, !a.w_up);
+  const Rows x = rows_of(a.x), dy = rows_of(a.dy), kept_gate = rows_of(a.gate);
+  const Rows kept_up = rows_of(a.up);
+  const int64_t rows = x.count, columns = weights.gate.size(0), depth = a.w_gate.size(1);
+  // The gradients of gate and up at a place.
+  struct Gradients {
+    double gate, up;
+  };
+  const auto inner = [&](int64_t m, int64_t n) -> Gradients {
+    const double g = at(a.dy, dy, m, n);
+    const double gate =
+        a.gate ? at(a.gate, kept_gate, m, n) : product_at(a.x, x, weights.gate, m, n);
+    const double up = a.up ? at(a.up, kept_up, m, n) : product_at(a.x, x, weights.up, m, n);
+    const Point point = activated(activation, gate);
+    return {g * up * point.slope, g * point.value};
+  };
+  if (a.dx) {
+    const Rows dx = rows_of(a.dx);
+    std::vector<double> sums(depth);
+    for (int64_t m = 0; m < rows; ++m) {
+      std::fill(sums.begin(), sums.end(), 0.0);
+      for (int64_t n = 0; n < columns; ++n) {
+        const Gradients g = inner(m, n);
+        for (int64_t k = 0; k < depth; ++k) {
+          sums[k] += g.gate * weight_at(weights.gate, n, k) + g.up * weight_at(weights.up, n, k);
+        }
+      }
+      for (int64_t k = 0; k < depth; ++k) {
+        store(a.dx, dx.offset(m) + k * a.dx.stride(-1), sums[k]);
+      }
+    }
+  }
+  if (!a.dw_gate && !a.dw_up) return {};
+  // Where the weights are one matrix, so are their gradients.
+  const GatedWeights gradients(a.dw_gate, a.dw_up, !a.w_up);
+  std::vector<double> to_gate(depth), to_up(depth);
+  for (int64_t n = 0; n < columns; ++n) {
+    std::fill(to_gate.begin(), to_gate.end(), 0.0);
+    std::fill(to_up.begin(), to_up.end(), 0.0);
+    for (int64_t m = 0; m < rows; ++m) {
+      const Gradients g = inner(m, n);
+      for (int64_t k = 0; k < depth; ++k) {
+        to_gate[k] += g.gate * at(a.x, x, m, k);
+        to_up[k] += g.up * at(a.x, x, m, k);
+      }
+    }
+    const auto put = [&](const Tensor& to, const std::vector<double>& from) {
+      for (int64_t k = 0; to && k < depth; ++k) {
+        store(to, n * to.stride(0) + k * to.stride(1), from[k]);
+      }
+    };
+    put(gradients.gate, to_gate);
+    put(gradients.up, to_up);
   }
   return {};
 }

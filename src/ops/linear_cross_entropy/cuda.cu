@@ -226,8 +226,8 @@ template <class Args>
 Status make_logits(const Args& a, const Tensor& logits, int64_t first, cudaStream_t stream) {
   const Tensor weight = rows_from(a.weight, first, logits.size(1));
   PortableArguments f = {};
-  f.a = operand(a.x, true);
-  f.b = operand(weight, true);
+  f.a = operand(a.x, true, a.x.dtype);
+  f.b = operand(weight, true, a.x.dtype);
   f.out = result(logits);
   f.rows = logits.size(0);
   f.columns = logits.size(1);
@@ -238,8 +238,7 @@ Status make_logits(const Args& a, const Tensor& logits, int64_t first, cudaStrea
     f.epilogue.bias =
         a.bias.template ptr<char>() + first * a.bias.stride(0) * size_of(a.bias.dtype);
   }
-  const bool vectors = in_vectors(a.x, a.x.dtype) && in_vectors(weight, a.x.dtype);
-  return multiply(f, a.x.dtype, vectors, a.x.device_id, stream);
+  return multiply(f, a.x.dtype, a.x.device_id, nullptr, stream);
 }
 
 Logits view_of(const Tensor& logits, int64_t first, double softcap) {
@@ -387,27 +386,25 @@ Status run(const LinearCrossEntropyBwd& a, const Exec& exec) {
     }
     if (a.dweight) {
       PortableArguments f = {};
-      f.a = operand(gradient, false);
-      f.b = operand(a.x, false);
+      f.a = operand(gradient, false, dtype);
+      f.b = operand(a.x, false, dtype);
       f.out = result(rows_from(a.dweight, first, some));
       f.rows = some;
       f.columns = depth;
       f.depth = rows;
-      const bool vectors = in_vectors(gradient, dtype) && in_vectors(a.x, dtype);
-      FK_RETURN_IF_ERROR(multiply(f, dtype, vectors, device, stream));
+      FK_RETURN_IF_ERROR(multiply(f, dtype, device, nullptr, stream));
     }
     if (a.dx) {
       const Tensor weight = rows_from(a.weight, first, some);
       PortableArguments f = {};
-      f.a = operand(gradient, true);
-      f.b = operand(weight, false);
+      f.a = operand(gradient, true, dtype);
+      f.b = operand(weight, false, dtype);
       f.out = result(first + some == classes ? a.dx : parts.dx);
       if (first > 0) f.residual = result(parts.dx);
       f.rows = rows;
       f.columns = depth;
       f.depth = some;
-      const bool vectors = in_vectors(gradient, dtype) && in_vectors(weight, dtype);
-      FK_RETURN_IF_ERROR(multiply(f, dtype, vectors, device, stream));
+      FK_RETURN_IF_ERROR(multiply(f, dtype, device, nullptr, stream));
     }
     first += some;
   } while (first < classes);

@@ -101,6 +101,15 @@ def linear(direction, p, size):
     return Count(x + weight + y + before, x + weight + bias, 4 * m * n * k)
 
 
+def gated_linear(direction, p, size):
+    m, k, n = (p[key] for key in "MKN")
+    x, weights, y = m * k * size, 2 * n * k * size, m * n * size
+    if direction == "fwd":
+        return Count(x + weights, y, 4 * m * n * k)
+    # dy, gate and up, and a gradient of each input.
+    return Count(x + weights + 3 * y, x + weights, 8 * m * n * k)
+
+
 def linear_cross_entropy(direction, p, size):
     n, k, v = (p[key] for key in "NKV")
     tensors, targets = (n + v) * k * size, n * 4

@@ -1,21 +1,8 @@
 """The workloads of fused projections: linear layers and a language model's loss."""
 
-import numpy as np
-
 from . import counts
+from .linear_cpu import PACKED, linear_inputs, openvino, torch_linear, weight_of
 from .workloads import Workload, normal
-
-
-def _weight(rng, *shape):
-    return normal(rng, *shape) * np.float32(shape[-1] ** -0.5)
-
-
-def _linear_inputs(params, rng):
-    m, k, n = (params[key] for key in "MKN")
-    out = {"x": normal(rng, m, k), "weight": _weight(rng, n, k)}
-    if params.get("activation"):
-        out["bias"] = normal(rng, n)
-    return out
 
 
 def _linear(params):
@@ -23,20 +10,22 @@ def _linear(params):
     return lambda fk, t: fk.linear(**t, activation=activation)
 
 
-def _torch_linear(params):
-    def call(m, t):
-        y = m.nn.functional.linear(**t)
-        if params.get("activation") == "gelu_tanh":
-            y = m.nn.functional.gelu(y, approximate="tanh")
-        return y
+def _gated_inputs(params, rng):
+    m, k, n = (params[key] for key in "MKN")
+    weights = {name: weight_of(rng, n, k) for name in ("w_gate", "w_up")}
+    return {"x": normal(rng, m, k), **weights}
 
-    return call
+
+def _torch_gated(m, t):
+    functional = m.nn.functional
+    gate = functional.silu(functional.linear(t["x"], t["w_gate"]))
+    return gate * functional.linear(t["x"], t["w_up"])
 
 
 def _head_inputs(params, rng):
     n, k, v = (params[key] for key in "NKV")
     targets = rng.integers(0, v, n)
-    return {"x": normal(rng, n, k), "weight": _weight(rng, v, k), "targets": targets}
+    return {"x": normal(rng, n, k), "weight": weight_of(rng, v, k), "targets": targets}
 
 
 def _torch_head(m, t):
@@ -53,11 +42,21 @@ def _torch_chunked_head(m, t):
 
 
 WORKLOADS = [
+    PACKED,
+    Workload(
+        "gated_linear",
+        _gated_inputs,
+        lambda fk, t: fk.gated_linear(**t),
+        {"torch": _torch_gated},
+        counts.gated_linear,
+        ("x", "w_gate", "w_up"),
+        products=True,
+    ),
     Workload(
         "linear",
-        _linear_inputs,
+        linear_inputs,
         _linear,
-        {"torch": _torch_linear},
+        {"torch": torch_linear, "openvino": openvino},
         counts.linear,
         ("x", "weight", "bias"),
         products=True,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from .linear_cpu import HAS_OPENVINO
+
 
 @dataclass(frozen=True)
 class Case:
@@ -279,7 +281,8 @@ def conv1d_large():
 
 
 def linear():
-    """Linear layers of a few shapes, alone and with bias and GELU, and a language model's loss."""
+    """Linear layers of a few shapes, alone, with bias and GELU and with a gate, a language model's
+    loss, and on a CPU packed weights."""
     shapes = (
         (1, 768, 3072), (16, 768, 3072), (60, 256, 1024), (512, 768, 3072), (2048, 768, 3072),
         (2048, 2048, 2048),
@@ -290,13 +293,26 @@ def linear():
                 sizes = {"M": m, "K": k, "N": n}
                 for extra in ({}, {"activation": "gelu_tanh"}):
                     params = tuple((sizes | extra).items())
-                    yield Case("linear", direction, dtype, params, ("torch_eager",))
+                    both = direction == "fwd" and dtype == "float32" and HAS_OPENVINO
+                    peers = ("torch_eager", *(("openvino",) if both else ()))
+                    yield Case("linear", direction, dtype, params, peers, "cpu")
+                    yield Case("linear", direction, dtype, params, ("torch_eager",), "cuda")
+            for m in (1, 512):
+                params = (("M", m), ("K", 768), ("N", 2048))
+                yield Case("gated_linear", direction, dtype, params, ("torch_eager",))
     for dtype in ("float32", "bfloat16"):
         for direction in ("fwd", "bwd"):
             params = (("N", 4096), ("K", 768), ("V", 50257))
             # Torch's own in chunks makes the gradients in its forward.
             peers = ("torch_eager", *(("chunked",) if direction == "fwd" else ()))
             yield Case("linear_cross_entropy", direction, dtype, params, peers)
+    for kept in ("float32", "bfloat16", "int8"):
+        # The last weight is in no cache.
+        for m, k, n in (*shapes[:2], shapes[3], (1, 4096, 16384)):
+            params = (("M", m), ("K", k), ("N", n), ("activation", "gelu_tanh"), ("kept", kept))
+            peers = ("torch_eager", "linear", *(("torch_int8",) if kept == "int8" else ()))
+            peers += ("openvino",) if kept == "float32" and HAS_OPENVINO else ()
+            yield Case("packed_linear", "fwd", "float32", params, peers, "cpu")
 
 
 def rnn():

@@ -40,6 +40,7 @@ if _torch._guards.TracingContext.try_get() is None:
     _serve_types()
 
 from .mamba import Mamba, MambaStack  # noqa: E402
+from .mlp import MLP  # noqa: E402
 from .recurrent import GRU, LSTM  # noqa: E402
 
-__all__ = [*_PUBLIC, "GRU", "LSTM", "Mamba", "MambaStack"]
+__all__ = [*_PUBLIC, "GRU", "LSTM", "MLP", "Mamba", "MambaStack"]

@@ -179,7 +179,7 @@ def _by_variant(operators: Operators, branch) -> list[str]:
 
 def _on_values(op: Op, output) -> str:
     """Python that tells whether an output exists, in terms of the local variables."""
-    name = output.when.partition("=")[0].rstrip("!")
+    name = output.condition_on
     expression = op.wanted_expression(output)
     return expression.replace(name, _value(op.by_name[name]), 1)
 

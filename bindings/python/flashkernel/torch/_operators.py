@@ -152,7 +152,7 @@ def _variants(op: Op) -> list[Variant]:
     subjects = {}
     for output in op.outputs:
         if output.when:
-            subject = op.by_name[output.when.partition("=")[0].rstrip("!")]
+            subject = op.by_name[output.condition_on]
             subjects[subject.name] = _cases(subject)
         if output.saved_unless:
             subjects[output.saved_unless] = _cases(op.by_name[output.saved_unless])

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .. import Error
+from ._device import takes, tuned
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
@@ -38,9 +39,7 @@ def _tuned(*tiles):
         triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
         for m, n, warps, stages in tiles
     ]
-    return triton.autotune(
-        configurations, key=["BLOCK_D", "BLOCK_E"], prune_configs_by={"early_config_prune": fitting}
-    )
+    return tuned(configurations, ["BLOCK_D", "BLOCK_E"], fitting)
 
 
 # --- tiles ----------------------------------------------------------------------------------------
@@ -409,7 +408,7 @@ def _check(q, k, v) -> None:
         raise Error(f"triton.attention: {name}: expected {expected}, got {got}")
 
     for name, t in {"q": q, "k": k, "v": v}.items():
-        if not isinstance(t, torch.Tensor) or t.device.type != "cuda":
+        if not isinstance(t, torch.Tensor) or not takes(t.device):
             wrong(name, "a torch tensor on a GPU", getattr(t, "device", type(t).__name__))
         if t.ndim != 4:
             wrong(name, "4 dimensions", t.ndim)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from .. import Error
+from ._device import takes
 
 _BLOCK_T, _TILE = 32, 4096  # elements of a tile: BLOCK_T * BLOCK_D * BLOCK_N
 
@@ -263,7 +264,7 @@ def selective_scan(u, delta, A, B, C, D=None, *, z=None, delta_bias=None, delta_
     named = {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z}
     named["delta_bias"] = delta_bias
     for name, t in named.items():
-        if t is not None and not t.is_cuda:
+        if t is not None and not takes(t.device):
             raise Error(
                 f"triton.selective_scan: {name}: expected a tensor on a GPU, got {t.device}"
             )

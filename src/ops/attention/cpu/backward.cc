@@ -17,8 +17,8 @@
 #ifndef FK_OPS_ATTENTION_CPU_BACKWARD_ONCE_
 #define FK_OPS_ATTENTION_CPU_BACKWARD_ONCE_
 
-#include "cpu/bfloat16_products.h"
 #include "cpu/cache.h"
+#include "cpu/gemm/bfloat16.h"
 #include "ops/attention/cpu/backward_plan.h"
 
 namespace fk::attention {

@@ -2,7 +2,7 @@
 // such numbers in pairs: p and ds are rounded to bfloat16, sums are float.
 //
 // Five products as in cpu/backward.cc, but each with pairs along what it sums over (see
-// cpu/matrix_bfloat16.h). So p stands by key, in pairs of queries; ds as well, for dk, and once
+// cpu/gemm/tiles_bfloat16.h). So p stands by key, in pairs of queries; ds as well, for dk, and once
 // more by query, in pairs of keys, for dq. Keys are paired from the sequence's first on, and tiles
 // begin with an even one.
 
@@ -14,7 +14,7 @@
 #define FK_ATTENTION_CPU_BACKWARD_BFLOAT16_PER_TARGET
 #endif
 
-#include "cpu/matrix_bfloat16.h"
+#include "cpu/gemm/tiles_bfloat16.h"
 #include "ops/attention/cpu/backward_simd.h"
 
 #if FK_CPU_BFLOAT16_TARGET

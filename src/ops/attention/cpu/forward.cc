@@ -5,11 +5,11 @@
 //
 // An item is a block of up to 64 queries of one head, or, where few queries meet many keys, of all
 // the heads that share those keys. It works on a panel of queries (one or two vectors, see
-// cpu/matrix.h) and 128 keys at a time, or, if there are no more than 64 keys, on all queries that
-// see them: s = k q^T by key and query, the online softmax down its columns, then o = s^T v. So k
-// and v are used as they stand, as rows, and only q is ever turned. A panel's scores stay in the
-// first-level cache; k and v come from the second. Each panel takes exactly the keys that one of
-// its queries sees.
+// cpu/gemm/tiles.h) and 128 keys at a time, or, if there are no more than 64 keys, on all queries
+// that see them: s = k q^T by key and query, the online softmax down its columns, then o = s^T v.
+// So k and v are used as they stand, as rows, and only q is ever turned. A panel's scores stay in
+// the first-level cache; k and v come from the second. Each panel takes exactly the keys that one
+// of its queries sees.
 //
 // k and v are copied to rows of floats without gaps: once for all the blocks that share them, or,
 // where those are few, block by block by whoever needs them, unless they are such rows already.

@@ -15,8 +15,8 @@
 #define FK_ATTENTION_CPU_SIMD_PER_TARGET
 #endif
 
-#include "cpu/matrix.h"
-#include "cpu/matrix_pack.h"
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/tiles.h"
 #include "cpu/simd.h"
 #include "cpu/simd_activations.h"
 

@@ -10,7 +10,7 @@
 #include "core/exec.h"
 #include "core/integers.h"
 #include "core/workspace.h"
-#include "cpu/matrix_view.h"
+#include "cpu/gemm/view.h"
 #include "cpu/workers.h"
 #include "ops/attention/problem.h"
 

@@ -103,7 +103,8 @@ def mamba_step():
 
 
 def linear():
-    """Linear layers: a product alone, with what rides along, a token at a time, and backward."""
+    """Linear layers: a product alone, with what rides along, few rows, few tiles and a long K,
+    backward, and with a gate."""
     sizes = {"M": 256, "K": 256, "N": 512}
     for dtype in ("float32", "float16", "bfloat16"):
         yield _counted("linear", "fwd", dtype, dtype == "float16", **sizes)
@@ -113,7 +114,11 @@ def linear():
         )
         yield _counted("linear", "fwd", dtype, M=1, K=1024, N=1024, bias=True)
         yield _counted("linear", "fwd", dtype, M=16, K=1024, N=1024, activation="silu", bias=True)
+        yield _counted("linear", "fwd", dtype, M=64, K=4096, N=256)
         yield _counted("linear", "bwd", dtype, **sizes, activation="gelu_tanh", bias=True)
+        for direction in ("fwd", "bwd"):
+            quick = dtype == "float16"
+            yield _counted("gated_linear", direction, dtype, quick, M=256, K=256, N=256)
 
 
 def _recurrent(op, direction, dtype, b, length, inputs, hidden, quick=False):

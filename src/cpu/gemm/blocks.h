@@ -1,5 +1,6 @@
-// The layout in which the CPU engine keeps weights: sixteen rows side by side, so that a vector
-// lane is a row and a product needs no sum across lanes.
+// Products of matrices in the types that model files have, whose weights are codes in blocks of 32
+// columns with a scale for each block, and the layout they are packed in: sixteen rows side by
+// side, so that a vector lane is a row and a product needs no sum across lanes.
 //
 // A matrix is cut into groups of 16 rows (the last one padded with zero rows), a group into blocks
 // of columns, in the order in which they are read: the whole matrix is one stream. The bytes of a
@@ -19,11 +20,8 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
-#include "model/decoder.h"
-
-namespace fk::engine {
+namespace fk::cpu {
 
 constexpr int64_t kGroupRows = 16;
 // The number of rows of a matrix once its last group is filled up with zero rows.
@@ -88,7 +86,7 @@ constexpr int64_t group_bytes(Packing p, int64_t columns) {
   return columns / 32 * block_bytes(p) + columns / 256 * super_bytes(p);
 }
 
-// A packed matrix. It points into the engine's memory and does not own it.
+// A packed matrix. It does not own its memory.
 struct PackedMatrix {
   Packing packing = Packing::kF32;
   int64_t rows = 0;
@@ -102,11 +100,25 @@ struct PackedMatrix {
   explicit operator bool() const { return data != nullptr; }
 };
 
-// Returns how a weight is to be packed: as it is stored, or as `quantize` where that is not null
-// and the matrix allows it (it is stored as float, and its rows are whole blocks of that type).
-Packing packing_of(const model::Weight& weight, const model::WeightType* quantize);
+// The inputs of a product, one row per token: float weights read `x`, integer weights the same
+// values as int8 in blocks of 32. Token t's values begin at t * columns, its blocks at t * columns
+// /
+// 32. The struct does not own the memory.
+struct Activations {
+  int64_t columns = 0;
+  float* x = nullptr;
+  int8_t* q = nullptr;         // x is close to scale * q, |q| <= 127
+  float* scale = nullptr;      // one per block
+  float* sum = nullptr;        // one per block: scale times the sum of its q
+  int32_t* minus32 = nullptr;  // one per block: minus the sum of its q
+  int32_t* minus16 = nullptr;  // one per half block: minus the sum of its q
+};
 
-// Packs groups [begin, end) of a weight into out.group(begin) and those after it.
-void pack_groups(const model::Weight& weight, const PackedMatrix& out, int64_t begin, int64_t end);
+// Computes out[t * stride + r] = bias[r] + W[r] . x[t] for tokens t < `tokens` and for the rows r
+// of w's groups [begin, end), including the padding rows of the last group: `out` has room for
+// them. It runs on the calling thread, and what it computes for a row and a token does not depend
+// on how the work is cut.
+void multiply(const PackedMatrix& w, int64_t begin, int64_t end, const Activations& x,
+              int64_t tokens, float* out, int64_t stride);
 
-}  // namespace fk::engine
+}  // namespace fk::cpu

@@ -1,5 +1,5 @@
 // Tells kernels whether they may use the instructions for products of bfloat16 numbers
-// (cpu/matrix_bfloat16.h).
+// (cpu/gemm/tiles_bfloat16.h).
 #pragma once
 
 namespace fk::cpu {

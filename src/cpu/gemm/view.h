@@ -1,4 +1,4 @@
-// A matrix inside a tensor, for cpu/matrix_pack.h, and lists of rows to prefetch.
+// A matrix inside a tensor, for cpu/gemm/pack.h, and lists of rows to prefetch.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 #include "cuda/activations.cuh"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/parameter.cuh"
-#include "ops/linear/cuda_inner.h"
+#include "ops/linear/cuda/inner.h"
 
 namespace fk::cuda::linear {
 
@@ -82,6 +82,43 @@ __global__ void __launch_bounds__(kWide* kHigh)
   }
 }
 
+struct GatedInnerArguments {
+  StridedRows dy, gate, up;
+  void* inner;
+  int64_t rows, columns, width, up_column;
+  Activation activation;
+};
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kWide* kHigh)
+    gated_inner(const __grid_constant__ GatedInnerArguments a) {
+  wait_for_earlier_kernels();
+  const int64_t column = (blockIdx.x * int64_t{kWide} + threadIdx.x) * kWidth;
+  const auto rows = [&](auto kind) {
+    constexpr bool kExact = sizeof(T) == 4;
+    for (int64_t m = blockIdx.y * int64_t{kHigh} + threadIdx.y; m < a.rows;
+         m += gridDim.y * int64_t{kHigh}) {
+      const auto floats = [&](const StridedRows& p, float(&x)[kWidth]) {
+        const T* const at = static_cast<const T*>(p.data) + p.rows.offset(m) + column * p.column;
+        unpack(load<kWidth>(at), x);
+      };
+      float dy[kWidth], gate[kWidth], up[kWidth];
+      floats(a.dy, dy);
+      floats(a.gate, gate);
+      floats(a.up, up);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        up[i] *= dy[i] * activation_slope<decltype(kind)::value, kExact>(gate[i]);
+        gate[i] = dy[i] * activate<decltype(kind)::value, kExact>(gate[i]);
+      }
+      T* const to = static_cast<T*>(a.inner) + m * a.width + column;
+      store(to, pack<T>(up));
+      store(to + a.up_column, pack<T>(gate));
+    }
+  };
+  if (column < a.columns) with_activation(a.activation, rows);
+}
+
 __global__ void linear_dbias(const float* sums, int64_t pieces, int64_t width, int64_t columns,
                              void* dbias, DType dtype, int64_t stride) {
   wait_for_earlier_kernels();
@@ -128,7 +165,36 @@ Status launch_inner(const InnerArguments& f, bool vectors, cudaStream_t stream) 
   return launch_early(linear_inner<T, 1>, "linear_inner", shape, stream, f);
 }
 
+template <class T>
+Status launch_gated_inner(const GatedInnerArguments& f, bool vectors, cudaStream_t stream) {
+  const int width = vectors ? kVecWidth<T> : 1;
+  const auto blocks = static_cast<unsigned>(ceil_div(f.columns, kWide * width));
+  const auto high = static_cast<unsigned>(std::min<int64_t>(ceil_div(f.rows, kHigh), 1 << 15));
+  return launch_early(vectors ? gated_inner<T, kVecWidth<T>> : gated_inner<T, 1>, "gated_inner",
+                      {{blocks, high}, {kWide, kHigh}}, stream, f);
+}
+
 }  // namespace
+
+Status make_gated_inner(const GatedLinearBwd& a, const Tensor& gate, const Tensor& up,
+                        const GatedInner& inner, cudaStream_t stream) {
+  GatedInnerArguments f = {};
+  f.dy = strided_rows(a.dy);
+  f.gate = strided_rows(gate);
+  f.up = strided_rows(up);
+  f.inner = inner.data;
+  f.rows = f.dy.rows.count;
+  f.columns = a.dy.size(-1);
+  f.width = inner.width;
+  f.up_column = inner.up_column;
+  f.activation = static_cast<Activation>(a.activation);
+  if (f.rows == 0 || f.columns == 0) return {};
+  const bool vectors = in_vectors(a.dy) && in_vectors(gate) && in_vectors(up) &&
+                       inner.up_column * size_of(a.dy.dtype) % 16 == 0;
+  if (a.dy.dtype == DType::kFloat32) return launch_gated_inner<float>(f, vectors, stream);
+  if (a.dy.dtype == DType::kFloat16) return launch_gated_inner<__half>(f, vectors, stream);
+  return launch_gated_inner<__nv_bfloat16>(f, vectors, stream);
+}
 
 Status make_inner(const LinearBwd& a, void* inner, float* sums, cudaStream_t stream) {
   InnerArguments f = {};

@@ -7,20 +7,20 @@
 // Operands are float, in memory that the caller provides: B and C have rows of whole vectors (see
 // padded_columns), A may be stored by rows or by columns. Elements of B are read in order along a
 // row, so a panel of B that is used for many rows of A should fit the first-level cache; the caller
-// cuts K and N into such pieces. matrix_pack.h brings tensors of any float type into this form.
+// cuts K and N into such pieces. pack.h brings tensors of any float type into this form.
 
 // This part is compiled once per instruction set (see cpu/foreach_target.h).
-#if defined(FK_CPU_MATRIX_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
-#ifdef FK_CPU_MATRIX_PER_TARGET
-#undef FK_CPU_MATRIX_PER_TARGET
+#if defined(FK_CPU_GEMM_TILES_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_GEMM_TILES_PER_TARGET
+#undef FK_CPU_GEMM_TILES_PER_TARGET
 #else
-#define FK_CPU_MATRIX_PER_TARGET
+#define FK_CPU_GEMM_TILES_PER_TARGET
 #endif
 
 #include <cstdint>
 #include <type_traits>
 
-#include "cpu/matrix_view.h"
+#include "cpu/gemm/view.h"
 #include "cpu/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -227,4 +227,4 @@ HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, cons
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // FK_CPU_MATRIX_PER_TARGET
+#endif  // FK_CPU_GEMM_TILES_PER_TARGET

@@ -12,7 +12,7 @@
 #include "core/access.h"
 #include "core/rows.h"
 #include "cpu/gemm/multiply.h"
-#include "ops/linear/linear.h"
+#include "ops/linear/packed_linear.h"
 
 namespace fk::cpu {
 
@@ -34,7 +34,7 @@ struct LinearInner {
 #endif  // FK_OPS_LINEAR_CPU_JOBS_
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/linear/cpu.cc"
+#define HWY_TARGET_INCLUDE "ops/linear/cpu/linear.cc"
 #include "cpu/foreach_target.h"
 #include "cpu/gemm/elements.h"
 #include "cpu/simd_activations.h"
@@ -126,6 +126,11 @@ FK_CPU_EXPORT(linear_inner);
 
 namespace {
 
+// What becomes of the blocks of a forward's product.
+LinearForward forward_job(const LinearFwd& a) {
+  return {a, rows_of(a.y), rows_of(a.before), rows_of(a.residual)};
+}
+
 struct ForwardParts {
   WorkspaceParts parts;
   RowsMatrix x;
@@ -184,9 +189,37 @@ Status run(const LinearFwd& a, const Exec& exec) {
   if (!a.y && !a.before) return {};
   const ForwardParts parts(a, exec.workspace());
   parts.x.prepare(exec);
-  const LinearForward job{a, rows_of(a.y), rows_of(a.before), rows_of(a.residual)};
+  const LinearForward job = forward_job(a);
   multiply(parts.product, parts.scratch, FK_CPU_DISPATCH(linear_finish), &job, exec);
   return {};
+}
+
+namespace {
+
+struct PackedParts {
+  WorkspaceParts parts;
+  LeftOperand x;
+  Product product;
+  float* scratch;
+
+  PackedParts(const LinearFwd& a, const Panels& weight, void* memory)
+      : parts(memory),
+        x(a.x, weight, parts),
+        product(x.product()),
+        scratch(parts.take(product_scratch(product))) {}
+};
+
+}  // namespace
+
+size_t packed_workspace(const LinearFwd& a, const Panels& weight) {
+  return PackedParts(a, weight, nullptr).parts.bytes();
+}
+
+void run_packed(const LinearFwd& a, const Panels& weight, const Exec& exec) {
+  const PackedParts parts(a, weight, exec.workspace());
+  parts.x.prepare(exec);
+  const LinearForward job = forward_job(a);
+  multiply(parts.product, parts.scratch, FK_CPU_DISPATCH(linear_finish), &job, exec);
 }
 
 Status run(const LinearBwd& a, const Exec& exec) {

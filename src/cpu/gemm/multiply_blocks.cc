@@ -1,4 +1,4 @@
-// Matrix products of packed weights (engine/packed_matrix.h) with one token or several.
+// Matrix products of weights in blocks (cpu/gemm/blocks.h) with one token or several.
 //
 // Floor for one token: the weights' bytes at memory bandwidth; 16 rows by 32 columns of Q4_1 are
 // 320 bytes and about 30 instructions. For many tokens: one integer dot product instruction per
@@ -10,26 +10,17 @@
 // Where a vector holds fewer than 16 rows, 16 rows are several parts. With one token, all parts of
 // a block are multiplied before the next block, so that memory is read in order; with many tokens,
 // a whole group is multiplied part by part, since its bytes are in the first-level cache by then.
-#include <atomic>
-#include <cstdlib>
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "engine/multiply.cc"
+#define HWY_TARGET_INCLUDE "cpu/gemm/multiply_blocks.cc"
 #include "cpu/foreach_target.h"
-#include "cpu/matrix.h"
+#include "cpu/gemm/blocks.h"
+#include "cpu/gemm/bytes.h"
+#include "cpu/gemm/tiles.h"
 #include "cpu/simd.h"
-#include "engine/dot.h"
-#include "engine/kernels.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
-
-using engine::Activations;
-using engine::block_bytes;
-using engine::kGroupRows;
-using engine::PackedMatrix;
-using engine::Packing;
-using engine::super_bytes;
 
 // Codes are unsigned. A code stands for the weight (code - offset) * scale, plus a minimum if the
 // type has one. This is the offset's logarithm to base 2, or 0 for types without an offset.
@@ -301,23 +292,23 @@ template <bool kVnni>
 void multiply_any(const PackedMatrix& w, int64_t begin, int64_t end, const Activations& x,
                   int64_t tokens, float* out, int64_t stride) {
   switch (w.packing) {
-#define FK_ENGINE_PACKING(name)              \
+#define FK_CPU_PACKING(name)                 \
   case Packing::name:                        \
     return multiply_packing < Packing::name, \
-           kVnni && !engine::is_float(Packing::name) > (w, begin, end, x, tokens, out, stride);
-    FK_ENGINE_PACKING(kF32)
-    FK_ENGINE_PACKING(kF16)
-    FK_ENGINE_PACKING(kBF16)
-    FK_ENGINE_PACKING(kQ8_0)
-    FK_ENGINE_PACKING(kQ4_0)
-    FK_ENGINE_PACKING(kQ4_1)
-    FK_ENGINE_PACKING(kQ5_0)
-    FK_ENGINE_PACKING(kQ5_1)
-    FK_ENGINE_PACKING(kQ4_K)
-    FK_ENGINE_PACKING(kQ5_K)
-    FK_ENGINE_PACKING(kQ6_K)
-    FK_ENGINE_PACKING(kQ8_Float)
-#undef FK_ENGINE_PACKING
+           kVnni && !is_float(Packing::name) > (w, begin, end, x, tokens, out, stride);
+    FK_CPU_PACKING(kF32)
+    FK_CPU_PACKING(kF16)
+    FK_CPU_PACKING(kBF16)
+    FK_CPU_PACKING(kQ8_0)
+    FK_CPU_PACKING(kQ4_0)
+    FK_CPU_PACKING(kQ4_1)
+    FK_CPU_PACKING(kQ5_0)
+    FK_CPU_PACKING(kQ5_1)
+    FK_CPU_PACKING(kQ4_K)
+    FK_CPU_PACKING(kQ5_K)
+    FK_CPU_PACKING(kQ6_K)
+    FK_CPU_PACKING(kQ8_Float)
+#undef FK_CPU_PACKING
   }
 }
 
@@ -334,38 +325,16 @@ void multiply_rows16(const PackedMatrix& w, int64_t begin, int64_t end, const Ac
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+
 namespace fk::cpu {
+
 FK_CPU_EXPORT(multiply_rows16);
-
-static auto multiply_now() { return FK_CPU_DISPATCH(multiply_rows16); }
-}  // namespace fk::cpu
-
-namespace fk::engine {
-namespace {
-
-// Whether VNNI is wanted: what FK_CPU_VNNI said at the first call, until set_vnni changes it.
-std::atomic<bool>& vnni_flag() {
-  static std::atomic<bool> wanted = [] {
-    const char* text = std::getenv("FK_CPU_VNNI");
-    return text == nullptr || text[0] != '0';
-  }();
-  return wanted;
-}
-
-}  // namespace
-
-bool vnni_wanted() { return vnni_flag().load(std::memory_order_relaxed); }
-void set_vnni(bool wanted) { vnni_flag().store(wanted); }
 
 void multiply(const PackedMatrix& w, int64_t begin, int64_t end, const Activations& x,
               int64_t tokens, float* out, int64_t stride) {
-  cpu::multiply_now()(w, begin, end, x, tokens, out, stride);
+  FK_CPU_DISPATCH(multiply_rows16)(w, begin, end, x, tokens, out, stride);
 }
 
-void prefetch(const void* data, int64_t bytes) {
-  const char* p = static_cast<const char*>(data);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
+}  // namespace fk::cpu
 
-}  // namespace fk::engine
-#endif
+#endif  // HWY_ONCE

@@ -1,5 +1,5 @@
 // Dot products of unsigned with signed bytes, four neighbours to a lane of int32, for the integer
-// products in multiply.cc.
+// products of tiles_int8.h and multiply_blocks.cc.
 //
 // VNNI has an instruction for them: in AVX-512 form (Ice Lake, Zen 4) or in VEX form (Alder Lake).
 // It is written as inline assembly, because the instruction sets of cpu/foreach_target.h do not
@@ -8,25 +8,24 @@
 // before they are widened to int32.
 
 // This part is compiled once per translation unit.
-#ifndef FK_ENGINE_DOT_H_
-#define FK_ENGINE_DOT_H_
+#ifndef FK_CPU_GEMM_BYTES_H_
+#define FK_CPU_GEMM_BYTES_H_
 
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/matrix.h"
+#include "cpu/gemm/tiles.h"
 #include "cpu/simd.h"
 #include "cpu/targets.h"
-#include "engine/kernels.h"
 
-#endif  // FK_ENGINE_DOT_H_
+#endif  // FK_CPU_GEMM_BYTES_H_
 
 // This part is compiled once per instruction set (see cpu/foreach_target.h).
-#if defined(FK_ENGINE_DOT_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
-#ifdef FK_ENGINE_DOT_PER_TARGET
-#undef FK_ENGINE_DOT_PER_TARGET
+#if defined(FK_CPU_GEMM_BYTES_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_GEMM_BYTES_PER_TARGET
+#undef FK_CPU_GEMM_BYTES_PER_TARGET
 #else
-#define FK_ENGINE_DOT_PER_TARGET
+#define FK_CPU_GEMM_BYTES_PER_TARGET
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -40,14 +39,14 @@ using I32 = hn::ScalableTag<int32_t>;
 // Whether machines of this instruction set may have VNNI.
 constexpr bool kCanHaveVnni = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2;
 
-// Whether this machine has VNNI and it is not switched off (engine/kernels.h).
+// Whether this machine has VNNI and it is not switched off (cpu/targets.h).
 HWY_INLINE bool has_vnni() {
 #if HWY_TARGET == HWY_AVX3
   static const bool has = __builtin_cpu_supports("avx512vnni") != 0;
-  return has && engine::vnni_wanted();
+  return has && vnni_wanted();
 #elif HWY_TARGET == HWY_AVX2
   static const bool has = has_vex_vnni();
-  return has && engine::vnni_wanted();
+  return has && vnni_wanted();
 #else
   return false;
 #endif
@@ -110,16 +109,24 @@ HWY_INLINE hn::Vec<Bytes> take_sign(hn::Vec<Bytes> s, hn::Vec<Bytes> w) {
 }
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
-// Returns `sum` plus the dot product of each lane's four bytes of w with the four values at x.
+// Returns `sum` plus the dot product of each lane's four bytes of w with its four values of x.
+HWY_INLINE hn::Vec<I32> add_by_vnni(hn::Vec<I32> sum, hn::Vec<Bytes> w, hn::Vec<I32> x) {
+#if HWY_TARGET == HWY_AVX3
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(w.raw), "v"(x.raw));
+#else
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(w.raw), "x"(x.raw));
+#endif
+  return sum;
+}
+// Does the same with the four values at x for every lane.
 HWY_INLINE hn::Vec<I32> add_by_vnni(hn::Vec<I32> sum, hn::Vec<Bytes> w, const int8_t* x) {
 #if HWY_TARGET == HWY_AVX3
   const int32_t* quad = reinterpret_cast<const int32_t*>(x);
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.raw) : "v"(w.raw), "m"(*quad));
-#else
-  const auto quad = hn::Set(I32(), load_quad(x));
-  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(w.raw), "x"(quad.raw));
-#endif
   return sum;
+#else
+  return add_by_vnni(sum, w, hn::Set(I32(), load_quad(x)));
+#endif
 }
 #endif
 
@@ -159,4 +166,4 @@ HWY_INLINE hn::Vec<I32> dot(hn::Vec<I32> sum, const hn::Vec<Bytes>* w, const int
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // FK_ENGINE_DOT_PER_TARGET
+#endif  // FK_CPU_GEMM_BYTES_PER_TARGET

@@ -1,22 +1,22 @@
-// Packs tensors of any float type and any strides into float matrices for cpu/matrix.h, and unpacks
-// them again.
+// Packs tensors of any float type and any strides into float matrices for cpu/gemm/tiles.h, and
+// unpacks them again.
 //
 // A packed matrix has rows without gaps, padded with zeros to whole vectors. Floor: memory traffic.
 // Packing pays because rows of a tensor may lie a power of two apart, and then few of them fit the
 // first-level cache at once.
 
 // This part is compiled once per instruction set (see cpu/foreach_target.h).
-#if defined(FK_CPU_MATRIX_PACK_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
-#ifdef FK_CPU_MATRIX_PACK_PER_TARGET
-#undef FK_CPU_MATRIX_PACK_PER_TARGET
+#if defined(FK_CPU_GEMM_PACK_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_GEMM_PACK_PER_TARGET
+#undef FK_CPU_GEMM_PACK_PER_TARGET
 #else
-#define FK_CPU_MATRIX_PACK_PER_TARGET
+#define FK_CPU_GEMM_PACK_PER_TARGET
 #endif
 
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/matrix_view.h"
+#include "cpu/gemm/view.h"
 #include "cpu/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -171,4 +171,4 @@ HWY_INLINE void transpose_scaled(const float* in, int64_t in_stride, int64_t row
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // FK_CPU_MATRIX_PACK_PER_TARGET
+#endif  // FK_CPU_GEMM_PACK_PER_TARGET

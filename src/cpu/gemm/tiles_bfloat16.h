@@ -1,24 +1,24 @@
 // Matrix products of bfloat16 numbers with sums in float, C[M, N] (+)= A[M, K] B[K, N], where the
 // processor has an instruction for them (AVX512-BF16).
 //
-// Floor: half the multiply-adds of cpu/matrix.h, since each instruction multiplies two neighbours
-// along K and adds both products to one float. So operands are matrices of such pairs, 32 bits
-// each: A has K / 2 of them in a row, B has K / 2 rows. A row of bfloat16 numbers in memory already
-// is a row of pairs along it; pair_rows makes pairs down the columns. Tiles are those of
-// cpu/matrix.h. The instruction treats subnormal numbers as 0.
+// Floor: half the multiply-adds of cpu/gemm/tiles.h, since each instruction multiplies two
+// neighbours along K and adds both products to one float. So operands are matrices of such pairs,
+// 32 bits each: A has K / 2 of them in a row, B has K / 2 rows. A row of bfloat16 numbers in memory
+// already is a row of pairs along it; pair_rows makes pairs down the columns. Tiles are those of
+// cpu/gemm/tiles.h. The instruction treats subnormal numbers as 0.
 
 // This part is compiled once per instruction set (see cpu/foreach_target.h).
-#if defined(FK_CPU_MATRIX_BFLOAT16_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
-#ifdef FK_CPU_MATRIX_BFLOAT16_PER_TARGET
-#undef FK_CPU_MATRIX_BFLOAT16_PER_TARGET
+#if defined(FK_CPU_GEMM_TILES_BFLOAT16_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_GEMM_TILES_BFLOAT16_PER_TARGET
+#undef FK_CPU_GEMM_TILES_BFLOAT16_PER_TARGET
 #else
-#define FK_CPU_MATRIX_BFLOAT16_PER_TARGET
+#define FK_CPU_GEMM_TILES_BFLOAT16_PER_TARGET
 #endif
 
 #include <cstdint>
 
-#include "cpu/bfloat16_products.h"
-#include "cpu/matrix.h"
+#include "cpu/gemm/bfloat16.h"
+#include "cpu/gemm/tiles.h"
 
 // Kernels compiled for this target have the products inside, and may use them only if
 // multiplies_bfloat16().
@@ -187,4 +187,4 @@ HWY_AFTER_NAMESPACE();
 
 #endif  // FK_CPU_BFLOAT16_TARGET
 
-#endif  // FK_CPU_MATRIX_BFLOAT16_PER_TARGET
+#endif  // FK_CPU_GEMM_TILES_BFLOAT16_PER_TARGET

@@ -1,0 +1,2 @@
+# The matrix products, which are compiled together (cmake/units.cmake).
+fk_unit(gemm VECTOR FILES gemm/multiply.cc gemm/multiply_blocks.cc)
