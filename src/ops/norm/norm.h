@@ -79,8 +79,8 @@ struct RmsNormBwd {
   static Status validate(const RmsNormBwd& a);
 };
 
-// Whether a call of rms_norm has a gate, or groups of columns: kernels of their own serve those. Of
-// no columns, neither matters.
+// Returns whether a call of rms_norm has a gate, or groups of columns: kernels of their own serve
+// those. Of no columns, neither matters.
 template <class Args>
 bool is_gated(const Args& a) {
   const int64_t columns = a.x.size(-1);
@@ -149,7 +149,7 @@ size_t workspace(const RmsNormBwd& a);
 size_t workspace(const LayerNormBwd& a);
 }  // namespace cpu
 
-// rms_norm with a gate or with groups of columns.
+// These serve rms_norm with a gate or with groups of columns.
 namespace cpu_gated {
 Status run(const RmsNormFwd& a, const Exec& exec);
 Status run(const RmsNormBwd& a, const Exec& exec);

@@ -11,9 +11,9 @@
 
 namespace fk::ssd {
 
-// A tensor of four dims as (batch, step, head, entry): x, z and y of P entries for each head; B and
-// C of N for each group, which `head` counts then; dt of one entry; and states as (sequence, head,
-// channel, state). Strides in elements.
+// This is a tensor of up to four dims with its strides in elements: x, z and y as (batch, step,
+// head, channel), B and C as (batch, step, group, state), dt as (batch, step, head), and states as
+// (sequence, head, channel, state).
 struct View {
   void* data = nullptr;  // NULL: there is no such tensor
   DType dtype = DType::kFloat32;
@@ -38,7 +38,7 @@ struct Problem {
   Sequences sequences;
   int64_t chunk_size;  // as asked for; 0: as the kernel likes
 
-  // The group of B and C that a head reads.
+  // Returns the group of B and C that a head reads.
   FK_HOST_DEVICE int64_t group(int64_t head) const { return head / (heads / groups); }
 };
 

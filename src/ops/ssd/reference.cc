@@ -29,12 +29,12 @@ void put(const Tensor& t, int64_t i, int64_t j, int64_t k, int64_t l, double val
 
 double at_head(const Tensor& t, int64_t head) { return t ? load(t, head * t.stride(0)) : 0; }
 
-// Where D, (H) or (H, P), has its entry of a channel.
+// Returns where D, (H) or (H, P), has its entry of a channel.
 int64_t skip_place(const Tensor& D, int64_t head, int64_t p) {
   return head * D.stride(0) + (D.ndim == 2 ? p * D.stride(1) : 0);
 }
 
-// One head of one sequence, as numbers.
+// This is one head of one sequence, as numbers.
 struct Head {
   int64_t length, channels, states;
   double A;
@@ -80,12 +80,12 @@ struct Head {
     }
   }
 
-  // The state before a step; that after the last one is before(length, ...).
+  // Returns the state before a step; that after the last one is before(length, ...).
   double before(int64_t t, int64_t c, int64_t n) const {
     return h[(t * channels + c) * states + n];
   }
 
-  // h C + D x
+  // Returns h C + D x.
   double output(int64_t t, int64_t c) const {
     double sum = D[c] * x[t * channels + c];
     for (int64_t n = 0; n < states; ++n) sum += C[t * states + n] * before(t + 1, c, n);
@@ -93,7 +93,7 @@ struct Head {
   }
 };
 
-// The gradients that many heads or steps have a share in.
+// These are the gradients that many heads or steps have a share in.
 struct Sums {
   std::vector<double> dA, ddt_bias, dD, dB, dC;
 };

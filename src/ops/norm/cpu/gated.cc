@@ -21,7 +21,7 @@
 namespace fk::cpu {
 namespace {
 
-// A tensor of rows; without data: not given.
+// This is a tensor of rows; without data, it is not given.
 struct GatedRows {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
@@ -53,10 +53,11 @@ struct GatedJob {
 
 constexpr int kGatedBuffers = 6;
 
-// Columns in a worker's buffers: vectors at a group's end may reach beyond the row.
+// Returns the columns in a worker's buffers: vectors at a group's end may reach beyond the row.
 int64_t gated_width(int64_t columns) { return padded_columns(columns) + 16; }
 
-// How many rows a block has, from the shape alone, so that sums over rows do not depend on threads.
+// Returns how many rows a block has, from the shape alone: sums over rows must not depend on
+// threads.
 int64_t gated_block(int64_t rows, int64_t columns) {
   constexpr int64_t kElements = 32768, kMostBlocks = 64;
   const int64_t by_work = std::max<int64_t>(1, kElements / std::max<int64_t>(1, columns));
@@ -89,8 +90,7 @@ HWY_INLINE void for_gated(int64_t begin, int64_t end, const Body& body) {
   for (int64_t i = begin; i < end; i += lanes) body(i, std::min(lanes, end - i));
 }
 
-// The sum of body(i) over columns [begin, end), where body gives a vector; a few vectors in float,
-// those sums in double.
+// Sums body(i), a vector, over columns [begin, end): a few vectors in float, those sums in double.
 template <class Body>
 HWY_INLINE double sum_gated(int64_t begin, int64_t end, const Body& body) {
   const F32 d;
@@ -114,7 +114,7 @@ HWY_INLINE void store_gated(const GatedJob& job, const float* in, const GatedRow
   unpack_rows(in, padded_columns(job.columns), 1, job.columns, nullptr, to.row(r));
 }
 
-// The weight and its offset; 1 where it is not given.
+// Loads the weight plus its offset, or 1 where it is not given.
 HWY_INLINE void load_gated_weight(const GatedJob& job, float* out) {
   const F32 d;
   if (job.weight.data == nullptr) {
@@ -136,7 +136,7 @@ HWY_INLINE float rstd_of(const GatedJob& job, const float* v, int64_t begin) {
   return static_cast<float>(1 / std::sqrt(square / static_cast<double>(job.group) + job.eps));
 }
 
-// Rows [begin, end). `memory`: kGatedBuffers of job.width floats.
+// Computes rows [begin, end). `memory` has kGatedBuffers of job.width floats.
 void gated_forward(const GatedJob& job, float* memory, int64_t begin, int64_t end) {
   const F32 d;
   float *weight = memory, *v = memory + job.width, *gate = v + job.width, *y = gate + job.width;
@@ -179,7 +179,7 @@ void gated_forward(const GatedJob& job, float* memory, int64_t begin, int64_t en
   }
 }
 
-// Rows [begin, end), whose sums of dweight go to `dweight`.
+// Computes the gradients of rows [begin, end), whose sums of dweight go to `dweight`.
 void gated_backward(const GatedJob& job, float* memory, float* dweight, int64_t begin,
                     int64_t end) {
   const F32 d;
@@ -294,7 +294,7 @@ GatedJob gated_job(const Args& a) {
   return job;
 }
 
-// Blocks of rows, and workers that take them.
+// The rows of a call are cut into these blocks, and workers take them.
 struct GatedBlocks {
   int64_t rows, size, count, workers;
 

@@ -36,8 +36,8 @@ HWY_INLINE void load_x(const Plan& plan, const Inputs& in, const Chunk& chunk, i
             plan.channel_width);
 }
 
-// From the gradients of all that a step's decay and dt are in: ddt, and the shares in dA and
-// ddt_bias. `through` is what the chunk's decay as a whole is worth.
+// Sums the gradients of all that a step's decay and dt are in to ddt, and adds to dA and ddt_bias.
+// `through` is what the chunk's decay as a whole is worth.
 HWY_INLINE void store_step_gradients(const BackwardJob& job, const BackwardScratch& m,
                                      const Chunk& chunk, int64_t head, double through,
                                      ssd::HeadSums* sums) {
@@ -64,8 +64,8 @@ HWY_INLINE void store_step_gradients(const BackwardJob& job, const BackwardScrat
   unpack_rows(m.rate, job.plan.chunk_width, 1, chunk.count, nullptr, row);
 }
 
-// All gradients of a chunk in one head. `state` is what it begins with, unless that is 0; `dstate`
-// the gradient of what it ends with, unless that is 0 (`is_flat`).
+// Computes all gradients of a chunk in one head. `state` is what it begins with, unless that is 0;
+// `dstate` the gradient of what it ends with, unless that is 0 (`is_flat`).
 void head_gradients(const BackwardJob& job, const BackwardScratch& m, const Chunk& chunk,
                     int64_t head, const float* state, bool is_zero, const float* dstate,
                     bool is_flat, float decay, ssd::HeadSums* sums, float* dD) {
@@ -103,7 +103,7 @@ void head_gradients(const BackwardJob& job, const BackwardScratch& m, const Chun
   store_step_gradients(job, m, chunk, head, through, sums);
 }
 
-// dB and dC of a chunk, from the sums over the heads of a block.
+// Stores dB and dC of a chunk, from the sums over the heads of a block.
 HWY_INLINE void store_shared_gradients(const BackwardJob& job, const BackwardScratch& m,
                                        const Chunk& chunk, int64_t block, int64_t group) {
   const Plan& plan = job.plan;
@@ -131,8 +131,8 @@ HWY_INLINE void store_shared_gradients(const BackwardJob& job, const BackwardScr
   }
 }
 
-// The states that each chunk of a piece begins with, of a block of heads. Returns whether the first
-// is 0: it is not written then.
+// Computes the states that each chunk of a piece begins with, for a block of heads. Returns whether
+// the first is 0: it is not written then.
 bool keep_states(const BackwardJob& job, const BackwardScratch& m, const Piece& piece,
                  int64_t piece_at, const HeadBlock& block) {
   const Plan& plan = job.plan;
@@ -165,7 +165,7 @@ bool keep_states(const BackwardJob& job, const BackwardScratch& m, const Piece& 
   return is_zero;
 }
 
-// One item: a block of heads of a piece.
+// Computes one item: a block of heads of a piece.
 void backward_item(const BackwardJob& job, const BackwardScratch& m, int64_t item) {
   const Plan& plan = job.plan;
   const int64_t piece_at = item / plan.blocks(), size = plan.state_size();
@@ -215,7 +215,7 @@ void backward_item(const BackwardJob& job, const BackwardScratch& m, int64_t ite
   }
 }
 
-// Adds the blocks' sums in order: rows [begin, end), a row being a step of one group.
+// Adds the blocks' sums in order, for rows [begin, end), a row being a step of one group.
 void add_blocks(const Plan& plan, float* sums, const View& out, int64_t begin, int64_t end) {
   const int64_t groups = plan.p.groups, states = plan.p.states, length = plan.p.length;
   const int64_t block = plan.p.batch * length * groups * states;
@@ -245,7 +245,7 @@ namespace {
 FK_CPU_EXPORT(backward_item);
 FK_CPU_EXPORT(add_blocks);
 
-// Sums over pieces, in order, of what each has for the parameters of a head.
+// Adds over pieces, in order, what each has for the parameters of a head.
 void store_parameter_gradients(const SsdBwd& a, const ssd::Plan& plan, int64_t pieces,
                                const ssd::BackwardMemory& memory, int64_t head) {
   ssd::HeadSums total{};
@@ -269,7 +269,7 @@ void store_parameter_gradients(const SsdBwd& a, const ssd::Plan& plan, int64_t p
   if (a.dD.ndim == 1) store(a.dD, head * a.dD.stride(0), whole);
 }
 
-// A tensor of blocks' sums, as rows of states.
+// Returns blocks' sums as a tensor of rows of states.
 ssd::View sums_view(const ssd::Plan& plan, float* sums) {
   const int64_t step = plan.p.groups * plan.p.states;
   return {sums, DType::kFloat32, {plan.p.length * step, step, plan.p.states, 1}};

@@ -43,7 +43,7 @@ struct BackwardScratch {
   }
 };
 
-// What a piece adds to the gradients of a head's parameters.
+// This is what a piece adds to the gradients of a head's parameters.
 struct HeadSums {
   double A, dt_bias;
 };
@@ -91,8 +91,8 @@ struct BackwardJob {
 
 namespace fk::cpu {
 
-// Of sequences that are cut: computes what each piece makes of the gradient of the state, and from
-// it the gradient that each piece ends with.
+// Computes, for sequences that are cut, what each piece makes of the gradient of the state, and
+// from it the gradient that each piece ends with.
 void find_piece_gradients(const ssd::Plan& plan, const ssd::Inputs& in, const ssd::View& dy,
                           const ssd::View& dfinal_state, const ssd::Piece* pieces, int64_t count,
                           const ssd::WorkerScratch<ssd::ChunkScratch>& scratch,

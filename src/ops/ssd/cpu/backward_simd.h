@@ -30,7 +30,8 @@ namespace {
 using ssd::BackwardJob;
 using ssd::BackwardScratch;
 
-// dy of a chunk before the gate: with a gate, dy silu(z). `z` is memory for as many rows.
+// Loads the gradient of a chunk's outputs before the gate: dy, or dy silu(z). `z_rows` is left with
+// z.
 HWY_INLINE void load_gradient(const Plan& plan, const View& dy, const View& z, const Chunk& chunk,
                               int64_t head, float* z_rows, float* out) {
   const F32 d;
@@ -44,7 +45,7 @@ HWY_INLINE void load_gradient(const Plan& plan, const View& dy, const View& z, c
   }
 }
 
-// The gradient of the gate. `m.rows` are memory; m.chunk.weighted holds z, m.dy is dy silu(z).
+// Stores the gradient of the gate. m.chunk.weighted holds z.
 HWY_INLINE void store_gate_gradient(const BackwardJob& job, const BackwardScratch& m,
                                     const Chunk& chunk, int64_t head, const float* state,
                                     bool is_zero) {
@@ -68,8 +69,8 @@ HWY_INLINE void store_gate_gradient(const BackwardJob& job, const BackwardScratc
               rows_of_head(job.dz, chunk.batch, chunk.begin, head));
 }
 
-// From the strip of dy x^T of steps [t, t + rows): fills rows of `scores`, adds to the gradient of
-// C B^T, and leaves dy x^T o decays.
+// Takes the strip of dy x^T of steps [t, t + rows): fills those rows of `scores`, adds to the
+// gradient of C B^T, and leaves dy x^T o decays in the strip.
 HWY_INLINE void score_gradients(const Plan& plan, const BackwardScratch& m, int64_t count,
                                 int64_t t, int64_t rows) {
   const F32 d;
@@ -96,7 +97,7 @@ HWY_INLINE void score_gradients(const Plan& plan, const BackwardScratch& m, int6
   }
 }
 
-// The gradients of decays within the chunk: goes through a strip's rows from the last up. `column`
+// Computes the gradients of decays within the chunk, for a strip's rows from the last up. `column`
 // holds for each step s the sum, over the steps t so far, of what (dy_t x_s) (C_t B_s) E_ts is
 // worth; then m.rate[t] is the sum of it over all s before t.
 HWY_INLINE void rate_gradients(const Plan& plan, const BackwardScratch& m, int64_t t,
@@ -164,7 +165,7 @@ HWY_INLINE float dot(const float* a, const float* b, int64_t count) {
   return ReduceSum(d, hn::Add(sum[0], sum[1]));
 }
 
-// dx = dt o (scores^T dy + tail o B dh) + D dy, and what it takes to dD.
+// Stores dx = dt o (scores^T dy + tail o B dh) + D dy, and adds to dD.
 HWY_INLINE void store_input_gradient(const BackwardJob& job, const BackwardScratch& m,
                                      const Chunk& chunk, int64_t head, const float* dstate,
                                      bool is_flat, float* dD) {
@@ -200,7 +201,8 @@ HWY_INLINE void store_input_gradient(const BackwardJob& job, const BackwardScrat
               rows_of_head(job.dx, chunk.batch, chunk.begin, head));
 }
 
-// The gradient of the state at a chunk's begin: what is left of it, and what each step adds.
+// Moves the gradient of the state back to a chunk's begin: what is left of it, and what each step
+// adds.
 HWY_INLINE void retreat_state(const Plan& plan, const Chunk& chunk, float decay,
                               const ChunkScratch& scratch, const float* dy, bool is_flat,
                               float* dstate) {

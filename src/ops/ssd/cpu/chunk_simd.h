@@ -35,7 +35,7 @@ using ssd::StepScratch;
 using ssd::View;
 using Vec = hn::Vec<F32>;
 
-// Steps [begin, begin + count) of a row of the batch.
+// A chunk is the steps [begin, begin + count) of a row of the batch.
 struct Chunk {
   int64_t batch, begin, count;
 };
@@ -44,7 +44,7 @@ HWY_INLINE float number_of_head(const Tensor& t, int64_t head) {
   return t ? static_cast<float>(load(t, head * t.stride(0))) : 0.0f;
 }
 
-// D for each channel of a head.
+// Loads D for each channel of a head.
 HWY_INLINE void load_skip(const Plan& plan, const Tensor& D, int64_t head, float* out) {
   if (!D || D.ndim == 1) {
     std::fill_n(out, plan.channel_width, number_of_head(D, head));
@@ -54,14 +54,7 @@ HWY_INLINE void load_skip(const Plan& plan, const Tensor& D, int64_t head, float
   pack_rows(row.from(head), 1, plan.p.channels, out, plan.channel_width);
 }
 
-// Exponentials of `count` floats, a multiple of Lanes(F32()).
-HWY_INLINE void exponentials(const float* x, int64_t count, float* out) {
-  const F32 d;
-  const int64_t lanes = hn::Lanes(d);
-  for (int64_t i = 0; i < count; i += lanes) hn::StoreU(Exp(d, hn::LoadU(d, x + i)), d, out + i);
-}
-
-// The decay of a whole chunk, and what is known of each of its steps in one head.
+// Fills in what is known of each step of a chunk in one head, and returns the whole chunk's decay.
 HWY_INLINE float prepare_steps(const Plan& plan, const Inputs& in, const Chunk& chunk, int64_t head,
                                const StepScratch& steps) {
   const F32 d;
@@ -103,8 +96,9 @@ HWY_INLINE float prepare_steps(const Plan& plan, const Inputs& in, const Chunk& 
   return steps.grown[chunk.count - 1];
 }
 
-// The decays from the steps [s, s + lanes) to each of the kRows steps from t on; 0 where s is later
-// than t, or t no step of the chunk: such exponents are never taken.
+// Computes the decays from the steps [s, s + lanes) to each of the kRows steps from t on. They are
+// 0 where s is later than t, or t no step of the chunk: such exponents are masked before they are
+// taken.
 template <int kRows>
 HWY_INLINE void decays_between(const StepScratch& steps, int64_t count, int64_t t, int64_t s,
                                Vec (&out)[kRows]) {
@@ -137,7 +131,8 @@ HWY_INLINE void clear_padding(float* state, int64_t rows, int64_t columns, int64
   }
 }
 
-// A head's state from and to a tensor: there P rows of N states, here N rows of P channels.
+// These bring a head's state from and to a tensor: there it is P rows of N states, here N rows of P
+// channels.
 HWY_INLINE void load_state(const Plan& plan, const MatrixView& from, float* turned, float* state) {
   const int64_t channels = plan.p.channels, states = plan.p.states;
   pack_rows(from, channels, states, turned, plan.state_width);
@@ -150,7 +145,7 @@ HWY_INLINE void store_state(const Plan& plan, float* state, float* turned, const
   unpack_rows(turned, plan.state_width, channels, states, nullptr, to);
 }
 
-// B, C and C B^T of a chunk, which the heads of a group share.
+// Loads B and C of a chunk, which the heads of a group share, and multiplies C B^T.
 HWY_INLINE void load_shared(const Plan& plan, const Inputs& in, const Chunk& chunk, int64_t group,
                             const ChunkScratch& scratch, bool with_products) {
   const int64_t states = plan.p.states, n = plan.state_width, q = plan.chunk_width;
@@ -163,8 +158,8 @@ HWY_INLINE void load_shared(const Plan& plan, const Inputs& in, const Chunk& chu
            {scratch.B_turned, q}, {scratch.products, q}, Keep::kNothing);
 }
 
-// The state at a chunk's end: what is left of it, and what each step adds. `is_zero`: it is 0, and
-// its memory may hold anything.
+// Moves a state on to a chunk's end: what is left of it, and what each step adds. If `is_zero`, it
+// is 0, and its memory may hold anything.
 HWY_INLINE void advance_state(const Plan& plan, const Chunk& chunk, float decay,
                               const ChunkScratch& scratch, bool is_zero, float* state) {
   const int64_t n = plan.state_width, p = plan.channel_width;
@@ -191,7 +186,7 @@ HWY_INLINE void for_each_chunk(const Plan& plan, const Piece& piece, const Body&
   }
 }
 
-// Rows [t, t + rows) of the chunk's matrix, C B^T o decays o dt, up to their diagonal.
+// Computes rows [t, t + rows) of the chunk's matrix, C B^T o decays o dt, up to their diagonal.
 HWY_INLINE void fill_strip(const Plan& plan, const ChunkScratch& scratch, int64_t count, int64_t t,
                            int64_t rows, float* out) {
   const F32 d;
@@ -213,7 +208,7 @@ HWY_INLINE void fill_strip(const Plan& plan, const ChunkScratch& scratch, int64_
   }
 }
 
-// y of a chunk in one head, before D and the gate.
+// Computes y of a chunk in one head, before D and the gate.
 HWY_INLINE void chunk_outputs(const Plan& plan, const ChunkScratch& scratch, const Chunk& chunk,
                               const float* state, bool is_zero, float* strip, float* y) {
   const int64_t p = plan.channel_width, q = plan.chunk_width;

@@ -94,7 +94,7 @@ HWY_INLINE void finish_outputs(const ForwardJob& job, const Chunk& chunk, int64_
               rows_of_head(job.y, chunk.batch, chunk.begin, head));
 }
 
-// One item: a block of heads of a piece.
+// Computes one item: a block of heads of a piece.
 void forward_item(const ForwardJob& job, const ForwardScratch& memory, int64_t item) {
   const Plan& plan = job.plan;
   const ChunkScratch& scratch = memory.chunk;

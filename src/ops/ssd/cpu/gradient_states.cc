@@ -38,7 +38,7 @@ namespace {
 
 using ssd::GradientStatesJob;
 
-// What a piece makes of gradients of 0 at its end, for a block of heads, and its decays.
+// Computes what a piece makes of gradients of 0 at its end, for a block of heads, and its decays.
 void walk_piece_back(const GradientStatesJob& job, const ChunkScratch& scratch, int64_t item) {
   const Plan& plan = job.plan;
   const Piece& piece = job.pieces[item / plan.blocks()];
@@ -63,7 +63,7 @@ void walk_piece_back(const GradientStatesJob& job, const ChunkScratch& scratch, 
   }
 }
 
-// Of one head of all sequences: replaces what pieces make by what they end with. `after` and
+// Replaces, for one head of all sequences, what pieces make by what they end with. `after` and
 // `turned` are memory for a state.
 void join_pieces_back(const GradientStatesJob& job, int64_t head, float* after, float* turned) {
   const F32 d;

@@ -27,7 +27,7 @@ constexpr int64_t kStrip = 16;
 constexpr int64_t kMostBlockHeads = 8;
 constexpr int64_t kLeastPieceChunks = 4;
 
-// Steps [begin, end) of a sequence.
+// A piece is the steps [begin, end) of a sequence.
 struct Piece {
   int64_t sequence, batch, begin, end;
   bool first, last;  // of its sequence
@@ -50,11 +50,11 @@ struct Plan {
     return p.sequences.count + p.length / piece_steps;
   }
   int64_t piece_chunks() const { return ceil_div(std::min(piece_steps, p.length), chunk); }
-  // A head's state, as N rows of P channels.
+  // Returns the floats of a head's state, which are N rows of P channels.
   int64_t state_size() const { return round_up(p.states, int64_t{4}) * channel_width; }
 };
 
-// The heads [first, first + count) of an item, of one group.
+// These are the heads [first, first + count) of an item, of one group.
 struct HeadBlock {
   int64_t group, first, count;
 
@@ -109,7 +109,7 @@ inline int64_t list_pieces(const Plan& plan, Piece* pieces) {
   return count;
 }
 
-// The tensors that the chunks of the forward and of the backward read.
+// These are the tensors that the chunks of the forward and of the backward read.
 struct Inputs {
   View x, dt, B, C, z, initial_state;
   Tensor A, D, dt_bias;
@@ -132,19 +132,19 @@ struct Inputs {
         most(static_cast<float>(a.dt_limit_max)) {}
 };
 
-// The rows of a tensor (B, L, H, P) from one step on, of one head.
+// Returns the rows of a tensor (B, L, H, P) from one step on, of one head.
 inline MatrixView rows_of_head(const View& v, int64_t batch, int64_t step, int64_t head) {
   return {static_cast<char*>(v.data) + v.offset(batch, step, head) * size_of(v.dtype), v.dtype,
           v.strides[1], v.strides[3]};
 }
-// The state of a head (S, H, P, N), as P rows of N states.
+// Returns the state of a head, of a tensor (S, H, P, N), as P rows of N states.
 inline MatrixView state_of_head(const View& v, int64_t sequence, int64_t head) {
   return {static_cast<char*>(v.data) + v.offset(sequence, head, 0) * size_of(v.dtype), v.dtype,
           v.strides[2], v.strides[3]};
 }
 
-// What is known of each step of a chunk in one head. The logarithms of decays are summed in double
-// and kept as a float and the rest: differences of such sums have all the digits of a float,
+// This is what is known of each step of a chunk in one head. The logarithms of decays are summed in
+// double and kept as a float and the rest: differences of such sums have all the digits of a float,
 // however long ago the sums began.
 struct StepScratch {
   float *raw, *dt, *slope;  // dt as given; as used; the derivative of the one by the other
@@ -159,7 +159,7 @@ struct StepScratch {
   }
 };
 
-// Memory of a worker that all kernels need. Rows of a chunk are padded to whole strips.
+// This is the memory of a worker that all kernels need. Rows of a chunk are padded to whole strips.
 struct ChunkScratch {
   StepScratch steps;
   float *B, *B_turned, *C;  // [step, state], [state, step]
@@ -187,7 +187,7 @@ struct ChunkScratch {
   }
 };
 
-// The memory of all workers, of which each has a Scratch.
+// This is the memory of all workers, of which each has a Scratch.
 template <class Scratch>
 class WorkerScratch {
  public:
@@ -224,8 +224,8 @@ struct PieceStates {
 
 namespace fk::cpu {
 
-// Of sequences that are cut: computes what each piece adds to the state, and from it the state that
-// each piece begins with.
+// Computes, for sequences that are cut, what each piece adds to the state, and from it the state
+// that each piece begins with.
 void find_piece_states(const ssd::Plan& plan, const ssd::Inputs& in, const ssd::Piece* pieces,
                        int64_t count, const ssd::WorkerScratch<ssd::ChunkScratch>& scratch,
                        const ssd::PieceStates& out, const Exec& exec);

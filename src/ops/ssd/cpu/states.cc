@@ -40,7 +40,7 @@ namespace {
 
 using ssd::StatesJob;
 
-// What a piece adds to the states of a block of heads, and its decays.
+// Computes what a piece adds to the states of a block of heads, and its decays.
 void walk_piece(const StatesJob& job, const ChunkScratch& scratch, int64_t item) {
   const Plan& plan = job.plan;
   const Piece& piece = job.pieces[item / plan.blocks()];
@@ -62,7 +62,7 @@ void walk_piece(const StatesJob& job, const ChunkScratch& scratch, int64_t item)
   });
 }
 
-// Of one head of all sequences: replaces what pieces add by what they begin with. `before` and
+// Replaces, for one head of all sequences, what pieces add by what they begin with. `before` and
 // `turned` are memory for a state.
 void join_pieces(const StatesJob& job, int64_t head, float* before, float* turned) {
   const F32 d;
