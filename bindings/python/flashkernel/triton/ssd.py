@@ -16,17 +16,9 @@ import triton
 import triton.language as tl
 
 from .. import Error
+from .selective_scan import _softplus
 
 _CHUNK = 32
-
-
-@triton.jit
-def _softplus(x):
-    """log(1 + exp(x)), also where exp(x) is too small to be added to 1."""
-    e = tl.exp(tl.minimum(x, 20.0))
-    w = 1.0 + e
-    small = tl.where(w == 1.0, e, tl.log(w) * (e / tl.where(w == 1.0, 1.0, w - 1.0)))
-    return tl.where(x > 20.0, x, small)
 
 
 @triton.jit

@@ -8,7 +8,6 @@ that are not installed: libraries that look for them (Transformers' Mamba) then 
 may come in different dtypes, as there: the arithmetic is in the widest of them, the result in the
 dtype of u or x. Complex A raises `flashkernel.compat.NotSupported`."""
 
-import functools as _functools
 import importlib.metadata as _metadata
 import sys as _sys
 import types as _types
@@ -21,6 +20,7 @@ from ... import selective_state_update as _update
 from .. import causal_conv1d as _causal_conv1d
 from .._errors import NotSupported as _NotSupported
 from ._blocks import InferenceParams, Mamba, Mamba2
+from ._dtypes import of_one_dtype as _of_one_dtype
 from .ops.triton.layernorm_gated import rmsnorm_fn
 from .ops.triton.ssd_combined import (
     mamba_chunk_scan_combined,
@@ -252,13 +252,6 @@ def _real(A):
     if A.is_complex():
         raise _NotSupported("selective_scan_fn: A: expected real numbers, got complex ones")
     return A.float()
-
-
-def _of_one_dtype(*tensors):
-    """The tensors, of which the last may be None, in the widest of their dtypes."""
-    given = [t.dtype for t in tensors if t is not None]
-    widest = _functools.reduce(_torch.promote_types, given)
-    return [t if t is None else t.to(widest) for t in tensors]
 
 
 def _by_step(B, C, u, groups=1):

@@ -7,14 +7,13 @@ Tensors may come in different dtypes, as there: the arithmetic is in the widest 
 in the dtype of x. `seq_idx` is looked at on the host: a call with it waits for the GPU.
 `flashkernel.ssd` with `cu_seqlens` does not."""
 
-import functools as _functools
-
 import torch as _torch
 
 from ..... import Error as _Error
 from ..... import ssd as _ssd
 from .... import causal_conv1d as _conv
 from ...._errors import NotSupported as _NotSupported
+from ..._dtypes import of_one_dtype as _of_one_dtype
 from .layernorm_gated import rmsnorm_fn as _rmsnorm
 
 __all__ = ["mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined"]
@@ -163,12 +162,6 @@ def mamba_split_conv1d_scan_combined(
         )
         out = _torch.nn.functional.linear(out, outproj_weight, outproj_bias)
     return (out, final) if return_final_states else out
-
-
-def _of_one_dtype(*tensors):
-    """The tensors, of which any but the first may be None, in the widest of their dtypes."""
-    widest = _functools.reduce(_torch.promote_types, [t.dtype for t in tensors if t is not None])
-    return [t if t is None else t.to(widest) for t in tensors]
 
 
 def _state_dtype(state, x):
