@@ -25,11 +25,14 @@ defmodule FlashKernel.Arguments do
 
   defp put_options(given, op, groups, options) do
     unless Keyword.keyword?(options) do
-      raise ArgumentError, "#{op.public}: expected options as a keyword list, got #{show(options)}"
+      raise ArgumentError,
+            "#{op.public}: expected options as a keyword list, got #{show(options)}"
     end
 
     by_key = Map.new(Op.arguments(op), &{&1.key, &1})
-    group_keys = Map.new(groups, fn {name, members} -> {String.to_atom(name), {name, members}} end)
+
+    group_keys =
+      Map.new(groups, fn {name, members} -> {String.to_atom(name), {name, members}} end)
 
     Enum.reduce(options, given, fn {key, value}, given ->
       cond do
@@ -49,7 +52,9 @@ defmodule FlashKernel.Arguments do
   end
 
   defp unpack(op, {name, members}, nil, given) do
-    if Enum.all?(members, &(&1.kind == :input)), do: given, else: not_a_tuple(op, name, members, nil)
+    if Enum.all?(members, &(&1.kind == :input)),
+      do: given,
+      else: not_a_tuple(op, name, members, nil)
   end
 
   defp unpack(op, {_name, members}, value, given)
