@@ -5,6 +5,7 @@ They count the same thing where the compiler behind the PTX left the accesses as
 some neighbouring ones to a wider one and leaves out others, which the number of instructions shows:
 only where that is the chip's too are the sectors and the passes that they take compared."""
 
+import csv
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import torch
 import flashkernel as fk
 import launches
 import software_gpu
+from flashkernel.bench.softgpu import device
 
 pytestmark = [
     pytest.mark.skipif(
