@@ -73,11 +73,8 @@ class Cases:
         positional, keywords = sampling.split(op, full)
         options = {}
         for name, value in keywords.items():
-            if value is None:
-                continue
-            options[name] = [self.value(v) for v in value] if isinstance(value, tuple) else None
-            if options[name] is None:
-                options[name] = self.value(value)
+            together = isinstance(value, tuple)
+            options[name] = [self.value(v) for v in value] if together else self.value(value)
         call = {
             "op": op.name,
             "positional": [self.value(v) for v in positional],
