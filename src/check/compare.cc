@@ -22,6 +22,14 @@ double step_of(DType dtype) {
   }
 }
 
+// Returns by how much a call makes more of the rounding of its products than it is: scores and
+// logits are divided by their softcap, which may be less than 1.
+double amplification(const DrawnCall& drawn_call) {
+  const int softcap = drawn_call.op->declaration.find("softcap");
+  const double cap = softcap < 0 ? 0 : drawn_call.attributes[static_cast<size_t>(softcap)].number;
+  return cap > 0 && cap < 1 ? 1 / cap : 1;
+}
+
 }  // namespace
 
 double largest_error(const DrawnCall& drawn_call, const std::vector<DrawnTensor>& expected,
@@ -34,7 +42,8 @@ double largest_error(const DrawnCall& drawn_call, const std::vector<DrawnTensor>
     if (drawn_call.tensors[i].present && op.fields[i].dtype_rule == DTypeRule::kActivation) {
       const DType dtype = drawn_call.tensors[i].dtype;
       // 8-bit floats have no gradients, and P alone is rounded.
-      relative_floor += (dtype == DType::kFloat8E4M3 ? 1 : kRoundedFactors) * step_of(dtype);
+      relative_floor += (dtype == DType::kFloat8E4M3 ? 1 : kRoundedFactors) * step_of(dtype) *
+                        amplification(drawn_call);
       break;
     }
   }

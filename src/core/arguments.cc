@@ -4,10 +4,37 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 
 #include "core/access.h"
 
 namespace fk {
+namespace {
+
+bool is_index(const Field& f) {
+  return f.dtype_rule == DTypeRule::kIndex || f.dtype_rule == DTypeRule::kInt32;
+}
+
+// The addresses from the lowest element of a tensor, which is not empty, to the end of the highest.
+std::pair<uintptr_t, uintptr_t> span(const Tensor& t) {
+  const int64_t item = size_of(t.dtype);
+  int64_t low = 0, high = item;
+  for (int i = 0; i < t.ndim; ++i) {
+    const int64_t reach = (t.shape[i] - 1) * t.strides[i] * item;
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto first = reinterpret_cast<uintptr_t>(t.data);
+  return {first + static_cast<uintptr_t>(low), first + static_cast<uintptr_t>(high)};
+}
+
+bool overlap(const Tensor& a, const Tensor& b) {
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  const auto [a_begin, a_end] = span(a);
+  const auto [b_begin, b_end] = span(b);
+  return a_begin < b_end && b_begin < a_end;
+}
+
+}  // namespace
 
 Status CallArguments::unpack(bool needs_data) {
   for (size_t i = 0; i < op_.fields.size(); ++i) {
@@ -51,6 +78,7 @@ Status CallArguments::unpack(bool needs_data) {
 Status CallArguments::check() {
   bind_activation();
   bool inputs_seen = false;  // they are declared before the outputs
+  bool any_index = false;    // whether an index tensor with data is among them
   for (const Field& f : op_.fields) {
     if (f.kind != Kind::kInput && f.kind != Kind::kOutput) continue;
     const Tensor& t = member<Tensor>(f);
@@ -63,7 +91,12 @@ Status CallArguments::check() {
     FK_RETURN_IF_ERROR(check_dtype(f, t));
     FK_RETURN_IF_ERROR(shapes_.match(f, t.ndim, t.shape));
     FK_RETURN_IF_ERROR(check_offsets(f, t));
-    if (f.kind == Kind::kOutput) FK_RETURN_IF_ERROR(check_writable(f, t));
+    if (f.kind == Kind::kInput) {
+      any_index = any_index || (is_index(f) && t.data != nullptr);
+      continue;
+    }
+    FK_RETURN_IF_ERROR(check_writable(f, t));
+    if (any_index && t.data != nullptr) FK_RETURN_IF_ERROR(check_apart(f, t));
   }
   return {};
 }
@@ -230,6 +263,17 @@ Status CallArguments::check_writable(const Field& f, const Tensor& t) {
                        std::to_string(order[k]));
     }
     reach += (t.shape[order[k]] - 1) * stride;
+  }
+  return {};
+}
+
+Status CallArguments::check_apart(const Field& f, const Tensor& t) {
+  for (const Field& input : op_.fields) {
+    if (input.kind != Kind::kInput || !is_index(input)) continue;
+    const Tensor& index = member<Tensor>(input);
+    if (!index || index.data == nullptr || !overlap(index, t)) continue;
+    return error(input, "expected memory that nothing is written to, got some of " +
+                            overwritten_by(f, t).name + "'s");
   }
   return {};
 }

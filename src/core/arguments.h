@@ -65,6 +65,9 @@ class CallArguments {
   // Checks that no two elements of an output share an address: from the shortest stride to the
   // longest, each must pass over all that the shorter ones reach.
   Status check_writable(const Field& f, const Tensor& t);
+  // Checks that an output does not lie over the values of an index tensor: they may be checked,
+  // then overwritten, and then used to address memory.
+  Status check_apart(const Field& f, const Tensor& t);
   // Finds the input that an output is written over, by whose name callers know it; otherwise it is
   // the output itself.
   const Field& overwritten_by(const Field& output, const Tensor& t);

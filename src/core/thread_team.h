@@ -52,11 +52,11 @@ class ThreadTeam {
     uint32_t wanted_ = 0;
   };
 
-  // Calls body(Member&) once on each thread of a new team and returns when all are done. The team is
-  // at most `most` of the threads that a call runs on, and no more than FlashKernel's own pool would
-  // have. It is those that come within kPatience: a team does not wait for a thread that the system
-  // is not running, nor for one that the caller's parallel_for would only start when another is
-  // done.
+  // Calls body(Member&) once on each thread of a new team and returns when all are done. The team
+  // is at most `most` of the threads that a call runs on, and no more than FlashKernel's own pool
+  // would have. It is those that come within kPatience: a team does not wait for a thread that the
+  // system is not running, nor for one that the caller's parallel_for would only start when another
+  // is done.
   template <class Body>
   static void run(const Exec& exec, int64_t most, const Body& body) {
     const int64_t count = std::max<int64_t>(1, std::min<int64_t>(most, num_threads()));

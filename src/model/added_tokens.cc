@@ -74,7 +74,8 @@ Status AddedTokens::finish() {
   static constexpr char kWord[] = R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}])";
   const bool needed = std::any_of(tokens_.begin(), tokens_.end(),
                                   [](const AddedToken& token) { return token.single_word; });
-  return needed ? Pattern::compile(kWord, false, &word_) : Status();
+  size_t machine_code_left = kMachineCode;
+  return needed ? Pattern::compile(kWord, false, &machine_code_left, &word_) : Status();
 }
 
 Status AddedTokens::touches_word(std::string_view text, size_t begin, size_t end, Matcher* matcher,

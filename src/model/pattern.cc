@@ -172,7 +172,7 @@ struct Pattern::Code {
 
 Pattern::~Pattern() = default;
 
-Status Pattern::compile(std::string_view expression, bool literal,
+Status Pattern::compile(std::string_view expression, bool literal, size_t* machine_code_left,
                         std::shared_ptr<const Pattern>* pattern) {
   if (expression.empty() || (!literal && expression.size() > kMaxExpression)) {
     return invalid("expected an expression of 1 to " + std::to_string(kMaxExpression) +
@@ -190,13 +190,13 @@ Status Pattern::compile(std::string_view expression, bool literal,
       made->fallback_[i] = static_cast<uint32_t>(matched);
     }
   } else {
-    FK_RETURN_IF_ERROR(made->compile_expression(expression));
+    FK_RETURN_IF_ERROR(made->compile_expression(expression, machine_code_left));
   }
   *pattern = std::move(made);
   return {};
 }
 
-Status Pattern::compile_expression(std::string_view expression) {
+Status Pattern::compile_expression(std::string_view expression, size_t* machine_code_left) {
   if (const uint64_t many = characters_in_ranges(expression); many > kMaxInRanges) {
     return invalid("expected at most " + std::to_string(kMaxInRanges) +
                    " characters in all ranges together, got " + std::to_string(many));
@@ -234,6 +234,10 @@ Status Pattern::compile_expression(std::string_view expression) {
   }
   code_->costs.resize(text.size() + 1);
   pcre2_callout_enumerate(code_->code, &Code::add_cost, code_.get());
+  size_t bytes = 0;
+  pcre2_pattern_info(code_->code, PCRE2_INFO_SIZE, &bytes);
+  if (bytes > *machine_code_left) return {};
+  *machine_code_left -= bytes;
   pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);  // if this fails, PCRE2 interprets
   return {};
 }

@@ -39,6 +39,7 @@ class TextTokenizer : public Tokenizer {
   std::vector<AddedToken> added;
   std::vector<NormalizeStep> normalizers;
   std::vector<SplitStep> splits;
+  size_t machine_code_left = kMachineCode;  // for the patterns of these two (model/pattern.h)
   Bpe bpe;
   std::vector<int32_t> prefix, suffix;  // the ids before and after every text
   bool byte_level = false;              // spellings are in the byte-level alphabet

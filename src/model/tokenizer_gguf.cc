@@ -123,12 +123,14 @@ Status read_byte_level(const Gguf& gguf, TextTokenizer* tokenizer, bool* add_bos
   if (pre->nfc) tokenizer->normalizers.push_back({NormalizeStep::kNfc, "", nullptr});
   if (pre->digits) {
     SplitStep digits;
-    FK_RETURN_IF_ERROR(Pattern::compile(kNumberPattern, false, &digits.pattern));
+    FK_RETURN_IF_ERROR(
+        Pattern::compile(kNumberPattern, false, &tokenizer->machine_code_left, &digits.pattern));
     tokenizer->splits.push_back(digits);
   }
   SplitStep split;
   split.kind = SplitStep::kByteLevel;
-  FK_RETURN_IF_ERROR(Pattern::compile(pre->pattern, false, &split.pattern));
+  FK_RETURN_IF_ERROR(
+      Pattern::compile(pre->pattern, false, &tokenizer->machine_code_left, &split.pattern));
   bool prefix = false;
   FK_RETURN_IF_ERROR(gguf.get("tokenizer.ggml.add_space_prefix", &prefix));
   if (prefix) split.prepend = Prepend::kAlways;

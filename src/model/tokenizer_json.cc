@@ -48,15 +48,17 @@ Status each_part(const std::string& file, const char* part, const char* list, co
 }
 
 // Reads the field "pattern", which is {"String": text} or {"Regex": expression}.
-Status read_pattern(const JsonFields& fields, std::shared_ptr<const Pattern>* pattern) {
+Status read_pattern(const JsonFields& fields, size_t* machine_code_left,
+                    std::shared_ptr<const Pattern>* pattern) {
   const Json* json = fields.find("pattern");
   if (json == nullptr || !json->is_object() || json->size() != 1 ||
       !json->begin().value().is_string() ||
       (json->begin().key() != "String" && json->begin().key() != "Regex")) {
     return fields.error("pattern", "expected {\"String\": ...} or {\"Regex\": ...}");
   }
-  const Status status = Pattern::compile(json->begin().value().get_ref<const std::string&>(),
-                                         json->begin().key() == "String", pattern);
+  const Status status =
+      Pattern::compile(json->begin().value().get_ref<const std::string&>(),
+                       json->begin().key() == "String", machine_code_left, pattern);
   return status.ok() ? status : fields.error("pattern", status.message());
 }
 
@@ -77,7 +79,7 @@ Status read_normalizer(const std::string& file, const Json& json, TextTokenizer*
   } else if (type == "Replace") {
     step.kind = NormalizeStep::kReplace;
     FK_RETURN_IF_ERROR(fields.get("content", &step.text));
-    FK_RETURN_IF_ERROR(read_pattern(fields, &step.pattern));
+    FK_RETURN_IF_ERROR(read_pattern(fields, &tokenizer->machine_code_left, &step.pattern));
   } else if (type != "NFC") {
     return unknown_part(file, "normalizer", json);
   }
@@ -109,8 +111,8 @@ Status read_sign(const JsonFields& fields, std::string* sign) {
 }
 
 // Reads a Split.
-Status read_split(const JsonFields& fields, SplitStep* step) {
-  FK_RETURN_IF_ERROR(read_pattern(fields, &step->pattern));
+Status read_split(const JsonFields& fields, size_t* machine_code_left, SplitStep* step) {
+  FK_RETURN_IF_ERROR(read_pattern(fields, machine_code_left, &step->pattern));
   FK_RETURN_IF_ERROR(fields.get("invert", &step->invert));
   std::string behavior;
   FK_RETURN_IF_ERROR(fields.get("behavior", &behavior));
@@ -132,14 +134,15 @@ Status read_pre_tokenizer(const std::string& file, const Json& json, TextTokeniz
     return unsupported(file + ": pre_tokenizer: expected ByteLevel to be the last part, got " +
                        shown_text(type) + " after it");
   }
+  size_t* machine_code = &tokenizer->machine_code_left;
   SplitStep step;
   if (type == "Split") {
-    FK_RETURN_IF_ERROR(read_split(fields, &step));
+    FK_RETURN_IF_ERROR(read_split(fields, machine_code, &step));
   } else if (type == "Digits") {
     bool individual = false;
     FK_RETURN_IF_ERROR(fields.get("individual_digits", &individual));
     if (!individual) step.behavior = SplitStep::kContiguous;
-    FK_RETURN_IF_ERROR(Pattern::compile(kNumberPattern, false, &step.pattern));
+    FK_RETURN_IF_ERROR(Pattern::compile(kNumberPattern, false, machine_code, &step.pattern));
   } else if (type == "Metaspace") {
     step.kind = SplitStep::kMetaspace;
     step.sign = kMetaspace;
@@ -147,7 +150,7 @@ Status read_pre_tokenizer(const std::string& file, const Json& json, TextTokeniz
     FK_RETURN_IF_ERROR(read_sign(fields, &step.sign));
     bool split = true;  // whether each sign begins a word
     FK_RETURN_IF_ERROR(fields.get("split", &split));
-    if (split) FK_RETURN_IF_ERROR(Pattern::compile(step.sign, true, &step.pattern));
+    if (split) FK_RETURN_IF_ERROR(Pattern::compile(step.sign, true, machine_code, &step.pattern));
     FK_RETURN_IF_ERROR(read_prepend(fields, &step.prepend));
   } else if (type == "ByteLevel") {
     step.kind = SplitStep::kByteLevel;
@@ -155,7 +158,8 @@ Status read_pre_tokenizer(const std::string& file, const Json& json, TextTokeniz
     FK_RETURN_IF_ERROR(fields.get("add_prefix_space", &prefix));
     FK_RETURN_IF_ERROR(fields.get("use_regex", &split));
     if (prefix) step.prepend = Prepend::kAlways;
-    if (split) FK_RETURN_IF_ERROR(Pattern::compile(kGpt2Pattern, false, &step.pattern));
+    if (split)
+      FK_RETURN_IF_ERROR(Pattern::compile(kGpt2Pattern, false, machine_code, &step.pattern));
     tokenizer->byte_level = true;
   } else {
     return unknown_part(file, "pre_tokenizer", json);

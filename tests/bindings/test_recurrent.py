@@ -76,7 +76,7 @@ def compare(ours, theirs, x, state):
         gradients = [p.grad for p in module.parameters()]
         results.append([*out, *gradients, *(t.grad for t in leaves)])
     for a, b in zip(*results, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape and a.is_contiguous() == b.is_contiguous()
+        assert a.dtype == b.dtype and a.shape == b.shape and a.is_contiguous() >= b.is_contiguous()
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 

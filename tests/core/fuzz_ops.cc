@@ -310,13 +310,12 @@ class OpCall {
   }
 
   // Two arguments with the same descriptor; or one whose memory serves for both where it is large
-  // enough. Not for integers: nobody can check values that an output overwrites.
+  // enough.
   void share_memory() {
     const auto [from, to] = same_;
     if (from == to) return;
     Argument &a = arguments_[from], &b = arguments_[to];
     if (!a.is_present || !b.is_present || a.memory == nullptr || b.memory == nullptr) return;
-    if (a.tensor.dtype.code == kDLInt || b.tensor.dtype.code == kDLInt) return;
     if (same_descriptor_) {
       slots_[to].tensor = &a.tensor;
       return;

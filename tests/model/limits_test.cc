@@ -162,6 +162,20 @@ TEST(Limits, PatternsThatTakeLong) {
                  {"steps", std::to_string(kText * kStepsPerByte + kFreeSteps)});
 }
 
+// Machine code of PCRE2 for all of them would be 20 MB, through which a processor crawls.
+TEST(Limits, ManyLongPatterns) {
+  for (const std::string& expression : {repeated("(?:a)?", 7800), repeated("a*", 4000) + "b|a",
+                                        repeated("(?>a|b)", 7000), repeated("\\b", 8000) + "a"}) {
+    SCOPED_TRACE(expression.substr(0, 20));
+    Json json = plain_tokenizer();
+    json["pre_tokenizer"] = sequence("pretokenizers", splits_at(expression), 32);
+    const double begin = seconds();
+    std::vector<int32_t> ids;
+    expect_error(encode(json, repeated("a "), &ids), {"steps"});
+    EXPECT_LT(seconds() - begin, 0.5);  // a fifth, where the machine is quick; or 1 to 2
+  }
+}
+
 // What a group matched is copied with every step, and nobody asks for it.
 TEST(Limits, NamedGroups) {
   std::string expression;
@@ -180,7 +194,8 @@ TEST(Limits, NamedGroups) {
 TEST(Limits, WideRanges) {
   const auto compiles = [](const std::string& expression) {
     std::shared_ptr<const Pattern> pattern;
-    return Pattern::compile(expression, false, &pattern);
+    size_t machine_code_left = kMachineCode;
+    return Pattern::compile(expression, false, &machine_code_left, &pattern);
   };
   for (const char* range :
        {"\xC4\x80-\xF4\x8F\xBF\xBF", "\\x{100}-\\x{10ffff}", "\\x{ 100 }-\\x{ 10ffff }",

@@ -123,7 +123,10 @@ class Mutator {
   Json part(const char* list, Json (Mutator::*make)(), int depth = 0) {
     if (depth < 5 && one_in(3)) {
       Json parts = Json::array();
-      for (size_t i = count(34); i > 0; --i) parts.push_back(part(list, make, depth + 1));
+      const Json same = one_in(6) ? part(list, make, depth + 1) : Json();
+      for (size_t i = same.is_null() ? count(34) : below(34); i > 0; --i) {
+        parts.push_back(same.is_null() ? part(list, make, depth + 1) : same);
+      }
       return {{"type", "Sequence"}, {list, parts}};
     }
     return (this->*make)();

@@ -5,6 +5,7 @@
 #include "model/added_tokens.h"
 #include "model/formats.h"
 #include "model/pattern.h"
+#include "model/text_tokenizer.h"
 #include "model/unicode.h"
 
 namespace fk::model {
@@ -209,15 +210,35 @@ TEST(Chat, ContentsAreNeverSpecial) {
 }
 
 // All matches of an expression.
-Status find_all(const std::string& expression, const std::string& text, Ranges* found) {
+Status find_all(const std::string& expression, const std::string& text, size_t* machine_code_left,
+                Ranges* found) {
   std::shared_ptr<const Pattern> pattern;
-  FK_RETURN_IF_ERROR(Pattern::compile(expression, false, &pattern));
+  FK_RETURN_IF_ERROR(Pattern::compile(expression, false, machine_code_left, &pattern));
   Work work(text.size());
   Matcher matcher(&work);
   Matches matches(*pattern, text, &matcher);
   size_t begin, end;
   while (matches.next(&begin, &end)) found->emplace_back(begin, end);
   return matches.status();
+}
+Status find_all(const std::string& expression, const std::string& text, Ranges* found) {
+  size_t machine_code_left = kMachineCode;
+  return find_all(expression, text, &machine_code_left, found);
+}
+
+TEST(Pattern, MachineCodeAndTheInterpreterFindTheSame) {
+  for (const char* expression : {kGpt2Pattern, kLlama3Pattern, kQwen2Pattern, kTekkenPattern}) {
+    Ranges by_machine_code, interpreted;
+    size_t left = kMachineCode, none = 0;
+    const std::string text = "He's 12345 \xC3\xA4hnlich,  wie\r\n\n\tdu: \xE4\xB8\x80!? ";
+    ASSERT_TRUE(find_all(expression, text, &left, &by_machine_code).ok());
+    ASSERT_TRUE(find_all(expression, text, &none, &interpreted).ok());
+    EXPECT_LT(left, kMachineCode);
+    EXPECT_GT(left, kMachineCode - 4000) << "what known tokenizers need";
+    EXPECT_EQ(none, 0u);
+    EXPECT_EQ(by_machine_code, interpreted);
+    EXPECT_GT(interpreted.size(), 8u);
+  }
 }
 
 TEST(Pattern, GivesUp) {
@@ -248,7 +269,7 @@ TEST(Pattern, LiteralsAreFoundFromTheLeft) {
       return text;
     };
     const std::string literal = draw(6), text = draw(60);
-    ASSERT_TRUE(Pattern::compile(literal, true, &pattern).ok());
+    ASSERT_TRUE(Pattern::compile(literal, true, nullptr, &pattern).ok());
     Work work(text.size());
     Matcher matcher(&work);
     Matches matches(*pattern, text, &matcher);

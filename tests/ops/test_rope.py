@@ -132,6 +132,18 @@ def test_in_place(backend, interleaved):
     assert (x == expected).all()
 
 
+@pytest.mark.parametrize("make", [lambda a: a, torch.from_numpy], ids=["numpy", "torch"])
+def test_in_place_over_the_positions(make):
+    """Which were checked, and would then be the numbers that were written over them."""
+    values, table = np.zeros((1, 4096, 2, 8), np.float32), np.ones((9, 4), np.float32)
+    values[0, 1024:] = 1e9
+    x, cos = make(values), make(table)
+    positions = x.view(np.int32 if x is values else torch.int32).reshape(-1)[:4096].reshape(1, 4096)
+    with raises("rope: positions: expected memory that nothing is written to, got some of x's"):
+        fk.rope(x, cos, cos, positions=positions, inplace=True)
+    fk.rope(x, cos, cos, positions=positions)
+
+
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
 def test_in_place_with_gradients(backend):
     base = convert(torch.randn(2, 5, 3, 16), backend).requires_grad_()

@@ -28,77 +28,11 @@ defmodule FlashKernel do
   @typedoc "A tensor `{binary, shape, type}`, or one of Nx."
   @type tensor :: FlashKernel.Tensor.t() | struct
 
-  # Written from the declarations: a function for each op, with every number of arguments that can be
-  # given by position, and with options behind them or without.
-  for op <- Op.public() do
-    name = String.to_atom(op.public)
-    fields = Op.positional(op)
-    least = Enum.count(fields, &Op.required?/1)
+  @typedoc "A tensor, nil where it is optional, the value of an attribute, or the options."
+  @type argument :: term
 
-    lines =
-      for f <- Op.arguments(op), into: "" do
-        kind = if f.kind == :input, do: f.type, else: to_string(f.kind)
-        choices = Enum.map_join(f.choices, ", ", &if(&1 == "", do: "nil", else: inspect(&1)))
-        choices = if choices == "", do: "", else: " (#{choices})"
-        where = if f.group, do: ", in the tuple `:#{f.group}`", else: ""
-        optional = if f.optional, do: ", optional", else: ""
-        "  * `#{f.key}` (`#{kind}`#{optional}#{where})#{choices}: #{f.doc}\n"
-      end
-
-    results =
-      for f <- Op.outputs(op), not f.saved, into: "" do
-        condition = f.when || f.saved_unless
-        condition = if condition, do: ", where `#{condition}`", else: ""
-        "  * `#{f.name}` (`#{f.type}`#{condition}): #{f.doc}\n"
-      end
-
-    @doc """
-    #{op.doc}
-
-    ## Arguments
-
-    #{lines}
-    ## Result
-
-    #{results}
-    """
-    @doc group: "Ops"
-    for count <- least..length(fields) do
-      arguments = fields |> Enum.take(count) |> Enum.map(&Macro.var(&1.key, __MODULE__))
-
-      types =
-        fields
-        |> Enum.take(count)
-        |> Enum.map(fn f ->
-          cond do
-            Op.required?(f) -> quote(do: tensor | [tensor])
-            f.kind == :input -> quote(do: tensor | nil)
-            true -> quote(do: term)
-          end
-        end)
-
-      if count > least do
-        # The last argument may be the options of the call with one argument less.
-        {last, others} = List.pop_at(arguments, -1)
-
-        def unquote(name)(unquote_splicing(others), unquote(last)) when is_list(unquote(last)) do
-          apply_op(unquote(op.name), unquote(others), unquote(last))
-        end
-      end
-
-      @spec unquote(name)(unquote_splicing(types)) :: tensor | tuple
-      def unquote(name)(unquote_splicing(arguments)) do
-        apply_op(unquote(op.name), unquote(arguments), [])
-      end
-
-      if count == length(fields) do
-        @spec unquote(name)(unquote_splicing(types), keyword) :: tensor | tuple
-        def unquote(name)(unquote_splicing(arguments), options) do
-          apply_op(unquote(op.name), unquote(arguments), options)
-        end
-      end
-    end
-  end
+  require FlashKernel.Functions
+  FlashKernel.Functions.define_ops()
 
   @doc """
   A call with its gradient: the results as a list, and a function from their gradients, a list of the
@@ -115,7 +49,10 @@ defmodule FlashKernel do
   @spec value_and_gradient(atom, list, keyword) :: {list, (list -> map)}
   def value_and_gradient(name, positional, options \\ []) do
     op = public_op(name)
-    if op.backward == nil, do: raise(ArgumentError, "#{op.public}: expected an op with a gradient")
+
+    if op.backward == nil,
+      do: raise(ArgumentError, "#{op.public}: expected an op with a gradient")
+
     arguments = Binaries.read(op, Arguments.read(op, positional, options))
     given = Arguments.read(op, positional, options).tensors
     {outputs, gradient} = Call.with_gradient(op, arguments, Binaries)
@@ -153,18 +90,4 @@ defmodule FlashKernel do
     public = to_string(name)
     Enum.find(Op.public(), &(&1.public == public)) || Op.get(public)
   end
-
-  defp apply_op(name, positional, options) do
-    op = Op.get(name)
-    arguments = Arguments.read(op, positional, options)
-
-    if FlashKernel.Nx.tensors?(arguments) do
-      FlashKernel.Nx.call(op, arguments)
-    else
-      op |> Call.forward(Binaries.read(op, arguments), Binaries) |> result()
-    end
-  end
-
-  defp result([{_name, tensor}]), do: tensor
-  defp result(outputs), do: outputs |> Enum.map(&elem(&1, 1)) |> List.to_tuple()
 end

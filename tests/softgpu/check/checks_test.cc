@@ -77,6 +77,18 @@ TEST_F(Checks, SharedRaceWithinAWarp) {
   EXPECT_TRUE(run(text(0, store + "bar.warp.sync -1;\nld.shared.u32 %r5, [%r22];"), {}).ok());
 }
 
+TEST_F(Checks, OnlyAStrongLoadMayMeetAnAtomic) {
+  shared_bytes_ = 256;
+  options_.check_races = true;
+  const auto kernel = [&](const std::string& load) {
+    return text(0, "mov.u32 %r10, dynamic;\nst.shared.u32 [%r10], 0;\nbar.sync 0;\n" + load +
+                       ".u32 %r5, [%r10];\natom.shared.max.u32 %r6, [%r10], %r0;");
+  };
+  const LaunchResult right = run(kernel("ld.volatile.shared"), {}, 64);
+  EXPECT_TRUE(right.ok()) << all(right);
+  expect_problem(run(kernel("ld.shared"), {}, 64), Problem::kRace);
+}
+
 TEST_F(Checks, GlobalRaceBetweenBlocks) {
   options_.check_races = true;
   auto* data = put<uint32_t>(std::vector<uint32_t>(32));

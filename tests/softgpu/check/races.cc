@@ -82,7 +82,9 @@ void note_lane(Warp& warp, ClusterRaces& races, size_t agent, int lane, uint32_t
   Block* block = block_of(warp, &address);
   if (block == nullptr || !block->races) return;
   const auto own = static_cast<uint8_t>(lane);
-  const bool writes = kind != Kind::kRead, atomic = kind == Kind::kAtomic;
+  const bool reads_strongly = kind == Kind::kAcquire;
+  const bool writes = kind != Kind::kRead && !reads_strongly;
+  const bool atomic = kind == Kind::kAtomic || reads_strongly;
   Trace now;
   now.time = races.warps[agent].all.at(agent);
   now.epoch = races.epochs[agent];
@@ -99,7 +101,7 @@ void note_lane(Warp& warp, ClusterRaces& races, size_t agent, int lane, uint32_t
     }
     if (!writes) return remember_read(races, word, now);
     for (Trace& read : word.read) {
-      if (read.pc == warp.pc && read.agent == agent) continue;
+      if ((read.pc == warp.pc && read.agent == agent) || (atomic && read.atomic)) continue;
       if (!is_seen(races, agent, own, read, bits)) {
         report_race(warp, lane, given, "a store", "load", read);
       }

@@ -101,7 +101,8 @@ inline void count_shared(Warp& warp, const uint32_t* addresses, uint32_t lanes, 
 }
 
 // Turns addresses into pointers; the lanes that may go on.
-template <Access kAccess, bool kCluster = false>
+// A strong load (volatile) and an atomic do not race.
+template <Access kAccess, bool kCluster = false, bool kStrong = false>
 inline uint32_t prepare_shared(Warp& warp, uint32_t lanes, const uint32_t* addresses,
                                uint32_t bytes, uint64_t* pointers, uint32_t used = ~0u) {
   Block& block = *warp.block;
@@ -137,7 +138,7 @@ inline uint32_t prepare_shared(Warp& warp, uint32_t lanes, const uint32_t* addre
   }
   if (block.races) {
     note_shared(warp, lanes, addresses, bytes,
-                kAccess == Access::kLoad    ? Kind::kRead
+                kAccess == Access::kLoad    ? kStrong ? Kind::kAcquire : Kind::kRead
                 : kAccess == Access::kStore ? Kind::kWrite
                                             : Kind::kAtomic);
   }
@@ -200,13 +201,13 @@ void store_global(Warp& warp, const Instruction& i, uint32_t lanes) {
   kStrong ? Kind::kRelease : Kind::kWrite > (warp, lanes, addresses, sizeof(T) * kCount);
   if (lanes != 0) store_lanes<T, kCount, K>(warp, i, lanes, addresses);
 }
-template <class T, class R, int kCount, bool kCluster>
+template <class T, class R, int kCount, bool kCluster, bool kStrong = false>
 void load_shared(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) uint32_t addresses[kLanes];
   alignas(64) uint64_t pointers[kLanes];
   narrow_addresses_of(warp, i, 1, i.immediate, lanes, addresses);
-  lanes = prepare_shared<Access::kLoad, kCluster>(warp, lanes, addresses, sizeof(T) * kCount,
-                                                  pointers, i.used_bytes);
+  lanes = prepare_shared<Access::kLoad, kCluster, kStrong>(
+      warp, lanes, addresses, sizeof(T) * kCount, pointers, i.used_bytes);
   if (lanes != 0) load_lanes<T, R, kCount>(warp, i, lanes, pointers);
 }
 template <class T, int kCount, bool kCluster, class K = Kept<T>>

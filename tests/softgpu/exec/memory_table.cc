@@ -39,7 +39,8 @@ void add_memory(Operations& table, const std::string& type) {
   constexpr Execute kLoadShared = load_shared<T, R, kCount, false>;
   constexpr Execute kLoadCluster = load_shared<T, R, kCount, true>;
   add("ld.shared", kLoadShared, false, Class::kLoadShared);
-  add("ld.volatile.shared", kLoadShared, false, Class::kLoadShared);
+  constexpr Execute kLoadSharedStrong = load_shared<T, R, kCount, false, true>;
+  add("ld.volatile.shared", kLoadSharedStrong, false, Class::kLoadShared);
   add("ld.shared::cta", kLoadShared, false, Class::kLoadShared);
   add("ld.shared::cluster", kLoadCluster, false, Class::kLoadShared);
   constexpr Execute kStoreShared = store_shared<T, kCount, false>;

@@ -5,7 +5,7 @@ defmodule FlashKernel.Application do
   @impl true
   def start(_type, _arguments) do
     FlashKernel.Op.load()
-    FlashKernel.EXLA.register()
+    if Code.ensure_loaded?(EXLA), do: FlashKernel.EXLA.registered?()
     Supervisor.start_link([], strategy: :one_for_one, name: FlashKernel.Supervisor)
   end
 end

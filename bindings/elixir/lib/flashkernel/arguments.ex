@@ -20,16 +20,22 @@ defmodule FlashKernel.Arguments do
       |> Map.new(fn {field, value} -> {field.name, value} end)
       |> put_options(op, groups, options)
 
-    Enum.reduce(Op.arguments(op), %__MODULE__{}, &put(op, &1, Map.get(given, &1.name), &2))
+    Enum.reduce(Op.arguments(op), %__MODULE__{}, fn field, arguments ->
+      absent = if field.kind == :input, do: nil, else: :absent
+      put(op, field, Map.get(given, field.name, absent), arguments)
+    end)
   end
 
   defp put_options(given, op, groups, options) do
     unless Keyword.keyword?(options) do
-      raise ArgumentError, "#{op.public}: expected options as a keyword list, got #{show(options)}"
+      raise ArgumentError,
+            "#{op.public}: expected options as a keyword list, got #{show(options)}"
     end
 
     by_key = Map.new(Op.arguments(op), &{&1.key, &1})
-    group_keys = Map.new(groups, fn {name, members} -> {String.to_atom(name), {name, members}} end)
+
+    group_keys =
+      Map.new(groups, fn {name, members} -> {String.to_atom(name), {name, members}} end)
 
     Enum.reduce(options, given, fn {key, value}, given ->
       cond do
@@ -49,7 +55,9 @@ defmodule FlashKernel.Arguments do
   end
 
   defp unpack(op, {name, members}, nil, given) do
-    if Enum.all?(members, &(&1.kind == :input)), do: given, else: not_a_tuple(op, name, members, nil)
+    if Enum.all?(members, &(&1.kind == :input)),
+      do: given,
+      else: not_a_tuple(op, name, members, nil)
   end
 
   defp unpack(op, {_name, members}, value, given)
@@ -83,9 +91,18 @@ defmodule FlashKernel.Arguments do
   end
 
   defp put(op, field, value, arguments) do
-    value = if value == nil, do: default(field), else: attribute(op, field, value)
+    value =
+      if value in [:absent, nil], do: without(field, value), else: attribute(op, field, value)
+
     %{arguments | attributes: Map.put(arguments.attributes, field.name, value)}
   end
+
+  # What stands for an attribute without a value: nil is a choice of its own where there is one.
+  defp without(%{kind: :choice} = field, nil) do
+    Enum.find_index(field.choices, &(&1 == "")) || field.default
+  end
+
+  defp without(field, _), do: default(field)
 
   defp default(%{kind: :number, default: value}) when is_integer(value), do: value * 1.0
   defp default(%{kind: :boolean, default: value}), do: if(value in [true, 1], do: 1, else: 0)

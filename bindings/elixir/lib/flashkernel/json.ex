@@ -50,7 +50,16 @@ defmodule FlashKernel.JSON do
     end
   end
 
-  @escapes %{?" => ?", ?\\ => ?\\, ?/ => ?/, ?b => ?\b, ?f => ?\f, ?n => ?\n, ?r => ?\r, ?t => ?\t}
+  @escapes %{
+    ?" => ?",
+    ?\\ => ?\\,
+    ?/ => ?/,
+    ?b => ?\b,
+    ?f => ?\f,
+    ?n => ?\n,
+    ?r => ?\r,
+    ?t => ?\t
+  }
 
   defp string("\"" <> rest, parts), do: {parts |> Enum.reverse() |> IO.iodata_to_binary(), rest}
 

@@ -1,10 +1,9 @@
 defmodule FlashKernel.Native do
   @moduledoc false
-  # The functions of c_src/nif.cc, which says what they take.
+  # The functions of c_src/nif.cc, which says what they take. They are called at compile time, too:
+  # FlashKernel's functions are written from the declarations.
 
   @on_load :load
-  # Compiled code that calls these asks for them at compile time, too: for the declarations.
-  @compile {:autoload, false}
 
   def load do
     path = :filename.join(:code.priv_dir(:flashkernel), ~c"flashkernel_nif")

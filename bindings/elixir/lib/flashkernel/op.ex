@@ -10,7 +10,15 @@ defmodule FlashKernel.Op do
     # kind: :input, :output, :number, :integer, :boolean, :choice or :axis.
     # rule: how the dtype is told, "T", "P", "F", "I", "J" or "@name".
     defstruct [:name, :kind, :doc, :type, :rule, :key, :default, :form] ++
-                [:group, :when, :saved_unless, :updates, :prefer, :also_gradient_of] ++
+                [
+                  :group,
+                  :when,
+                  :saved_unless,
+                  :updates,
+                  :prefer,
+                  :also_gradient_of,
+                  :factors_unless
+                ] ++
                 [shapes: [], choices: []] ++
                 [keyword_only: false, optional: false, stacked: false, along_axis: false] ++
                 [saved: false, nullable: false]
@@ -133,7 +141,7 @@ defmodule FlashKernel.Op do
   end
 
   @kinds ~w(input output number integer boolean choice axis)
-  @texts ~w(type form group when saved_unless updates prefer also_gradient_of)
+  @texts ~w(type form group when saved_unless updates prefer also_gradient_of factors_unless)
   @flags ~w(keyword_only optional stacked along_axis saved nullable)
 
   defp field_of(%{"name" => name, "kind" => kind} = entry) when kind in @kinds do

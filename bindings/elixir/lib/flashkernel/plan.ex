@@ -23,7 +23,7 @@ defmodule FlashKernel.Plan do
   def make(op, layouts, attributes, names) do
     shapes = Map.new(layouts, fn {name, {shape, _}} -> {name, shape} end)
     types = Map.new(layouts, fn {name, {_, type}} -> {name, type} end)
-    inputs = for f <- Op.inputs(op), {shape, type} = layouts[f.name], do: {f.name, shape, type}
+    inputs = for f <- Op.inputs(op), {shape, type} <- [layouts[f.name]], do: {f.name, shape, type}
     plan = %__MODULE__{op: op, inputs: inputs, outputs: [], attributes: attributes}
 
     outputs =

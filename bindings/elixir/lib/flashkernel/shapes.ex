@@ -102,6 +102,7 @@ defmodule FlashKernel.Shapes do
       [{_, _, f, dims, place, shape} | _] ->
         list = Tuple.to_list(shape)
         list = if f.along_axis, do: move_last(list, attributes[op.axis.name]), else: list
+        dims = if is_map_key(shapes, f.factors_unless), do: without_factors(dims), else: dims
         size_at(symbol, dims, place, list)
 
       [] ->
@@ -115,6 +116,9 @@ defmodule FlashKernel.Shapes do
   defp wrap(dims), do: [dims]
 
   defp tells?(dim, symbol), do: dim.symbol == symbol and not dim.or_one and dim.blocks_of == nil
+
+  # What holds where the input is given that stands for the other part of this one.
+  defp without_factors(dims), do: Enum.map(dims, &%{&1 | factor: 1})
 
   defp size_at("...", dims, 0, list), do: Enum.drop(list, -(length(dims) - 1))
 

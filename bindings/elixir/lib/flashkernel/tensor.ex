@@ -83,7 +83,12 @@ defmodule FlashKernel.Tensor do
     bytes = Tuple.product(shape) * div(bits, 8)
 
     if byte_size(binary) != bytes do
-      wrong(op, field, "a binary of #{bytes} bytes for shape #{inspect(shape)}", byte_size(binary))
+      wrong(
+        op,
+        field,
+        "a binary of #{bytes} bytes for shape #{inspect(shape)}",
+        byte_size(binary)
+      )
     end
 
     value

@@ -210,10 +210,12 @@ __global__ void __launch_bounds__(kPassThreads, kVectors ? 4 : 2)
     __syncthreads();
     float largest = 0.f;
     int largest_head = 0;
-    // The bits of magnitudes are in the same order as their values.
+    // The bits of magnitudes are in the same order as their values. Others may raise the maximum at
+    // the same time: the look ahead of the atomic, which mostly saves it, is volatile for that.
     const auto add_to = [&](int at, float magnitude) {
       const uint32_t bits = __float_as_uint(magnitude);
-      if (bits > maxima[at]) atomicMax(&maxima[at], bits);
+      const volatile uint32_t& maximum = maxima[at];
+      if (bits > maximum) atomicMax(&maxima[at], bits);
     };
     const auto add = [&] { add_to(largest_head, largest); };
     constexpr int kAtOnce = kVectors ? 2 : 1;

@@ -220,7 +220,8 @@ struct ForwardParts {
     hidden_row = padded_columns(p.hidden);
     for (float*& s : state) s = parts.take(rows * state_row);
     kept = parts.take(rows * hidden_row);
-    const bool two = rnn::cell_of(a) == Cell::kLstmProjected || rnn::cell_of(a) == Cell::kGruResetBefore;
+    const bool two =
+        rnn::cell_of(a) == Cell::kLstmProjected || rnn::cell_of(a) == Cell::kGruResetBefore;
     between = parts.take(two ? rows * hidden_row : 0);
     bias = parts.take(columns + kPanelColumns);
     bias_of_met = parts.take(hidden_row);

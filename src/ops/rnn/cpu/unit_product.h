@@ -20,8 +20,8 @@
 
 #include "core/thread_team.h"
 #include "cpu/gemm/elements.h"
-#include "cpu/gemm/tiles.h"
 #include "cpu/gemm/pack.h"
+#include "cpu/gemm/tiles.h"
 #include "ops/rnn/cpu/walk.h"
 
 HWY_BEFORE_NAMESPACE();

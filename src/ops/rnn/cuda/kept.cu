@@ -83,7 +83,7 @@ struct Parts {
   WorkspaceParts parts;
   uint4* packed;
   uint32_t* counters;
-  float* from_x = nullptr;
+  float *partials, *from_x = nullptr;
   void* outputs[2] = {};
   void *of_x = nullptr, *of_h = nullptr, *h_before = nullptr;
 
@@ -93,6 +93,8 @@ struct Parts {
     const int64_t size = size_of(a.x.dtype), all_gates = p.gates * p.hidden;
     packed = parts.take<uint4>(choice.plan.packed());
     counters = parts.take<uint32_t>(choice.plan.teams);
+    partials = parts.take(
+        partial_floats_of(p, a.x.dtype, a.x.device_id, kDirectionOf<Args> == Direction::kBackward));
     if constexpr (kDirectionOf<Args> == Direction::kForward) {
       from_x = parts.take(p.positions() * all_gates);
       if (choice.exchange == Exchange::kShared) return;
@@ -131,7 +133,7 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
       {a.w_hh, a.x.dtype, p.hidden, p.gates, kDirection, choice.plan, parts.packed, parts.counters},
       stream));
   if constexpr (kDirection == Direction::kForward) {
-    FK_RETURN_IF_ERROR(multiply_inputs(a.x, a.w_ih, a.b_ih, parts.from_x, stream));
+    FK_RETURN_IF_ERROR(multiply_inputs(a.x, a.w_ih, a.b_ih, parts.from_x, parts.partials, stream));
     const KeptForward f = {forward_views(a, parts.from_x),
                            choice.plan,
                            parts.packed,
@@ -159,7 +161,8 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
                           a.dw_hh,
                           a.db_ih,
                           a.db_hh,
-                          parts.h_before},
+                          parts.h_before,
+                          parts.partials},
                          stream);
   }
 }

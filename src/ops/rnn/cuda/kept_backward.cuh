@@ -21,7 +21,7 @@ struct BackwardWalk {
 
   const KeptBackward& a;
   const TeamOfBlock& team;
-  UnitGradient units[kPairs];
+  UnitGradient units[kPairs] = {};
 
   __device__ __forceinline__ int64_t row(const Place& at, int64_t t) const {
     return at.batch * team.p.length + at.position(team.p, t);

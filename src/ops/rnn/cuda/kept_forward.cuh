@@ -20,7 +20,7 @@ struct ForwardWalk {
 
   const KeptForward& a;
   const TeamOfBlock& team;
-  float from_x[kPairs][kGates];
+  float from_x[kPairs][kGates] = {};
 
   __device__ __forceinline__ T* output(int64_t steps_done, int64_t sequence) const {
     return static_cast<T*>(a.outputs[steps_done % 2]) + sequence * team.p.hidden;

@@ -67,7 +67,9 @@ bool plan_kept(const KeptCall& call, Exchange exchange, KeptPlan* plan);
 
 // The tile of a warp: with tensor cores `kTiles` tiles of 16 rows, whose depth a warp keeps in
 // blocks of 32. Going backward there are fewer rows and more depth.
-constexpr int tensor_tiles(Direction direction) { return direction == Direction::kForward ? 2 : 1; }
+FK_HOST_DEVICE constexpr int tensor_tiles(Direction direction) {
+  return direction == Direction::kForward ? 2 : 1;
+}
 constexpr int kTensorBlock = 32;
 
 }  // namespace fk::cuda::rnn

@@ -208,23 +208,25 @@ Status sum_columns(const Tensor& from, const Tensor& to, cudaStream_t stream) {
                       place_of(from), from.size(0), from.size(1), place_of(to));
 }
 
-// The product of a and b; `bias` may be undefined.
+// The product of a and b, whose K may be split among blocks that leave sums in `partials`; `bias`
+// may be undefined.
 Status product(const Tensor& a, bool a_rows_are_outer, const Tensor& b, bool b_rows_are_outer,
-               DType dtype, const Tensor& bias, const Tensor& out, cudaStream_t stream) {
+               DType dtype, const Tensor& bias, const Tensor& out, float* partials,
+               cudaStream_t stream) {
   PortableArguments f = {};
-  f.a = operand(a, a_rows_are_outer);
-  f.b = operand(b, b_rows_are_outer);
+  f.a = operand(a, a_rows_are_outer, dtype);
+  f.b = operand(b, b_rows_are_outer, dtype);
   f.out = result(out);
-  f.rows = a_rows_are_outer ? f.a.rows.count : a.size(-1);
-  f.columns = b_rows_are_outer ? f.b.rows.count : b.size(-1);
-  f.depth = a_rows_are_outer ? a.size(-1) : f.a.rows.count;
+  const int64_t a_rows = rows_of(a).count, b_rows = rows_of(b).count;
+  f.rows = a_rows_are_outer ? a_rows : a.size(-1);
+  f.columns = b_rows_are_outer ? b_rows : b.size(-1);
+  f.depth = a_rows_are_outer ? a.size(-1) : a_rows;
   if (bias) {
     f.epilogue.bias = bias.data;
     f.epilogue.float_bias = bias.dtype == DType::kFloat32;
     f.epilogue.bias_stride = bias.stride(0);
   }
-  const bool vectors = in_vectors(a, dtype) && in_vectors(b, dtype);
-  return multiply(f, dtype, vectors, a.device_id, stream);
+  return multiply(f, dtype, a.device_id, partials, stream);
 }
 
 }  // namespace
@@ -264,8 +266,20 @@ Status begin_states(const Problem& p, const FirstStates& states, cudaStream_t st
                       stream, a);
 }
 
+int64_t partial_floats_of(const Problem& p, DType dtype, int device, bool backward) {
+  const int64_t positions = p.positions(), gates = p.gates * p.hidden;
+  const auto floats = [&](int64_t rows, int64_t columns, int64_t depth) {
+    return partial_floats(rows, columns, depth, false, dtype, device);
+  };
+  if (!backward) return floats(positions, gates, p.inputs);
+  // A GRU that resets before the product has two products in place of dW_hh's one.
+  return std::max({floats(positions, p.inputs, gates), floats(gates, p.inputs, positions),
+                   floats(gates, p.outputs, positions), floats(2 * p.hidden, p.outputs, positions),
+                   floats(p.hidden, p.outputs, positions), floats(p.outputs, p.hidden, positions)});
+}
+
 Status multiply_inputs(const Tensor& x, const Tensor& w_ih, const Tensor& b_ih, float* to,
-                       cudaStream_t stream) {
+                       float* partials, cudaStream_t stream) {
   Tensor out = x;
   out.data = to;
   out.dtype = DType::kFloat32;
@@ -273,19 +287,20 @@ Status multiply_inputs(const Tensor& x, const Tensor& w_ih, const Tensor& b_ih, 
   out.shape[0] = x.size(0) * x.size(1);
   out.shape[1] = out.strides[0] = w_ih.size(0);
   out.strides[1] = 1;
-  return product(x, true, w_ih, true, x.dtype, b_ih, out, stream);
+  return product(x, true, w_ih, true, x.dtype, b_ih, out, partials, stream);
 }
 
-Status multiply_over_steps(const Tensor& a, const Tensor& b, const Tensor& dw,
+Status multiply_over_steps(const Tensor& a, const Tensor& b, const Tensor& dw, float* partials,
                            cudaStream_t stream) {
-  return product(a, false, b, false, a.dtype, {}, dw, stream);
+  return product(a, false, b, false, a.dtype, {}, dw, partials, stream);
 }
 
 Status add_gradients(const Problem& p, const GradientSums& g, cudaStream_t stream) {
   if (g.dx) {
-    FK_RETURN_IF_ERROR(product(g.of_x, true, g.w_ih, false, g.of_x.dtype, {}, g.dx, stream));
+    FK_RETURN_IF_ERROR(
+        product(g.of_x, true, g.w_ih, false, g.of_x.dtype, {}, g.dx, g.partials, stream));
   }
-  if (g.dw_ih) FK_RETURN_IF_ERROR(multiply_over_steps(g.of_x, g.x, g.dw_ih, stream));
+  if (g.dw_ih) FK_RETURN_IF_ERROR(multiply_over_steps(g.of_x, g.x, g.dw_ih, g.partials, stream));
   if (g.dw_hh) {
     Tensor before = g.of_h;
     before.data = g.h_before;
@@ -302,10 +317,11 @@ Status add_gradients(const Problem& p, const GradientSums& g, cudaStream_t strea
     // The rows of n meet r * h_{t-1} where the reset gate comes first.
     const int64_t with_h = g.met ? 2 * p.hidden : p.gates * p.hidden;
     FK_RETURN_IF_ERROR(multiply_over_steps(columns_of(g.of_h, 0, with_h), before,
-                                           rows_of_matrix(g.dw_hh, 0, with_h), stream));
+                                           rows_of_matrix(g.dw_hh, 0, with_h), g.partials, stream));
     if (g.met) {
       FK_RETURN_IF_ERROR(multiply_over_steps(columns_of(g.of_h, with_h, p.hidden), g.met,
-                                             rows_of_matrix(g.dw_hh, with_h, p.hidden), stream));
+                                             rows_of_matrix(g.dw_hh, with_h, p.hidden), g.partials,
+                                             stream));
     }
   }
   FK_RETURN_IF_ERROR(sum_columns(g.of_x, g.db_ih, stream));

@@ -42,9 +42,12 @@ struct FirstStates {
 };
 Status begin_states(const fk::rnn::Problem& p, const FirstStates& states, cudaStream_t stream);
 
+// How many floats the products below need for sums where they split what they add up.
+int64_t partial_floats_of(const fk::rnn::Problem& p, DType dtype, int device, bool backward);
+
 // x W_ih^T + b_ih of all positions, gates * H floats each.
 Status multiply_inputs(const Tensor& x, const Tensor& w_ih, const Tensor& b_ih, float* to,
-                       cudaStream_t stream);
+                       float* partials, cudaStream_t stream);
 
 // What the backward of a layer makes of the gradients of its gates, for both ops.
 struct GradientSums {
@@ -53,10 +56,12 @@ struct GradientSums {
   Tensor of_x, of_h;                      // (positions, gates * H)
   Tensor dx, dw_ih, dw_hh, db_ih, db_hh;  // where they are wanted
   void* h_before;                         // memory for h_{t-1} of all positions
+  float* partials;
 };
 Status add_gradients(const fk::rnn::Problem& p, const GradientSums& g, cudaStream_t stream);
 
 // dw = a^T b over all positions.
-Status multiply_over_steps(const Tensor& a, const Tensor& b, const Tensor& dw, cudaStream_t stream);
+Status multiply_over_steps(const Tensor& a, const Tensor& b, const Tensor& dw, float* partials,
+                           cudaStream_t stream);
 
 }  // namespace fk::cuda::rnn

@@ -237,10 +237,12 @@ struct BackwardParts {
   WorkspaceParts parts;
   void *of_x, *of_h, *transposed, *h_before;
   void *dh = nullptr, *inner = nullptr, *projection = nullptr;
-  float* carried;
+  float *carried, *partials;
 
-  BackwardParts(const Problem& p, bool one_gradient, const Tensor& w_hr, DType dtype, void* memory)
+  BackwardParts(const Problem& p, bool one_gradient, const Tensor& w_hr, const Tensor& x,
+                void* memory)
       : parts(memory) {
+    const DType dtype = x.dtype;
     const int64_t size = size_of(dtype), positions = p.positions();
     const int64_t all_gates = p.gates * p.hidden;
     of_x = parts.take<char>(positions * all_gates * size);
@@ -248,6 +250,7 @@ struct BackwardParts {
     transposed = parts.take<char>(p.outputs * all_gates * size);
     h_before = parts.take<char>(positions * p.outputs * size);
     carried = parts.take(p.sequences.count * p.hidden);
+    partials = parts.take(partial_floats_of(p, dtype, x.device_id, true));
     if (!w_hr) return;
     dh = parts.take<char>(positions * p.outputs * size);
     inner = parts.take<char>(positions * p.hidden * size);
@@ -255,10 +258,10 @@ struct BackwardParts {
   }
 };
 BackwardParts parts_of(const LstmBwd& a, void* memory) {
-  return {fk::rnn::problem_of(a), true, a.w_hr, a.x.dtype, memory};
+  return {fk::rnn::problem_of(a), true, a.w_hr, a.x, memory};
 }
 BackwardParts parts_of(const GruBwd& a, void* memory) {
-  return {fk::rnn::problem_of(a), !a.reset_after, {}, a.x.dtype, memory};
+  return {fk::rnn::problem_of(a), !a.reset_after, {}, a.x, memory};
 }
 
 template <class T>
@@ -280,7 +283,7 @@ Status finish_backward(const Args& a, const Problem& p, const BackwardParts& par
   const Tensor of_h = matrix_like(a.x, a.x.dtype, parts.of_h, p.positions(), all_gates);
   return add_gradients(p,
                        {a.x, a.w_ih, a.y, a.h0, met, of_x, of_h, a.dx, a.dw_ih, a.dw_hh, a.db_ih,
-                        a.db_hh, parts.h_before},
+                        a.db_hh, parts.h_before, parts.partials},
                        stream);
 }
 
@@ -325,9 +328,10 @@ Status run(const LstmBwd& a, const Exec& exec) {
     return {};
   }));
   if (a.dw_hr) {
-    FK_RETURN_IF_ERROR(multiply_over_steps(
-        matrix_like(a.x, dtype, parts.dh, p.positions(), p.outputs),
-        matrix_like(a.x, dtype, parts.inner, p.positions(), p.hidden), a.dw_hr, stream));
+    FK_RETURN_IF_ERROR(
+        multiply_over_steps(matrix_like(a.x, dtype, parts.dh, p.positions(), p.outputs),
+                            matrix_like(a.x, dtype, parts.inner, p.positions(), p.hidden), a.dw_hr,
+                            parts.partials, stream));
   }
   return finish_backward(a, p, parts, {}, stream);
 }

@@ -156,16 +156,18 @@ struct NewStep : InnerAsSource {
 // The parts of a call's workspace.
 struct ForwardParts {
   WorkspaceParts parts;
-  float *from_x, *state;
+  float *from_x, *state, *partials;
   void *outputs[2], *weight = nullptr, *inner = nullptr, *projection = nullptr;
   float* update = nullptr;
 
   ForwardParts(const Problem& p, const Tensor& w_hh, const Tensor& w_hr, bool resets_before,
-               DType dtype, void* memory)
+               const Tensor& x, void* memory)
       : parts(memory) {
+    const DType dtype = x.dtype;
     const int64_t count = p.sequences.count, size = size_of(dtype);
     from_x = parts.take(p.positions() * p.gates * p.hidden);
     state = parts.take(count * p.hidden);
+    partials = parts.take(partial_floats_of(p, dtype, x.device_id, false));
     for (void*& output : outputs) output = parts.take<char>(count * p.outputs * size);
     if (!serves(w_hh, dtype)) weight = parts.take<char>(w_hh.numel() * size);
     if (w_hr || resets_before) inner = parts.take<char>(count * p.hidden * size);
@@ -174,10 +176,10 @@ struct ForwardParts {
   }
 };
 ForwardParts parts_of(const LstmFwd& a, void* memory) {
-  return {fk::rnn::problem_of(a), a.w_hh, a.w_hr, false, a.x.dtype, memory};
+  return {fk::rnn::problem_of(a), a.w_hh, a.w_hr, false, a.x, memory};
 }
 ForwardParts parts_of(const GruFwd& a, void* memory) {
-  return {fk::rnn::problem_of(a), a.w_hh, {}, !a.reset_after, a.x.dtype, memory};
+  return {fk::rnn::problem_of(a), a.w_hh, {}, !a.reset_after, a.x, memory};
 }
 
 // The matrix itself where it serves, else its copy, which this makes.
@@ -203,7 +205,7 @@ Status begin(const Args& a, const ForwardParts& parts, const Tensor& c0, const T
   FK_RETURN_IF_ERROR(begin_states(
       p, {a.h0, c0, a.h, last_c, p.gates == 4, a.x.dtype, parts.outputs[0], parts.state}, stream));
   FK_RETURN_IF_ERROR(dense_rows(a.w_hh, a.x.dtype, parts.weight, weight, pitch, stream));
-  return multiply_inputs(a.x, a.w_ih, a.b_ih, parts.from_x, stream);
+  return multiply_inputs(a.x, a.w_ih, a.b_ih, parts.from_x, parts.partials, stream);
 }
 
 template <class T>

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "core/integers.h"
 #include "ops/attention/sm90/backward/arguments.h"
 
 namespace fk::cuda_sm90::backward {

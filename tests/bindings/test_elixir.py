@@ -1,0 +1,242 @@
+"""Elixir: every op through the NIF beside Python's answers, gradients too, and the programs of XLA
+that the same calls become, run by jaxlib's XLA."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import flashkernel as fk
+import sampling
+from flashkernel import _library
+from torch_samples import outputs_of, with_gradient
+
+ROOT = pathlib.Path(__file__).parents[2]
+PROJECT = ROOT / "bindings" / "elixir"
+TYPES = {
+    "float16": ("f", 16),
+    "float32": ("f", 32),
+    "bfloat16": ("bf", 16),
+    "int32": ("s", 32),
+    "int64": ("s", 64),
+}
+DTYPES = {f"{kind}{bits}": name for name, (kind, bits) in TYPES.items()}
+pytestmark = pytest.mark.skipif(shutil.which("mix") is None, reason="needs Elixir")
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def in_dtype(op, sample: dict, dtype: str) -> dict:
+    """A sample with its activations of this dtype."""
+    fixed = dict(sample)
+    for f in op.inputs:
+        # What an op keeps as it is given, a convolution's state, has the activations' dtype too.
+        if f.dtype_rule == "T" and fixed[f.name] is not None:
+            fixed[f.name] = fixed[f.name].astype(numpy_dtype(dtype))
+    return fixed
+
+
+class Cases:
+    """Calls for the Elixir side, in a folder, with what is expected of each."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder, self.calls, self.expected, self.labels = folder, [], [], []
+        self.files = 0
+
+    def value(self, value):
+        """An argument as the Elixir side reads it."""
+        if isinstance(value, torch.Tensor):
+            half = value.dtype == torch.bfloat16
+            value = value.detach().float().numpy() if half else value.detach().numpy()
+            value = value.astype(ml_dtypes.bfloat16) if half else value
+        if isinstance(value, np.ndarray):
+            self.files += 1
+            name = f"python_{self.files}"
+            (self.folder / name).write_bytes(np.ascontiguousarray(value).tobytes())
+            kind = TYPES[str(value.dtype)]
+            return {"file": name, "shape": list(value.shape), "type": list(kind)}
+        if isinstance(value, float) and value == float("inf"):
+            return "infinity"
+        return value.item() if isinstance(value, np.generic) else value
+
+    def add(self, label: str, op, sample: dict, results: list, cotangents=None, gradients=None):
+        full = {f.name: f.python_default for f in op.arguments} | sample
+        positional, keywords = sampling.split(op, full)
+        options = {}
+        for name, value in keywords.items():
+            together = isinstance(value, tuple)
+            options[name] = [self.value(v) for v in value] if together else self.value(value)
+        call = {
+            "op": op.name,
+            "positional": [self.value(v) for v in positional],
+            "options": options,
+            "cotangents": cotangents and [self.value(c) for c in cotangents],
+        }
+        self.calls.append(call)
+        self.expected.append((results, gradients or {}))
+        self.labels.append(label)
+
+    def run(self) -> list:
+        """(result arrays, gradients by name) of every call."""
+        (self.folder / "cases.json").write_text(json.dumps(self.calls))
+        mix("run", "--no-compile", "test/support/run_cases.exs", str(self.folder))
+        found = []
+        for line in (self.folder / "index.txt").read_text().splitlines():
+            kind, *rest = line.split()
+            if kind == "case":
+                found.append(([], {}))
+            elif kind in ("result", "gradient"):
+                name, type_name, dims, file = rest
+                data = np.frombuffer(
+                    (self.folder / file).read_bytes(), numpy_dtype(DTYPES[type_name])
+                )
+                array = data.reshape([int(n) for n in dims.split("x")[1:]])
+                if kind == "result":
+                    found[-1][0].append(array)
+                else:
+                    found[-1][1][name] = array
+        return found
+
+
+def mix(*arguments: str) -> str:
+    library = pathlib.Path(_library.lib._name)
+    environment = {
+        **os.environ,
+        "MIX_ENV": "test",
+        "MIX_BUILD_PATH": str(ROOT / "build" / "elixir"),
+        "FLASHKERNEL": str(library.parent),
+    }
+    done = subprocess.run(
+        ["mix", *arguments],
+        cwd=PROJECT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def project():
+    mix("compile", "--warnings-as-errors")
+
+
+def same_bits(got: np.ndarray, expected: np.ndarray) -> bool:
+    return (
+        got.dtype == expected.dtype
+        and got.shape == expected.shape
+        and got.tobytes() == np.ascontiguousarray(expected).tobytes()
+    )
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.detach().float().numpy().astype(ml_dtypes.bfloat16)
+    return tensor.detach().numpy()
+
+
+def check(cases: Cases) -> None:
+    found = cases.run()
+    assert len(found) == len(cases.calls)
+    wrong = []
+    for label, (results, gradients), (expected, expected_gradients) in zip(
+        cases.labels, found, cases.expected, strict=True
+    ):
+        if len(results) != len(expected) or not all(map(same_bits, results, expected)):
+            wrong.append(f"{label}: results")
+        for name, gradient in expected_gradients.items():
+            if not same_bits(gradients[name], gradient):
+                wrong.append(f"{label}: gradient of {name}")
+    assert not wrong, wrong
+    done = subprocess.run(
+        [sys.executable, str(pathlib.Path(__file__).with_name("elixir_programs.py")), cases.folder],
+        env={**os.environ, "FK_LIBRARY": _library.lib._name, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_op(project, tmp_path):
+    cases = Cases(tmp_path)
+    for op in sampling.OPS:
+        for seed in range(4):
+            for dtype in ("float32", "float16", "bfloat16"):
+                sample = in_dtype(op, sampling.draw(op, seed, optionals=seed % 2 == 0), dtype)
+                # States come back as outputs, as from JAX.
+                expected = sampling.call_with_state(op, sample)
+                cases.add(f"{op.public_name} {dtype} {seed}", op, sample, list(expected))
+    check(cases)
+
+
+def test_every_gradient(project, tmp_path):
+    cases = Cases(tmp_path)
+    for op in sampling.OPS:
+        if op.backward is None:
+            continue
+        for seed in range(2):
+            for dtype in ("float32", "bfloat16"):
+                sample = in_dtype(op, sampling.draw(op, seed, optionals=seed == 0), dtype)
+                add_gradient(cases, f"{op.public_name} {dtype} {seed}", op, sample)
+    check(cases)
+
+
+def add_gradient(cases: Cases, label: str, op, sample: dict) -> None:
+    tensors = {}
+    for name, value in sample.items():
+        if isinstance(value, np.ndarray):
+            half = value.dtype == ml_dtypes.bfloat16
+            value = torch.from_numpy(value.astype(np.float32) if half else value.copy())
+            value = value.bfloat16() if half else value
+        tensors[name] = value
+    names = with_gradient(op, sample)
+    for name in names:
+        tensors[name].requires_grad_()
+    outputs = outputs_of(sampling.call(op, tensors))
+    generator = torch.Generator().manual_seed(3)
+    cotangents = [torch.randn(o.shape, generator=generator).to(o.dtype).mul(2**-3) for o in outputs]
+    gradients = torch.autograd.grad(outputs, [tensors[n] for n in names], cotangents)
+    expected = {n: as_numpy(g) for n, g in zip(names, gradients, strict=True)}
+    results = [as_numpy(o) for o in outputs]
+    cases.add(label, op, sample, results, [as_numpy(c) for c in cotangents], expected)
+
+
+def test_scans_shorter_than_a_checkpoint(project, tmp_path):
+    """Their checkpoints are empty, and XLA's program has no buffer for them."""
+    cases = Cases(tmp_path)
+    op = fk._declarations.PUBLIC["selective_scan"]
+    random = np.random.default_rng(5)
+
+    def normal(*shape):
+        return random.standard_normal(shape, np.float32)
+
+    for length in (1, 2, 31, 33):
+        sample = {
+            "u": normal(2, length, 4),
+            "delta": np.abs(normal(2, length, 4)),
+            "A": -np.abs(normal(4, 3)),
+            "B": normal(2, length, 3),
+            "C": normal(2, length, 3),
+        }
+        add_gradient(cases, f"L {length}", op, sample)
+    check(cases)
+
+
+def test_its_own_suite(project):
+    print(mix("test", "--no-compile"))
+
+
+def test_its_format(project):
+    mix("format", "--check-formatted")
