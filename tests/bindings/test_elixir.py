@@ -230,6 +230,7 @@ def test_scans_shorter_than_a_checkpoint(project, tmp_path):
             "B": normal(2, length, 3),
             "C": normal(2, length, 3),
         }
+        sample = {f.name: f.python_default for f in op.arguments} | sample
         add_gradient(cases, f"L {length}", op, sample)
     check(cases)
 
