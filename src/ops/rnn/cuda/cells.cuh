@@ -67,6 +67,11 @@ struct GruCell {
   static constexpr int kGates = 3;
   static constexpr bool kHasCell = false;
 
+  // (1 - z) n + z h, either product rounded once with what it is added to.
+  __device__ __forceinline__ static float mix(float z, float h, float n) {
+    return fmaf(z, h, fmaf(-z, n, n));
+  }
+
   template <class T>
   __device__ __forceinline__ static float forward(const float (&x)[3], const float (&h)[3],
                                                   float* state, float (&kept)[kKeptGates]) {
@@ -74,7 +79,7 @@ struct GruCell {
     kept[1] = sigmoid_for<T>(x[1] + h[1]);
     kept[2] = tanh_for<T>(fmaf(kept[0], h[2], x[2]));
     kept[3] = h[2];
-    *state = fmaf(kept[1], *state - kept[2], kept[2]);
+    *state = mix(kept[1], *state, kept[2]);
     return *state;
   }
 

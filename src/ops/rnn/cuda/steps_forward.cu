@@ -146,7 +146,7 @@ struct NewStep : InnerAsSource {
     const float from_x = v.from_x[(steps.batch * v.p.length + position) * 3 * H + 2 * H + u];
     const float n = tanh_for<T>(from_x + products[0] + v.b_hh.load<T>(0, 2 * H + u));
     float* const state = a.state + s * H + u;
-    const float h = fmaf(a.update[s * H + u], *state - n, n);
+    const float h = GruCell::mix(a.update[s * H + u], *state, n);
     *state = h;
     v.gates.store<T>(steps.batch, position, 2 * H + u, n);
     put_output<T>(a, steps, position, t, s, u, h);
