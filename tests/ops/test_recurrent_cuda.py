@@ -25,7 +25,7 @@ CASES = [
     for options in (
         SMALL,
         {"b": 9, "length": 3, "inputs": 8, "hidden": 72, "reverse": True},
-        {"lengths": (4, 0, 1, 6), "inputs": 5, "hidden": 70},
+        {"lengths": (4, 0, 1, 9), "inputs": 11, "hidden": 70},
         {"b": 1, "length": 6, "inputs": 16, "hidden": 136, "bias": False, "states": False},
     )
 ]
