@@ -7,11 +7,11 @@
 // From sm_80 on, copies of the slices ahead (cp.async) run while one is multiplied. Turing has
 // none: there the slice ahead waits in registers. Slices are 64 bytes of K (portable_operand.cuh).
 //
-// float is multiplied as two numbers of 11 bits each, x = high + low, in four products of the tensor
-// cores. `low` is rounded by no more than 2^-23 of x; without low low, which may be 2^-22 of a term,
-// errors would be two to three times those of float arithmetic where K is small. Tensor cores cut
-// off the last bits of their sums, so these run over 64 of K only, and are added up in float
-// outside. An infinite input gives NaN.
+// float is multiplied as two numbers of 11 bits each, x = high + low, in four products of the
+// tensor cores. `low` is rounded by no more than 2^-23 of x; without low low, which may be 2^-22 of
+// a term, errors would be two to three times those of float arithmetic where K is small. Tensor
+// cores cut off the last bits of their sums, so these run over 64 of K only, and are added up in
+// float outside. An infinite input gives NaN.
 #pragma once
 
 #include "cuda/gemm/portable_epilogue.cuh"
