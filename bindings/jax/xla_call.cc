@@ -11,6 +11,7 @@
 
 #include "core/environment.h"
 #include "core/heap_workspace.h"
+#include "core/integers.h"
 #include "core/last_error.h"
 #include "core/op.h"
 #include "flashkernel/abi.h"
@@ -126,7 +127,7 @@ DLTensor describe(const Buffer& buffer, DLDevice device) {
 
 uintptr_t aligned(const void* memory) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
-  return (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  return round_up(address, kWorkspaceAlignment);
 }
 
 // Takes workspace on a GPU from XLA, for a program whose sizes were symbols when it was traced. XLA

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "core/infer.h"
+#include "core/integers.h"
 #include "layout.h"
 
 namespace fk::torch {
@@ -68,7 +69,7 @@ void advise_huge_pages(void* data, int64_t bytes) {
   constexpr int64_t kFrom = int64_t{32} << 20;  // the GNU C library's DEFAULT_MMAP_THRESHOLD_MAX
   constexpr uintptr_t kPage = 4096;
   if (data == nullptr || bytes < kFrom) return;
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const uintptr_t begin = round_up(reinterpret_cast<uintptr_t>(data), kPage);
   const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
@@ -126,7 +127,7 @@ struct Workspace {
       return nullptr;
     }
     const auto address = reinterpret_cast<uintptr_t>(data);
-    return reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
+    return reinterpret_cast<void*>(round_up(address, kAlignment));
   }
 };
 

@@ -74,10 +74,11 @@ struct Shim {
   // Gives torch's code of a dtype, or -1.
   int32_t dtype_code(DLDataType dtype) const;
 
-  // Not part of the C ABI: two exported functions of ATen's context.
+  // These are two exported functions of ATen's context and not part of the C ABI.
   void* (*global_context)() = nullptr;
   bool (*deterministic_algorithms)(const void* context) = nullptr;
-  // Nor these: c10::TensorImpl::_fw_grad, and what implements a tensor that is not there.
+  // These are not either: c10::TensorImpl::_fw_grad, and what implements a tensor that is not
+  // there.
   Handle (*tangent)(const void* implementation, uint64_t level, Handle tensor) = nullptr;
   const void* nothing = nullptr;
 };

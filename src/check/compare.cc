@@ -8,7 +8,7 @@
 namespace fk {
 namespace {
 
-// The largest distance between two neighbouring numbers of a dtype, relative to them.
+// Returns the largest distance between two neighbouring numbers of a dtype, relative to them.
 double step_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -33,7 +33,7 @@ double largest_error(const DrawnCall& drawn_call, const std::vector<DrawnTensor>
   for (size_t i = 0; op.multiplies && i < op.fields.size(); ++i) {
     if (drawn_call.tensors[i].present && op.fields[i].dtype_rule == DTypeRule::kActivation) {
       const DType dtype = drawn_call.tensors[i].dtype;
-      // Of 8-bit floats there are no gradients, and P alone is rounded.
+      // 8-bit floats have no gradients, and P alone is rounded.
       relative_floor += (dtype == DType::kFloat8E4M3 ? 1 : kRoundedFactors) * step_of(dtype);
       break;
     }

@@ -15,7 +15,8 @@ namespace fk {
 namespace {
 
 constexpr int kAttempts = 2000;
-// Around the widths of vector registers and of unrolled loops, seldom a power of two.
+// The sizes lie around the widths of vector registers and of unrolled loops, and are seldom a power
+// of two.
 constexpr int64_t kSizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 17, 31, 33, 64, 67, 129, 257, 1031};
 constexpr int64_t kLeadingSizes[] = {1, 2, 3, 5, 11, 37};
 constexpr int kMaxLeading = 3;
@@ -103,13 +104,13 @@ class Drawing {
     if (!all.empty()) *all[below(all.size())] = 0;
   }
 
-  // Arguments for `op`; a backward's come from `forward`, whose outputs have values.
+  // Draws arguments for `op`. A backward's come from `forward`, whose outputs have values.
   Status draw_arguments(const fk_op& op, const DrawnCall* forward, DrawnCall* drawn_call) {
     const std::vector<Field>& fields = op.declaration.fields;
     drawn_call->op = &op;
     drawn_call->tensors.assign(fields.size(), {});
     drawn_call->attributes.assign(fields.size(), {});
-    // Attributes first: outputs and the order of dimensions depend on them.
+    // Attributes come first, because outputs and the order of dimensions depend on them.
     for (size_t i = 0; i < fields.size(); ++i) {
       if (!is_tensor(fields[i])) drawn_call->attributes[i] = draw_attribute(op, fields[i], forward);
     }
@@ -239,7 +240,7 @@ class Drawing {
       drawn_call->tensors[i] = *same;
       return;
     }
-    // The gradient of an output: there only if that output is.
+    // The gradient of an output is there only if that output is.
     const DrawnTensor* output = f.name[0] == 'd' ? in_forward(f.name.substr(1)) : nullptr;
     if (output != nullptr && !output->present) return;
     if (!f.optional || !one_in(4)) set_type(drawn_call, i);
@@ -261,8 +262,8 @@ class Drawing {
     return f.shapes[static_cast<size_t>(number) % f.shapes.size()];
   }
 
-  // Whether an optional input of a forward is drawn. Those of a group go together, and offsets go
-  // with the packed tensors they are for.
+  // Decides whether an optional input of a forward is drawn. Those of a group go together, and
+  // offsets go with the packed tensors they are for.
   bool draw_presence(const DrawnCall& drawn_call, size_t i) {
     const std::vector<Field>& fields = drawn_call.op->declaration.fields;
     const Field& f = fields[i];
@@ -348,7 +349,7 @@ class Drawing {
     int64_t extent = strided && one_in(4) ? 2 : 1;
     for (int k = ndim - 1; k >= 0; --k) {
       const int d = order[k];
-      // A repeated dimension: only where the values are ours to choose.
+      // A dimension is repeated only where the values are ours to choose.
       if (strided && may_repeat && t.values.empty() && one_in(8)) continue;
       t.strides[d] = extent;
       extent *= std::max<int64_t>(t.shape[d], 1);
@@ -361,7 +362,7 @@ class Drawing {
     t.elements = kGuard + 4 + extent + kGuard;
   }
 
-  // Normal values; an index lies below its symbol, or is the op's ignore_index.
+  // Draws normal values. An index lies below its symbol, or is the op's ignore_index.
   Status fill(const DrawnCall& drawn_call, const Field& f, DrawnTensor* t) {
     t->values.resize(t->numel());
     if (t->dtype != DType::kInt32 && t->dtype != DType::kInt64) {
@@ -373,7 +374,8 @@ class Drawing {
       }
       if (!options_.special) return {};
       constexpr double kInfinity = std::numeric_limits<double>::infinity();
-      // Of gradients only NaN: a factor too small for float32 is 0 there, and 0 times infinity NaN.
+      // Gradients get NaN only: a factor too small for float32 is 0 there, and 0 times infinity is
+      // NaN.
       const bool gradient = ends_with(drawn_call.op->declaration.name, "_bwd") && f.name[0] == 'd';
       for (double& value : t->values) {
         if (!one_in(50)) continue;

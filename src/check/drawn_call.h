@@ -54,7 +54,7 @@ Status draw_call(const fk_op& op, const DrawOptions& options, DrawnCall* drawn_c
 // index tensors have so far.
 Status check_call(const DrawnCall& drawn_call);
 
-// The name of the implementation that takes the call on a device, or "" if there is none.
+// Returns the name of the implementation that takes the call on a device, or "" if there is none.
 std::string implementation_of(const DrawnCall& drawn_call, DLDeviceType device);
 
 // The memory in which a call's tensors live during a run; `fk check` brings one for CUDA.
@@ -72,14 +72,13 @@ CheckMemory& host_memory();
 
 // Runs the op on a copy of the call's inputs and returns the output tensors, by field, with their
 // values. Outputs and workspace start as NaN; writing outside an output or the workspace, or into
-// an input, is an error. `implementation`: by name; NULL: the one dispatch takes.
+// an input, is an error. `implementation` is one's name, or NULL for the one that dispatch takes.
 Status run_call(const DrawnCall& drawn_call, const char* implementation, CheckMemory& memory,
                 std::vector<DrawnTensor>* outputs);
 
-// The largest error over all outputs, in units of what is allowed: a step of the output's dtype,
-// plus some float32 rounding errors of the tensor's largest value (and, of an op that multiplies
-// matrices, four of the activations' dtype). Up to 1 is right. `worst` says
-// where it is.
+// Returns the largest error over all outputs, in units of what is allowed: a step of the output's
+// dtype, plus some float32 rounding errors of the tensor's largest value (and, for an op that
+// multiplies matrices, four of the activations' dtype). Up to 1 is right. `worst` says where it is.
 double largest_error(const DrawnCall& drawn_call, const std::vector<DrawnTensor>& expected,
                      const std::vector<DrawnTensor>& got, std::string* worst);
 

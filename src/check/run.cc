@@ -241,7 +241,7 @@ class Run {
 
  private:
   const Field& field(size_t i) const { return drawn_.op->declaration.fields[i]; }
-  // The tensor whose memory holds this one.
+  // Returns the tensor whose memory holds this one.
   size_t home(size_t i) const { return drawn_.tensors[i].alias >= 0 ? drawn_.tensors[i].alias : i; }
 
   const DrawnCall& drawn_;

@@ -17,7 +17,7 @@ class CallDTypes {
   Status match(const Field& field, DType dtype, const DType* another);
 
  private:
-  // The dtype of outputs T.
+  // Returns the dtype of outputs T.
   DType result() const { return result_dtype(activation_); }
 
   const OpDeclaration& op_;

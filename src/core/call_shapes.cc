@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/integers.h"
+
 namespace fk {
 namespace {
 
@@ -62,8 +64,8 @@ Status CallShapes::match(const Field& field, int ndim, const int64_t* shape) {
   return {};
 }
 
-// The alternative of a field's shapes that its tensor must have, or NULL where its rank is not that
-// one's. The first tensor of a form decides which that is.
+// Returns the alternative of a field's shapes that its tensor must have, or NULL where its rank is
+// not that one's. The first tensor of a form decides which that is.
 const Dims* CallShapes::alternative(const Field& field, int ndim) {
   if (field.form_index >= 0 && form_from_[field.form_index] == nullptr) {
     for (size_t i = 0; i < field.shapes.size(); ++i) {
@@ -88,7 +90,7 @@ bool CallShapes::match_leading(const Field& field, int leading, const int64_t* s
   return true;
 }
 
-// A tensor of another's shape, both as the caller gave them.
+// Compares a tensor with the shape of another, both as the caller gave them.
 Status CallShapes::match_another(const Field& field, int ndim, const int64_t* shape) const {
   const DLTensor& other = *slots_[field.shape_of].tensor;
   const int64_t* given = slots_[&field - op_.fields.data()].tensor->shape;
@@ -98,9 +100,9 @@ Status CallShapes::match_another(const Field& field, int ndim, const int64_t* sh
                  shape_string(shape, ndim));
 }
 
-// Of a symbol whose size is known, and too small for there to be such a dim.
+// Tells of a symbol whose size is known, and too small for there to be such a dim.
 Status CallShapes::too_small(const Dim& dim) const {
-  const int64_t least = (-dim.offset + dim.factor - 1) / dim.factor;
+  const int64_t least = ceil_div(-dim.offset, dim.factor);
   const std::string expected = size_[dim.symbol] < least
                                    ? "at least " + std::to_string(least)
                                    : "small enough for " + dim_text(op_, dim) + " to be a size";
@@ -108,7 +110,8 @@ Status CallShapes::too_small(const Dim& dim) const {
                  expected + ", got " + std::to_string(size_[dim.symbol]));
 }
 
-// `from`: the field that told what is wrong here; NULL: one that tells some of the sizes.
+// Tells what does not fit. `from` is the field that told what is wrong here, or NULL for one that
+// tells some of the sizes.
 Status CallShapes::misfit(const Field& field, int ndim, const int64_t* shape,
                           const Field* from) const {
   std::string expected;
@@ -131,7 +134,7 @@ Status CallShapes::misfit(const Field& field, int ndim, const int64_t* shape,
                  shape_string(shape, ndim));
 }
 
-// A dim with the size that it has, where that is known; `from` becomes a field that told it.
+// Writes a dim with the size that it has, where that is known; `from` becomes a field that told it.
 std::string CallShapes::known_text(const Dim& dim, const Field** from) const {
   if (dim.symbol == Dim::kEllipsis) {
     if (leading_from_ == nullptr) return "...";

@@ -34,8 +34,8 @@ class CallShapes {
   // Writes the shape that an output has, its axis still last.
   Status infer_shape(const Field& field, int* ndim, int64_t* shape) const;
 
-  // The size that a dim has; below 0 where no such tensor can be. `symbol_size` is that of its
-  // symbol.
+  // Returns the size that a dim has, below 0 where no such tensor can be. `symbol_size` is that of
+  // its symbol.
   int64_t dim_size(const Dim& dim, int64_t symbol_size) const;
 
   bool knows(int symbol) const { return from_[symbol] != nullptr; }

@@ -22,7 +22,7 @@ void write_number(std::string& out, const char* key, Number value) {
   append_json(out, value);
 }
 
-// What may be said of an attribute, as a number of its own kind.
+// Writes what bounds an attribute, as a number of its own kind.
 void write_bound(std::string& out, const char* key, const Field& f, double value) {
   if (f.kind == Kind::kInteger) {
     write_number(out, key, static_cast<int64_t>(value));
@@ -52,7 +52,8 @@ void write_dim(std::string& out, const OpDeclaration& op, const Dim& dim) {
   out += "}";
 }
 
-// A list of dims for each alternative; an empty list where the tensor has another's shape.
+// Writes a list of dims for each alternative, or an empty list where the tensor has another's
+// shape.
 void write_shapes(std::string& out, const OpDeclaration& op, const Field& f) {
   out += ", \"shapes\": [";
   for (size_t k = 0; k < f.shapes.size(); ++k) {

@@ -29,7 +29,7 @@ struct Dim {
   bool or_one = false;   // the size may also be 1
   int blocks_of = -1;    // index of the integer attribute that is the length of a block
 
-  // Whether a tensor that has this dim tells the size of the symbol (or the leading dims).
+  // Returns whether a tensor that has this dim tells the size of the symbol (or the leading dims).
   bool tells_size() const { return symbol != kNumber && !or_one && blocks_of < 0; }
 };
 
@@ -40,23 +40,24 @@ inline bool has_leading_dims(const Dims& dims) {
   return !dims.empty() && dims[0].symbol == Dim::kEllipsis;
 }
 
-// Whether a shape with this many sizes may be of this kind.
+// Returns whether a shape with this many sizes may be of this kind.
 inline bool rank_fits(const Dims& dims, int ndim) {
   const int named = static_cast<int>(dims.size());
   return has_leading_dims(dims) ? ndim >= named - 1 : ndim == named;
 }
 
-// The alternatives that a text describes, in which symbols that are new to the op are added to its
-// own. `by_rank`: the text has dims that may be missing, so that the tensor's own rank decides.
+// Returns the alternatives that a text describes; symbols in it that are new to the op are added to
+// its own. `by_rank` says that the text has dims that may be missing, so that the tensor's own rank
+// decides.
 std::vector<Dims> parse_shapes(OpDeclaration& op, const std::string& text, bool* by_rank);
 
-// A dim as a declaration writes it, but for the question mark, which is " or 1" here.
+// Returns a dim as a declaration writes it, but for the question mark, which is " or 1" here.
 std::string dim_text(const OpDeclaration& op, const Dim& dim);
 
-// The length of blocks that `size` is cut into, by the attribute that says so: itself if it is
-// positive; 0, there are none, if it is 0; below 0 the square root of `size`, rounded up.
+// Returns the length of blocks that `size` is cut into, by the attribute that says so: itself if it
+// is positive; 0, there are none, if it is 0; below 0 the square root of `size`, rounded up.
 int64_t block_length(int64_t size, int64_t attribute);
-// How many whole blocks there are.
+// Returns how many whole blocks there are.
 int64_t block_count(int64_t size, int64_t attribute);
 
 }  // namespace fk

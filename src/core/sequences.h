@@ -23,7 +23,7 @@ struct Sequences {
   int64_t count = 0;
   int64_t length = 0;  // L
 
-  // On a GPU the offsets may be anything: whatever they say, steps stay inside the tensors.
+  // On a GPU the offsets may be anything. Whatever they say, steps stay inside the tensors.
   FK_HOST_DEVICE SequenceSteps operator[](int64_t s) const {
     if (!packed) return {s, 0, length};
     const int64_t begin = clamp(offsets[s * offsets_stride]);

@@ -67,12 +67,12 @@ bool dtype_from_dlpack(DLDataType in, DType* out) {
   return false;
 }
 
-// As many bytes as any address space has, and so few that sums and products of a few sizes and
-// strides do not overflow.
+// This is as many bytes as any address space has, and so few that sums and products of a few sizes
+// and strides do not overflow.
 constexpr int64_t kMaxBytes = int64_t{1} << 57;
 
-// Whether the tensor's lowest and its highest element lie at most kMaxBytes apart. Not for empty
-// tensors.
+// Returns whether the tensor's lowest and its highest element lie at most kMaxBytes apart. The
+// tensor must not be empty.
 bool spans_address_space(const Tensor& t) {
   int64_t elements = 1;
   for (int i = 0; i < t.ndim; ++i) {
@@ -105,7 +105,7 @@ Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out) {
     return invalid("expected at most " + std::to_string(kMaxDims) + " dimensions, got " +
                    std::to_string(in.ndim));
   }
-  // As a number: what a caller sends need not be a value of the enum.
+  // This is a number, since what a caller sends need not be a value of the enum.
   int32_t device_type = 0;
   static_assert(sizeof device_type == sizeof in.device.device_type);
   std::memcpy(&device_type, &in.device.device_type, sizeof device_type);
@@ -153,7 +153,7 @@ Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out) {
   }
   if (needs_data && in.data == nullptr && !empty) return invalid("data is NULL");
   if (in.data == nullptr) return {};
-  // As a number: the offset of an empty tensor may lie anywhere.
+  // The sum is one of numbers, since the offset of an empty tensor may lie anywhere.
   const uintptr_t address = reinterpret_cast<uintptr_t>(in.data) + in.byte_offset;
   if (!empty && (address & static_cast<uintptr_t>(size_of(out->dtype) - 1)) != 0) {
     return invalid(std::string("expected data aligned to the ") +

@@ -73,7 +73,7 @@ struct Tensor {
     return static_cast<T*>(data);
   }
 
-  // Row-major without gaps. Dimensions of size 1 may have any stride.
+  // Returns whether the tensor is row-major without gaps. Dimensions of size 1 may have any stride.
   bool contiguous() const {
     int64_t expected = 1;
     for (int i = ndim - 1; i >= 0; --i) {
@@ -84,7 +84,7 @@ struct Tensor {
   }
 };
 
-// "(2, 768)"
+// Returns a text such as "(2, 768)".
 std::string shape_string(const int64_t* shape, int ndim);
 inline std::string shape_string(const Tensor& t) { return shape_string(t.shape, t.ndim); }
 

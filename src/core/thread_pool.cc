@@ -204,7 +204,7 @@ int want_workers(int workers, int needed) {
       ++pool.workers_started;
     }
   }
-  // Those that are to stay out must be woken to learn of it.
+  // Workers that are to stay out must be woken to learn of it.
   return wanted < before ? INT_MAX : needed;
 }
 

@@ -5,13 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/integers.h"
+
 namespace fk {
 
 class WorkspaceParts {
  public:
   explicit WorkspaceParts(void* memory = nullptr) : memory_(static_cast<char*>(memory)) {}
 
-  // Room for `count` elements, aligned as the workspace itself is. NULL without memory.
+  // Returns room for `count` elements, aligned as the workspace itself is, or NULL without memory.
   template <class T = float>
   T* take(int64_t count) {
     T* part = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
@@ -21,10 +23,8 @@ class WorkspaceParts {
   size_t bytes() const { return bytes_; }
 
   static constexpr size_t kAlignment = 256;
-  // What a part of so many bytes takes.
-  static constexpr size_t rounded(size_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
+  // Returns what a part of so many bytes takes.
+  static constexpr size_t rounded(size_t bytes) { return round_up(bytes, kAlignment); }
 
  private:
   char* memory_;

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "core/tensor.h"
 #include "cpu/targets.h"
 
 // FK_CPU_EXPORT(f) makes a table of f's versions for all instruction sets, and FK_CPU_DISPATCH(f)
@@ -196,6 +197,19 @@ HWY_INLINE void copy_few(T* to, const T* from, size_t n) {
 
 }  // namespace detail
 
+// Calls f(T()) with the element type T of a float dtype, and returns what it returns.
+template <class F>
+HWY_INLINE auto ByDType(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return f(float16_t());
+    case DType::kBFloat16:
+      return f(bfloat16_t());
+    default:
+      return f(float());
+  }
+}
+
 // ---- Loads and stores -----------------------------------------------------------------------
 
 // Loads Lanes(d) elements of T as float. `p` need not be aligned.
@@ -334,19 +348,19 @@ HWY_INLINE void StoreStridedF32(D d, V v, T* p, int64_t stride, size_t n) {
 
 // ---- Arithmetic -----------------------------------------------------------------------------
 
-// The sum of all lanes.
+// Returns the sum of all lanes.
 template <class D, class V>
 HWY_INLINE float ReduceSum(D d, V v) {
   return hn::GetLane(hn::SumOfLanes(d, v));
 }
 
-// The largest lane. If a lane is NaN, the result may or may not be; see MaxNaN.
+// Returns the largest lane. If a lane is NaN, the result may or may not be; see MaxNaN.
 template <class D, class V>
 HWY_INLINE float ReduceMax(D d, V v) {
   return hn::GetLane(hn::MaxOfLanes(d, v));
 }
 
-// The larger of each pair of lanes, and NaN if either is NaN.
+// Returns the larger of each pair of lanes, and NaN if either is NaN.
 template <class V>
 HWY_INLINE V MaxNaN(V a, V b) {
   // If either is NaN, hn::Max returns b on x86 and the NaN on Arm.
@@ -382,9 +396,9 @@ HWY_INLINE void Exp(D d, V (&x)[kCount]) {
     x[i] = hn::Min(hn::Set(d, 89.0f), hn::Max(hn::Set(d, -104.0f), x[i]));
   });
 
-  // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer, which then stands
-  // in the low bits. Adding another 254 makes that integer twice the exponent bias too large, which
-  // is what the two halves below need.
+  // Here x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer, which then
+  // stands in the low bits. Adding another 254 makes that integer twice the exponent bias too
+  // large, which is what the two halves below need.
   const auto magic = hn::Set(d, 0x1.8p23f + 254.0f);
   each([&](auto i)
            FK_MATRIX_BODY { shifted[i] = hn::MulAdd(x[i], hn::Set(d, 1.44269504f), magic); });

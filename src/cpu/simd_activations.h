@@ -32,7 +32,7 @@ HWY_INLINE V Exp2(D d, V x) {
   const auto n = hn::Sub(shifted, magic);
 #endif
   const auto f = hn::Sub(x, n);
-  // A minimax polynomial, with a relative error of 2^-29.
+  // This is a minimax polynomial, with a relative error of 2^-29.
   auto p = hn::MulAdd(hn::Set(d, 0x1.41d334p-13f), f, hn::Set(d, 0x1.5f456ap-10f));
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.3b2dbcp-7f));
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.c6aed4p-5f));
@@ -138,7 +138,7 @@ constexpr float kSqrtTwoOverPi = 0.79788456080286536f, kGeluCubic = 0.044715f;
 
 }  // namespace detail
 
-// The activation function kKind at x.
+// Returns the activation function kKind of x.
 template <Activation kKind, class D, class V>
 HWY_INLINE V Activate(D d, V x) {
   const auto zero = hn::Zero(d);
@@ -165,7 +165,7 @@ HWY_INLINE V Activate(D d, V x) {
   }
 }
 
-// The derivative of Activate at x.
+// Returns the derivative of Activate at x.
 template <Activation kKind, class D, class V>
 HWY_INLINE V ActivationSlope(D d, V x) {
   const auto zero = hn::Zero(d), one = hn::Set(d, 1.0f);

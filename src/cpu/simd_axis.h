@@ -22,19 +22,6 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
-// Calls f(T()) with the element type T of a float dtype.
-template <class F>
-void ByDType(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return f(float16_t());
-    case DType::kBFloat16:
-      return f(bfloat16_t());
-    default:
-      return f(float());
-  }
-}
-
 // Returns a pointer to n <= kBlock elements side by side: p itself if they already are, or
 // `buffer`, after copying the elements `stride` apart to it.
 template <class T>

@@ -141,26 +141,16 @@ HWY_INLINE void store_tile_of(const float* in, int64_t steps, int64_t channels, 
 // Loads `steps` rows of `channels` <= Lanes(F32()) entries to out[step * lanes + channel]; the
 // lanes beyond `channels` become 0. `out` is aligned to whole vectors.
 HWY_INLINE void load_tile(const TileRows& r, int64_t steps, int64_t channels, float* out) {
-  switch (r.dtype) {
-    case DType::kFloat16:
-      return detail::load_tile_of(static_cast<const float16_t*>(r.data), r, steps, channels, out);
-    case DType::kBFloat16:
-      return detail::load_tile_of(static_cast<const bfloat16_t*>(r.data), r, steps, channels, out);
-    default:
-      return detail::load_tile_of(static_cast<const float*>(r.data), r, steps, channels, out);
-  }
+  ByDType(r.dtype, [&](auto t) FK_MATRIX_BODY {
+    detail::load_tile_of(static_cast<const decltype(t)*>(r.data), r, steps, channels, out);
+  });
 }
 
 // Rounds a tile, laid out as load_tile does it, to the dtype of `r` and stores it there.
 HWY_INLINE void store_tile(const float* in, int64_t steps, int64_t channels, const TileRows& r) {
-  switch (r.dtype) {
-    case DType::kFloat16:
-      return detail::store_tile_of(in, steps, channels, static_cast<float16_t*>(r.data), r);
-    case DType::kBFloat16:
-      return detail::store_tile_of(in, steps, channels, static_cast<bfloat16_t*>(r.data), r);
-    default:
-      return detail::store_tile_of(in, steps, channels, static_cast<float*>(r.data), r);
-  }
+  ByDType(r.dtype, [&](auto t) FK_MATRIX_BODY {
+    detail::store_tile_of(in, steps, channels, static_cast<decltype(t)*>(r.data), r);
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -17,14 +17,14 @@ constexpr float kSqrtHalf = 0.70710678118654752f;
 constexpr float kSqrtTwoOverPi = 0.79788456080286536f;
 constexpr float kGeluCubic = 0.044715f;
 
-// 1 / (1 + exp(-x)).
+// Returns 1 / (1 + exp(-x)).
 template <bool kExact>
 __device__ __forceinline__ float sigmoid_of(float x) {
   if constexpr (kExact) return 1.f / (1.f + expf(-x));
   return reciprocal_fast(1.f + exp2_fast(-kLog2E * x));
 }
 
-// The activation function kKind at x.
+// Returns the activation function kKind of x.
 template <Activation kKind, bool kExact>
 __device__ __forceinline__ float activate(float x) {
   if constexpr (kKind == Activation::kGeluTanh) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ float activate(float x) {
   }
 }
 
-// The derivative of `activate` at x.
+// Returns the derivative of `activate` at x.
 template <Activation kKind, bool kExact>
 __device__ __forceinline__ float activation_slope(float x) {
   if constexpr (kKind == Activation::kGeluTanh) {

@@ -38,7 +38,7 @@ struct DeviceProperties {
 // device (a workspace query on a machine without a GPU), returns those of an H200.
 const DeviceProperties& device_properties(int device);
 
-// At least `blocks` blocks, counted along x, then y.
+// Returns a grid of at least `blocks` blocks, counted along x, then y.
 inline dim3 grid_of(int64_t blocks) {
   constexpr int64_t kMaxX = 1 << 30;
   return dim3(static_cast<unsigned>(blocks < kMaxX ? blocks : kMaxX),

@@ -39,7 +39,7 @@ __device__ __forceinline__ float exp_for(float x) {
   }
 }
 
-// The larger of two numbers, for reductions. A NaN is ignored, as by fmaxf.
+// Returns the larger of two numbers, for reductions. A NaN is ignored, as by fmaxf.
 struct Max {
   __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };

@@ -26,12 +26,25 @@ __device__ __forceinline__ uint32_t phase_of(int i) {
 template <int kPlaces>
 struct Ring {
   uint32_t number = 0;
-  // The place. Of a single one it is 0 in a form that the compiler takes for a value that changes:
-  // it would keep all descriptors of what is there in registers.
+  // Returns the place. For a single one it is 0 in a form that the compiler takes for a value that
+  // changes: it would keep all descriptors of what is there in registers.
   __device__ __forceinline__ int index() const {
     return kPlaces == 1 ? number >> 31 : number % kPlaces;
   }
   __device__ __forceinline__ uint32_t phase() const { return number / kPlaces % 2; }
+};
+
+// The same where the number of places is known only at run time: a division would cost more than a
+// step from place to place.
+struct RingStep {
+  int index = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void next(int places) {
+    if (++index == places) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
 };
 
 }  // namespace fk::cuda

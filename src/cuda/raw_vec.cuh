@@ -54,7 +54,7 @@ struct RawVec {
   }
 };
 
-// The only element of a vector of one, as float.
+// Returns the only element of a vector of one, as float.
 template <class T>
 __device__ __forceinline__ float value_of(const RawVec<T, 1>& held) {
   float value[1];

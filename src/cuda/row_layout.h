@@ -65,7 +65,7 @@ struct RowView {
 #endif
 };
 
-// The view of a [..., N] tensor.
+// Returns the view of a [..., N] tensor.
 template <class T>
 RowView<T> rows_view(const Tensor& t) {
   return {Pointer<T>::to(t.data, t.dtype), rows_of(t), t.stride(-1)};

@@ -47,7 +47,7 @@ struct RowPart {
   }
 };
 
-// The number of this block in a grid from grid_of.
+// Returns the number of this block in a grid from grid_of.
 __device__ __forceinline__ int64_t block_index() {
   return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
 }
@@ -107,7 +107,7 @@ struct ColumnIndex {
     split = static_cast<int>(strip - outer * splits);
     row = outer * inner + column;
     active = column < inner && row < rows;
-    const int64_t share = (n + splits - 1) / splits;
+    const int64_t share = ceil_div(n, splits);
     begin = split * share;
     end = min(begin + share, n);
   }

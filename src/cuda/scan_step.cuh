@@ -19,10 +19,7 @@ __device__ __forceinline__ float split_product(float x, float y, float& whole) {
   return fmaf(x, y, -whole);
 }
 
-// 2^(whole + rest), |rest| up to 1/2. One instruction of the special function unit is good to a
-// unit or two in the last place, with the same sign over long stretches of arguments: states that
-// fade slowly add that up. So the unit makes whole powers of 2 only, which are exact, and a
-// polynomial the rest, whose errors change sign from step to step.
+// Returns 2^(whole + rest), where |rest| is at most 1/2.
 __device__ __forceinline__ float power_of_sum(float whole, float rest) {
   float p = fmaf(1.5469738e-4f, rest, 1.3390878e-3f);
   p = fmaf(p, rest, 9.618031e-3f);
@@ -79,7 +76,7 @@ __device__ __forceinline__ float within_power(float x) {
   return std::is_same_v<T, float> && fabsf(x) > kMostExponent ? copysignf(kMostExponent, x) : x;
 }
 
-// exp(x)
+// Returns exp(x).
 __device__ __forceinline__ float exponential(float x) {
   float whole;
   const float rest = split_product(x, kLog2E, whole);
@@ -95,8 +92,8 @@ __device__ __forceinline__ float quotient(float x, float y) {
   return fmaf(fmaf(-y, q, x), inverse, q);
 }
 
-// (log2(e) dt, dt). The factor goes into dt, not into A: the product's rounding is then another one
-// in each step, instead of one that adds up over time.
+// Returns (log2(e) dt, dt). The factor goes into dt, not into A: the product's rounding is then
+// another one in each step, instead of one that adds up over time.
 template <class T>
 __device__ __forceinline__ float2 time_step(float delta, float bias, bool through_softplus) {
   if (std::is_same_v<T, float>) {
@@ -123,7 +120,7 @@ __device__ __forceinline__ float2 time_step(float delta, float bias, bool throug
   return make_float2(x, x * kLn2);
 }
 
-// y silu(z)
+// Returns y silu(z).
 template <class T>
 __device__ __forceinline__ float gated(float y, float z) {
   if constexpr (!std::is_same_v<T, float>) return y * z * sigmoid(z);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/host_device.h"
+#include "core/integers.h"
 #include "core/sequences.h"
 
 namespace fk::cuda {
@@ -26,7 +27,7 @@ struct Segments {
   int64_t slots = 0;
 
   FK_HOST_DEVICE int64_t per_row() const {
-    const int64_t n = (sequences.length + steps - 1) / steps;
+    const int64_t n = ceil_div(sequences.length, steps);
     return n > 0 ? n : 1;
   }
   FK_HOST_DEVICE int64_t first_slot(int64_t s) const {
@@ -34,7 +35,7 @@ struct Segments {
   }
   FK_HOST_DEVICE int64_t count_of(int64_t s) const {
     const SequenceSteps q = sequences[s];
-    const int64_t n = (q.end - q.begin + steps - 1) / steps;
+    const int64_t n = ceil_div(q.end - q.begin, steps);
     return n > 0 ? n : 1;
   }
   FK_HOST_DEVICE Segment operator[](int64_t slot) const {

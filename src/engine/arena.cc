@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/integers.h"
+
 namespace fk::engine {
 
 Arena::~Arena() {
@@ -12,7 +14,7 @@ Arena::~Arena() {
 
 bool Arena::reserve(int64_t bytes) {
   constexpr int64_t kHugePage = int64_t{2} << 20;
-  const int64_t size = (std::max<int64_t>(bytes, 1) + kHugePage - 1) / kHugePage * kHugePage;
+  const int64_t size = round_up(std::max<int64_t>(bytes, 1), kHugePage);
   void* memory = mmap(nullptr, static_cast<size_t>(size), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return false;

@@ -7,6 +7,7 @@
 #include <cmath>
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/attention.cc"
+#include "core/integers.h"
 #include "cpu/axis_plan.h"
 #include "cpu/foreach_target.h"
 #include "cpu/matrix.h"
@@ -117,7 +118,7 @@ HWY_NOINLINE void attend_tile_rows(const KvCache& cache, int64_t layer, int64_t 
   for (int64_t tile = begin; tile < end; tile += kKeyTile) {
     const int64_t count = std::min(kKeyTile, end - tile);
     if (tile + count <= first) continue;
-    const int64_t blocks = (count + kKeyBlock - 1) / kKeyBlock;
+    const int64_t blocks = ceil_div(count, kKeyBlock);
     const T* keys = static_cast<const T*>(cache.keys(layer, head, tile));
     score_tile<T, kRows>(rows.q + row, keys, cache.head_dim, dim, blocks, scores);
     for (int r = 0; r < kRows; ++r) {

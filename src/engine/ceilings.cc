@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/integers.h"
 #include "engine/arena.h"
 #include "engine/probes.h"
 #include "flashkernel/abi.h"
@@ -205,7 +206,7 @@ double rate_of_all(Traffic traffic, Way way, int64_t bytes, int threads, double 
       std::memset(memory.data() + i * kPiece, 0, static_cast<size_t>(kPiece));
     }
   };
-  const int64_t window = (pieces + threads - 1) / threads;
+  const int64_t window = ceil_div(pieces, threads);
   return best_rate(threads, seconds, window, prepare, [&](int, int64_t) {
     const int64_t i = next.fetch_add(1, std::memory_order_relaxed) % pieces;
     uint64_t result = 0;

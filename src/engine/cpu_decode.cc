@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/integers.h"
 #include "engine/cpu_engine.h"
 
 namespace fk::engine {
@@ -154,7 +155,7 @@ void CpuEngine::gate_and_up(const PackedLayer& layer, const ThreadTeam::Member& 
   constexpr int64_t kGroups = 2;  // 32 rows: their outputs are one int8 block of the next product
   const bool silu = config_.activation == model::Activation::kSilu;
   const bool gated = static_cast<bool>(layer.gate);
-  const int64_t items = (layer.up.groups() + kGroups - 1) / kGroups;
+  const int64_t items = ceil_div(layer.up.groups(), kGroups);
   const int64_t begin = me.begin(items), end = me.end(items);
   const int64_t from = begin * kGroups, to = std::min(layer.up.groups(), end * kGroups);
   if (from >= to) return;

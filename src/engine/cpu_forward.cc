@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/integers.h"
 #include "engine/cpu_engine.h"
 #include "engine/parallel.h"
 
@@ -183,7 +184,7 @@ void CpuEngine::attention(int64_t l, int64_t n) {
   constexpr int64_t kQueryBlock = 16;
   const PackedLayer& layer = layers_[static_cast<size_t>(l)];
   const int64_t group = config_.heads / config_.kv_heads;
-  const int64_t blocks = (n + kQueryBlock - 1) / kQueryBlock;
+  const int64_t blocks = ceil_div(n, kQueryBlock);
   const bool quantized = !is_float(layer.o.packing);
   for (int64_t h = 0; h < config_.kv_heads; ++h) {
     for (int64_t t = 0; t < n; ++t) {
@@ -234,7 +235,7 @@ void CpuEngine::feed_forward(const PackedLayer& layer, int64_t n) {
   const bool silu = config_.activation == model::Activation::kSilu;
   const bool quantized = !is_float(layer.down.packing);
   const bool gated = static_cast<bool>(layer.gate);
-  const int64_t items = (layer.up.groups() + kGroups - 1) / kGroups;
+  const int64_t items = ceil_div(layer.up.groups(), kGroups);
   parallel(items, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t from = i * kGroups, to = std::min(layer.up.groups(), from + kGroups);

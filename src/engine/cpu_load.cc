@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "core/integers.h"
 #include "engine/cpu_engine.h"
 #include "engine/parallel.h"
 #include "engine/quantize.h"
@@ -161,7 +162,7 @@ Status CpuEngine::load(const EngineOptions& options) {
   cache_.heads = config_.kv_heads;
   cache_.head_dim = config_.head_dim;
   cache_.padded_dim = padded(config_.head_dim);
-  cache_.capacity = (context_ + kKeyChunk - 1) / kKeyChunk * kKeyChunk;
+  cache_.capacity = round_up(context_, kKeyChunk);
   if (!cache_.memory.reserve(cache_.bytes())) {
     return {FK_UNSUPPORTED, "too little memory: keys and values of " + std::to_string(context_) +
                                 " positions need " + megabytes(cache_.bytes()) +

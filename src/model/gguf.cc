@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/integers.h"
 #include "model/json.h"
 #include "model/mapped_file.h"
 #include "model/reader.h"
@@ -250,7 +251,7 @@ Status Gguf::parse(const std::string& file, std::string_view bytes, Gguf* gguf,
     entries.push_back(std::move(entry));
   }
   const uint64_t step = static_cast<uint64_t>(alignment);
-  const uint64_t begin = (reader.at() + step - 1) / step * step;
+  const uint64_t begin = round_up(reader.at(), step);
   if (tensors > 0 && begin > bytes.size()) return end_of_file(file, "header");
   const std::string_view data = bytes.substr(std::min<uint64_t>(begin, bytes.size()));
   FK_RETURN_IF_ERROR(place_tensors(file, data, step, &entries));

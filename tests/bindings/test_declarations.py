@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import sampling
-from flashkernel import _declarations, _shapes
+from flashkernel import _shapes
 from flashkernel._declarations import OPS, Op
+from flashkernel._fields import field_of
 from flashkernel._shapes import Dim
 
 
@@ -30,7 +31,7 @@ def make_op(name: str, **fields) -> Op:
     for field, (kind, shapes, options) in fields.items():
         dims = [[dim(d) for d in shape] for shape in shapes]
         entries.append({"name": field, "kind": kind, "shapes": dims, **options})
-    return Op(name, "Of a test.", [_declarations._field(e) for e in entries], handle=0)
+    return Op(name, "Of a test.", [field_of(e) for e in entries], handle=0)
 
 
 LSTM = make_op(

@@ -1,14 +1,11 @@
 """The JAX binding, over every op by its declaration: it returns what the NumPy call returns, its
 gradients are those of finite differences, and it holds under jit and vmap."""
 
-import dataclasses
-import itertools
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import zlib
 
 import numpy as np
 import pytest
@@ -19,113 +16,20 @@ import jax.numpy as jnp  # noqa: E402
 from jax.test_util import check_grads  # noqa: E402
 
 import flashkernel as fk  # noqa: E402
-from flashkernel._declarations import PUBLIC, Op  # noqa: E402
-from flashkernel._shapes import has_leading_dims  # noqa: E402
+from flashkernel._declarations import PUBLIC  # noqa: E402
+from jax_samples import (  # noqa: E402
+    CASES,
+    DIFFERENTIABLE,
+    EPSILON,
+    Case,
+    assert_close,
+    differentiable_inputs,
+    fk_jax,
+    fk_numpy,
+)
 
 ROOT = pathlib.Path(__file__).parents[2]
-import sampling  # noqa: E402
-
 DEVICES = [jax.devices("cpu")[0], *[d for d in jax.devices() if d.platform == "gpu"][:1]]
-EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-
-
-# --- calls of any op, from its declaration --------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Case:
-    op: Op
-    optionals: bool  # give the optional inputs
-    attributes: dict
-    settled: dict = dataclasses.field(default_factory=dict)  # with those that were drawn
-
-    def __str__(self):
-        settings = "".join(f"-{k}={v}" for k, v in self.attributes.items())
-        return f"{self.op.public_name}-{'all' if self.optionals else 'least'}{settings}"
-
-    def inputs(self, dtype="float32") -> dict:
-        """NumPy arrays by name; settles the attributes as well."""
-        seed = zlib.crc32(str(self).encode())
-        sample = sampling.draw(self.op, seed, optionals=self.optionals, attributes=self.attributes)
-        inputs = {}
-        for f in self.op.inputs:
-            if sample[f.name] is not None:
-                kind = {"T": dtype, "I": "int32"}.get(f.dtype_rule, sample[f.name].dtype)
-                inputs[f.name] = sample[f.name].astype(jnp.dtype(kind))
-        self.settled = {f.name: sample[f.name] for f in self.op.attributes}
-        return inputs
-
-
-def fk_numpy(case: Case, inputs: dict) -> tuple:
-    return sampling.call_with_state(case.op, inputs | case.settled)
-
-
-def fk_jax(case: Case):
-    """The op as a function of the arrays in `inputs`, by position."""
-
-    def function(names, *arrays):
-        inputs = dict(zip(names, arrays, strict=True))
-        return as_tuple(sampling.call(case.op, inputs | case.settled))
-
-    return function
-
-
-def as_tuple(outputs) -> tuple:
-    return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def cases() -> list[Case]:
-    """Every choice, flag and way to count the axis, with and without the optional inputs."""
-    found = []
-    for op in PUBLIC.values():
-        values = {}
-        for f in op.attributes:
-            if f.kind == "choice":
-                values[f.name] = [c or None for c in f.choices]
-            elif f.kind == "boolean":
-                values[f.name] = [False, True]
-            elif f.kind == "axis":
-                values[f.name] = [-1, 0] + ([None] if f.nullable else [])
-        has_optional = any(f.optional for f in op.inputs)
-        for optionals in [False, True] if has_optional else [False]:
-            for setting in itertools.product(*values.values()):
-                # Of an op with many flags, at most one is not as by default.
-                flags = [n for n in values if op.by_name[n].kind == "boolean"]
-                named = dict(zip(values, setting, strict=True))
-                if len(flags) > 3 and sum(named[n] for n in flags) > 1:
-                    continue
-                # Of one with many choices, those by default meet all flags, the others none.
-                many = [n for n in values if len(op.by_name[n].choices) > 3]
-                rare = any(named[n] != op.by_name[n].python_default for n in many)
-                if rare and (optionals or any(named[n] for n in flags)):
-                    continue
-                found.append(Case(op, optionals, named))
-    return found
-
-
-CASES = cases()
-DIFFERENTIABLE = [c for c in CASES if c.op.backward]
-
-
-def differentiable_inputs(case: Case, inputs: dict) -> list[int]:
-    """Positions of the inputs that the op has a gradient for."""
-    return [i for i, name in enumerate(inputs) if name in sampling.differentiable(case.op)]
-
-
-def assert_close(actual, expected, dtype, what=""):
-    """What is expected comes from the CPU; a GPU may add up in another order. Where large numbers
-    cancel, what is left is as exact as they are."""
-    assert actual.shape == expected.shape and actual.dtype == expected.dtype, what
-    tolerance = 32 * EPSILON[dtype]
-    finite = np.asarray(expected, np.float64)[np.isfinite(np.asarray(expected, np.float64))]
-    largest = max(1.0, np.abs(finite).max(initial=0.0))
-    np.testing.assert_allclose(
-        np.asarray(actual, np.float64),
-        np.asarray(expected, np.float64),
-        rtol=tolerance,
-        atol=tolerance * largest,
-        err_msg=what,
-    )
 
 
 @pytest.fixture(params=DEVICES, ids=lambda d: d.platform)
@@ -383,120 +287,6 @@ def test_workspace_that_grows_after_tracing():
         np.testing.assert_allclose(gradient(w), first, rtol=1e-5)
     finally:
         fk.set_num_threads(threads)
-
-
-# --- jax.export -----------------------------------------------------------------------------------
-
-UNCHECKED = fk.jax.disabled_checks()
-
-
-def through_bytes(exported):
-    """What another process would load, where JAX can write it."""
-    try:
-        return jax.export.deserialize(exported.serialize())
-    except ImportError:  # flatbuffers is not installed
-        return exported
-
-
-def samples_of_one_rank(case: Case, count: int) -> list[dict]:
-    found = {}
-    for seed in range(500):
-        sample = sampling.draw(
-            case.op, seed, optionals=case.optionals, attributes={**case.settled, **case.attributes}
-        )
-        inputs = {f.name: sample[f.name] for f in case.op.inputs if sample[f.name] is not None}
-        same = found.setdefault(tuple(v.ndim for v in inputs.values()), [])
-        same.append(inputs)
-        if len(same) == count:
-            return same
-    raise AssertionError("no such samples")
-
-
-def symbolic(op: Op, inputs: dict, numbers=()) -> list:
-    """The inputs' shapes as they are declared, every size that has a name being a symbol, but for
-    those that are to be numbers. The ops work along the last axis."""
-    shapes, scope = [], jax.export.SymbolicScope()
-    for name, value in inputs.items():
-        f = op.by_name[name]
-        dims = next(d for d in f.shapes if has_leading_dims(d) or len(d) == value.ndim)
-        # A size that may also be 1 is known when exporting.
-        names = ["" if d.or_one or d.symbol in numbers else d.text for d in dims]
-        if has_leading_dims(dims):
-            leading = value.ndim - len(dims) + 1
-            names = [*(f"lead{i}" for i in range(leading)), *names[1:]]
-        text = ",".join(d or str(n) for d, n in zip(names, value.shape, strict=True))
-        shape = jax.export.symbolic_shape(text, scope=scope) if dims else ()
-        dtype = value.dtype if value.dtype.kind == "f" else np.int32
-        shapes.append(jax.ShapeDtypeStruct(shape, dtype))
-    return shapes
-
-
-@pytest.mark.parametrize("optionals", [False, True])
-@pytest.mark.parametrize("op", PUBLIC.values(), ids=lambda op: op.public_name)
-def test_export(op, optionals):
-    """Of calls and of gradients, for the sizes of some arrays and for any."""
-    case = Case(op, optionals, {})
-    case.inputs()
-    case.settled = {f.name: -1 if f.kind == "axis" else f.python_default for f in op.attributes}
-    first, second = samples_of_one_rank(case, 2)
-    names = tuple(first)
-    function = jax.jit(lambda *arrays: fk_jax(case)(names, *arrays))
-    arrays = [jnp.asarray(v) for v in first.values()]
-    exported = jax.export.export(function, disabled_checks=UNCHECKED)(*arrays)
-    result = through_bytes(exported).call(*arrays)
-    jax.tree.map(np.testing.assert_array_equal, result, function(*arrays))
-    shapes = symbolic(op, first)
-    exported = through_bytes(jax.export.export(function, disabled_checks=UNCHECKED)(*shapes))
-    some_known = any("?" in op.by_name[n].type for n in names)
-    for inputs in [first] if some_known else [first, second]:
-        arrays = [jnp.asarray(v) for v in inputs.values()]
-        jax.tree.map(np.testing.assert_array_equal, exported.call(*arrays), function(*arrays))
-
-
-@pytest.mark.parametrize("op", [op for op in PUBLIC.values() if op.backward], ids=lambda o: o.name)
-def test_export_of_gradients(op):
-    case = Case(op, False, {})
-    case.settled = {f.name: -1 if f.kind == "axis" else f.python_default for f in op.attributes}
-    inputs = samples_of_one_rank(case, 1)[0]
-    names = tuple(inputs)
-    positions = differentiable_inputs(case, inputs)
-
-    def loss(*arrays):
-        outputs = fk_jax(case)(names, *arrays)
-        return sum((o.astype(jnp.float32) ** 2).sum() for o in outputs)
-
-    function = jax.jit(jax.grad(loss, positions))
-    # A backward learns some sizes as attributes, which are part of the program.
-    shapes = symbolic(op, inputs, numbers=[f.name for f in op.backward.attributes])
-    exported = jax.export.export(function, disabled_checks=UNCHECKED)(*shapes)
-    arrays = [jnp.asarray(v) for v in inputs.values()]
-    result = through_bytes(exported).call(*arrays)
-    jax.tree.map(np.testing.assert_array_equal, result, function(*arrays))
-
-
-def test_export_finds_what_does_not_fit_when_it_is_called():
-    (rows, columns) = jax.export.symbolic_shape("rows, columns")
-    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 8), (columns,))]
-    exported = jax.export.export(jax.jit(fk.rms_norm), disabled_checks=UNCHECKED)(*shapes)
-    assert exported.call(jnp.ones((3, 8)), jnp.ones(8)).shape == (3, 8)
-    with pytest.raises(Exception, match=r"rms_norm: weight: expected shape \(8,\).*got \(7,\)"):
-        exported.call(jnp.ones((3, 8)), jnp.ones(7)).block_until_ready()
-
-
-def test_export_of_what_must_be_a_number():
-    (n,) = jax.export.symbolic_shape("n")
-    x = jax.ShapeDtypeStruct((4, n), jnp.float32)
-    gradient = jax.jit(jax.grad(lambda x: fk.sum(x, axis=-1).sum()))
-    with pytest.raises(fk.Error, match="sum: N: expected a number.*symbol of jax.export"):
-        jax.export.export(gradient, disabled_checks=UNCHECKED)(x)
-    x = jax.ShapeDtypeStruct((1, n, 4), jnp.float32)
-    A = -jnp.ones((4, 4))
-
-    def scan(x):
-        return fk.selective_scan(x, x, A, x, x, checkpoint=-1).sum()
-
-    with pytest.raises(fk.Error, match="selective_scan: expected sizes from which.*symbols"):
-        jax.export.export(jax.jit(jax.grad(scan)), disabled_checks=UNCHECKED)(x)
 
 
 def test_numpy_arrays_beside_jax_arrays():

@@ -15,7 +15,7 @@ import typing as _typing
 
 from . import _library
 from ._declarations import PUBLIC as _PUBLIC
-from ._declarations import _compile
+from ._generated import compile_function as _compile_function
 from ._library import Error, force_implementation, num_threads, set_cpu_target, set_num_threads
 
 if _typing.TYPE_CHECKING:
@@ -120,7 +120,7 @@ def {op.public_name}({op.signature}):
     return call({names})
 """
     calls = _CALLS[op.public_name]
-    function = _compile(source, op.public_name, calls=calls, find_call=_find_call)
+    function = _compile_function(source, op.public_name, calls=calls, find_call=_find_call)
     function.__doc__ = op.docstring
     function.__module__ = __name__
     return function

@@ -3,9 +3,7 @@ the public signature, which outputs a call has, their shapes and dtypes, and whi
 backward. Nothing here knows an op by name."""
 
 import functools
-import itertools
 import json
-import linecache
 import math
 import operator
 import textwrap
@@ -14,85 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from . import _library
-from ._shapes import Dim, block_count, has_leading_dims, move_back, move_last, parsed
-
-
-@dataclass(frozen=True)
-class Field:
-    name: str
-    kind: str  # input, output, number, integer, boolean, choice, axis
-    doc: str = ""
-    keyword_only: bool = False
-    group: str = ""
-    type: str = ""
-    optional: bool = False
-    stacked: bool = False
-    along_axis: bool = False
-    saved: bool = False
-    saved_unless: str = ""
-    when: str = ""
-    may_alias: str = ""
-    updates: str = ""
-    below: str = ""
-    rises_to: str = ""
-    prefer: str = ""
-    also_gradient_of: str = ""
-    repeats: str = ""
-    drawn_between: tuple = ()
-    with_float8: bool = False
-    shapes: tuple[tuple[Dim, ...], ...] = ()  # alternatives; none: another tensor's
-    form: str = ""  # whose alternatives belong together; "": the call's (src/core/declaration.h)
-    default: float | int | None = None
-    nullable: bool = False
-    choices: tuple = ()
-    least: float | None = None  # what a number or an integer may be
-    most: float | None = None
-
-    @property
-    def is_tensor(self) -> bool:
-        return self.kind in ("input", "output")
-
-    @property
-    def range_text(self) -> str:
-        """ ", at least 0", or "" where any number will do."""
-        if self.least is not None and self.most is not None:
-            return f", {self.least:g} to {self.most:g}"
-        if self.least is not None:
-            return f", at least {self.least:g}"
-        return "" if self.most is None else f", at most {self.most:g}"
-
-    @functools.cached_property
-    def dtype_rule(self) -> str:
-        """T, P, F, I, J, or @name."""
-        return self.type.partition("[")[0]
-
-    @property
-    def expected_dtypes(self) -> str:
-        return {
-            "T": "float32, float16 or bfloat16",  # a float8 not taken, the library refuses
-            "P": "float32 or the activations' dtype",
-            "F": "float32",
-            "I": "int32 or int64",
-            "J": "int32",
-        }.get(self.dtype_rule, "a known dtype")
-
-    @property
-    def has_leading_dims(self) -> bool:
-        """Tells whether the tensor has one declared shape, which begins with any number of dims."""
-        return len(self.shapes) == 1 and has_leading_dims(self.shapes[0])
-
-    @property
-    def python_default(self):
-        """The default as Python spells it: choices by name, None for the nullable and absent."""
-        if self.kind == "input" or self.nullable:
-            return None
-        if self.kind == "number":
-            return float(self.default)
-        if self.kind == "boolean":
-            return bool(self.default)
-        if self.kind == "choice":
-            return self.choices[self.default] or None
-        return self.default
+from ._fields import Field, field_of
+from ._generated import compile_function
+from ._output_shapes import output_shapes_of
 
 
 @dataclass
@@ -125,107 +47,7 @@ class Op:
         """f(*arguments) -> the shape of every output, absent ones too where they can be told
         (else None). Arguments stand in slot order: tensors (anything with .shape) or None, and
         attribute values (choices by index, axis as an integer)."""
-        names = ", ".join(f.name for f in self.arguments)
-        lines = []
-        results = [self._shape_expression(f, lines) for f in self.outputs]
-        body = "\n".join(f"    {line}" for line in lines)
-        source = f"def output_shapes({names}):\n{body}\n    return ({', '.join(results)},)"
-        return _compile(
-            source,
-            "output_shapes",
-            move_last=move_last,
-            move_back=move_back,
-            block_count=block_count,
-        )
-
-    def _shape_expression(self, output: Field, lines: list[str]) -> str:
-        """Python for the shape of an output; appends the lines it needs to `lines`."""
-        if not output.shapes:
-            other = output.type[1:]
-            return f"(None if {other} is None else tuple({other}.shape))"
-        if len(output.shapes) == 1:
-            return self._alternative_expression(output, 0, lines)
-        # The first required input of the output's form says which alternative a call has.
-        decides = next(
-            f for f in self.inputs if not f.optional and len(f.shapes) > 1 and f.form == output.form
-        )
-        expression = "None"
-        for i in reversed(range(len(output.shapes))):
-            shape = self._alternative_expression(output, i, lines)
-            rank = len(decides.shapes[i])
-            expression = f"({shape} if len({decides.name}.shape) == {rank} else {expression})"
-        return expression
-
-    def _alternative_expression(self, output: Field, index: int, lines: list[str]) -> str:
-        parts, needed_optionals = [], set()
-        for dim in output.shapes[index]:
-            source = "", None
-            if dim.symbol:
-                source = self._source_of(dim.symbol, lines, index, output.form)
-            if source is None:
-                return "None"
-            expression, from_field = source
-            if from_field is not None and from_field.optional:
-                needed_optionals.add(from_field.name)
-            parts.append(dim.expression(expression))
-        shape = "(" + "".join(f"{p}, " for p in parts) + ")"
-        if output.along_axis:
-            shape = f"move_back({shape}, {self.axis.name})"
-        for name in sorted(needed_optionals):
-            shape = f"None if {name} is None else {shape}"
-        return f"({shape})"
-
-    def _source_of(self, symbol: str, lines: list[str], alternative: int = 0, form: str = ""):
-        """(Python expression, field) for a symbol's size: from an attribute of its name, else from
-        the first input that has it, required ones first, among those whose shape has one spelling
-        or, in the alternative of this number of this form, the symbol."""
-        if symbol in self.by_name and not self.by_name[symbol].is_tensor:
-            return symbol, None
-        if symbol in self.size_unless_given:
-            return self._size_unless_given(symbol, lines), None
-        for f, dims in self._telling(symbol, alternative, form):
-            shape = f"{f.name}.shape"
-            if f.along_axis:
-                shape = f"{f.name}_moved"
-                line = f"{shape} = move_last({f.name}.shape, {self.axis.name})"
-                if f.optional:
-                    line = f"{shape} = None if {f.name} is None else {line.partition(' = ')[2]}"
-                if line not in lines:
-                    lines.append(line)
-            if symbol == "...":
-                trailing = len(dims) - 1
-                return (f"{shape}[:-{trailing}]" if trailing else shape), f
-            position = next(i for i, d in enumerate(dims) if d.symbol == symbol and d.tells_size)
-            dim = dims[position]
-            # Alternatives differ in what stands first.
-            if has_leading_dims(dims) or len(f.shapes) > 1:
-                position -= len(dims)
-            size = dim.symbol_expression(f"{shape}[{position}]")
-            return (size if dim.symbol == dim.text else f"({size})"), f
-        return None
-
-    def _telling(self, symbol: str, alternative: int, form: str) -> list[tuple]:
-        """The inputs that tell a symbol's size, each with its dims: required ones first, and among
-        these the ones that have that very size."""
-        found = []
-        for f in self.inputs:
-            if len(f.shapes) > 1 and f.form != form:
-                continue
-            for dims in f.shapes if len(f.shapes) == 1 else f.shapes[alternative : alternative + 1]:
-                if told := [d for d in dims if d.symbol == symbol and d.tells_size]:
-                    found.append((f, dims, told[0].text != symbol))
-        found.sort(key=lambda entry: (entry[0].optional, entry[2]))
-        return [(f, dims) for f, dims, _ in found]
-
-    def _size_unless_given(self, symbol: str, lines: list[str]) -> str:
-        """Python for the size of a symbol that has another's unless an optional input tells it."""
-        expression, _ = self._source_of(self.size_unless_given[symbol], lines)
-        for f in self.inputs:
-            for position, dim in enumerate(f.shapes[0] if len(f.shapes) == 1 else ()):
-                if dim.symbol == symbol and dim.tells_size:
-                    size = dim.symbol_expression(f"{f.name}.shape[{position}]")
-                    expression = f"({expression} if {f.name} is None else {size})"
-        return expression
+        return output_shapes_of(self)
 
     @functools.cached_property
     def outputs_wanted(self):
@@ -233,7 +55,7 @@ class Op:
         wanted)."""
         names = ", ".join(f.name for f in self.arguments)
         conditions = ", ".join(self.wanted_expression(f) for f in self.outputs)
-        return _compile(f"def wanted({names}):\n    return ({conditions},)", "wanted")
+        return compile_function(f"def wanted({names}):\n    return ({conditions},)", "wanted")
 
     def wanted_expression(self, output: Field) -> str:
         condition = output.when
@@ -377,7 +199,7 @@ class Op:
             self._check_parts(name, parts, array_type, alike)
             return stack(parts)
 
-        result = _compile(
+        result = compile_function(
             source, self.public_name, function=function, unpack=unpack, stacked=stacked
         )
         result.__doc__ = self.docstring
@@ -488,28 +310,10 @@ _EXTRA_DOCS = {
 }
 
 
-_sources = itertools.count(1)
-
-
-def _compile(source: str, name: str, **namespace):
-    """The function of this name that the source defines. Tracebacks and debuggers find its lines
-    where Python keeps those of files."""
-    place = f"<flashkernel {name}, generated source {next(_sources)}>"
-    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
-    exec(compile(source, place, "exec"), namespace)
-    return namespace[name]
-
-
-def _field(entry: dict) -> Field:
-    """A field, as the library writes it."""
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-    return Field(**values | {"shapes": parsed(entry.get("shapes", []))})
-
-
 def _load() -> dict[str, Op]:
     ops = {}
     for entry in json.loads(_library.declarations().decode()):
-        fields = [_field(f) for f in entry["fields"]]
+        fields = [field_of(f) for f in entry["fields"]]
         name = entry["name"]
         handle = _library.find_op(name.encode())
         rest = {k: v for k, v in entry.items() if k not in ("name", "doc", "fields")}

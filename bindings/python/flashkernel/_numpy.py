@@ -7,7 +7,8 @@ import struct
 import numpy as np
 
 from . import _library
-from ._declarations import OPS, PUBLIC, Op, _compile
+from ._declarations import OPS, PUBLIC, Op
+from ._generated import compile_function
 
 try:
     import ml_dtypes
@@ -232,7 +233,7 @@ def {op.public_name}({", ".join(arguments)}):
         call(op, [{slots_in_order}])
     {result}
 """
-    return _compile(
+    return compile_function(
         source,
         op.public_name,
         op=op,

@@ -51,7 +51,7 @@ Status check_rotary(const Args& a) {
   return {};
 }
 
-// What has a value for each head may have a row for each sequence.
+// A tensor with a value for each head may have a row of them for each packed sequence.
 template <class Args>
 Status check_rows(const char* name, const Tensor& t, const Args& a) {
   if (!t || t.ndim != 2 || a.q.ndim != 3 || t.size(0) == a.cu_seqlens_q.size(0) - 1) return {};
@@ -59,7 +59,7 @@ Status check_rows(const char* name, const Tensor& t, const Args& a) {
                  " rows, one per sequence, got " + std::to_string(t.size(0)));
 }
 
-// What the forward and the backward check alike.
+// Checks what the forward and the backward ask alike.
 template <class Args>
 Status check(const Args& a) {
   const int64_t heads = a.q.size(-2), kv_heads = a.k.size(-2);

@@ -165,7 +165,7 @@ size_t workspace(const AttentionFwd& a);
 size_t workspace(const AttentionBwd& a);
 }  // namespace cpu
 
-// Any GPU from Turing on.
+// These run on any GPU from Turing on.
 namespace cuda {
 Status run(const AttentionFwd& a, const Exec& exec);
 Status run(const AttentionBwd& a, const Exec& exec);
@@ -173,9 +173,9 @@ size_t workspace(const AttentionFwd& a);
 size_t workspace(const AttentionBwd& a);
 }  // namespace cuda
 
-// Kernels for Hopper: of 16-bit elements, and of float32 and 8-bit floats, which have their own.
-// `takes` says whether a kernel takes the call but for the addresses of its tensors, which are not
-// known before the call; `aligned` says the rest.
+// These are the kernels for Hopper. Elements of 16 bits share one; float32 and 8-bit floats have
+// their own. `takes` says whether a kernel takes a call, as far as that can be said before the
+// addresses of its tensors are known; `aligned` says the rest.
 namespace cuda_sm90 {
 bool takes(const AttentionFwd& a);
 bool takes(const AttentionBwd& a);

@@ -15,7 +15,7 @@ namespace fk::attention {
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kLog2e = 1.4426950408889634f;
 
-// Which keys a query sees: those from `left` before its own place to `right` after it.
+// A query sees the keys from `left` before its own place to `right` after it.
 struct Mask {
   static constexpr int64_t kUnlimited = int64_t{1} << 40;
   int64_t left = kUnlimited, right = kUnlimited;
@@ -48,7 +48,7 @@ struct View {
   int64_t batch = 0, row = 0, head = 0, column = 0;  // strides, in elements
 };
 
-// What a sequence is in this call.
+// Describes one sequence of a call.
 struct Sequence {
   int64_t q_begin, q_len;  // rows of q, counted from the batch's (or the pack's) first
   int64_t k_begin, k_len;
@@ -58,7 +58,8 @@ struct Problem {
   DType dtype;
   int64_t batch;  // sequences
   int64_t heads, kv_heads, head_dim, value_dim;
-  // Of every sequence; of all together where they are packed (no sequence is longer).
+  // These are the lengths of every sequence, or of all packed ones together (no sequence is
+  // longer).
   int64_t q_len, k_len;
   bool packed = false;            // sequences stand one after another, without padding
   const int32_t* cu_q = nullptr;  // where they begin; in device memory on a GPU
@@ -91,15 +92,15 @@ inline View view(const Tensor& t) {
   return {t.data, 0, t.strides[0], t.strides[1], t.strides[2]};
 }
 
-// lse and its gradient, (B, heads, L) or (heads, T), as (sequence, row, head).
+// Returns lse or its gradient, (B, heads, L) or (heads, T), as (sequence, row, head).
 inline View row_view(const Tensor& t) {
   if (!t) return {};
   if (t.ndim == 3) return {t.data, t.strides[0], t.strides[2], t.strides[1], 0};
   return {t.data, 0, t.strides[1], t.strides[0], 0};
 }
 
-// (B, heads, Lq, Lk) with a stride of 0 along every dim that is repeated; here `batch` is B, `head`
-// the heads, `row` the queries and `column` the keys.
+// Returns a bias as (B, heads, Lq, Lk) with a stride of 0 along every dim that is repeated. Here
+// `batch` is B, `head` the heads, `row` the queries and `column` the keys.
 inline View bias_view(const Tensor& t) {
   if (!t) return {};
   int64_t strides[4] = {};
@@ -109,22 +110,22 @@ inline View bias_view(const Tensor& t) {
   return {t.data, strides[0], strides[2], strides[1], strides[3]};
 }
 
-// Slopes or scales, (H) or (B, H).
+// Returns slopes or scales, (H) or (B, H).
 inline View slope_view(const Tensor& t) {
   if (!t) return {};
   if (t.ndim == 1) return {t.data, 0, 0, t.strides[0], 0};
   return {t.data, t.strides[0], 0, t.strides[1], 0};
 }
 
-// What 8-bit q, k and v are multiplied by.
+// Holds what 8-bit q, k and v are multiplied by.
 struct Scales {
   View q, k, v;  // float32, by sequence and head; data NULL: 1
 
-  // Of the scores of query head h.
+  // Returns the factor of the scores of query head h.
   FK_HOST_DEVICE float scores(int64_t b, int64_t h, int64_t group) const {
     return at(q, b, h) * at(k, b, h / group);
   }
-  // Of the values that query head h sees.
+  // Returns the factor of the values that query head h sees.
   FK_HOST_DEVICE float values(int64_t b, int64_t h, int64_t group) const {
     return at(v, b, h / group);
   }

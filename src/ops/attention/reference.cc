@@ -20,7 +20,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using Row = std::vector<double>;
 
-// What scores and their gradients need of either op.
+// Holds what scores and their gradients need of either op.
 template <class Args>
 struct Scores {
   const Args& a;
@@ -78,7 +78,7 @@ struct Scores {
     return out;
   }
 
-  // The score of a query and a key. `slope`: its derivative by scale * q.k.
+  // Returns the score of a query and a key. `slope` gets its derivative by scale * q.k.
   double score(const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j, const Row& query,
                const Row& key, double* slope = nullptr) const {
     double x = 0;
@@ -107,7 +107,7 @@ struct Scores {
   }
 };
 
-// A bias without gaps, whose repeated dims have size 1.
+// Holds a bias without gaps, whose repeated dims have size 1.
 struct BiasSums {
   int64_t size[4] = {1, 1, 1, 1};
 
@@ -142,7 +142,7 @@ Status run(const AttentionFwd& a, const Exec&) {
         double largest = -kInfinity;
         for (int64_t j = first; j < end; ++j) {
           x.push_back(scores.score(s, b, h, i, j, query, scores.key(s, b, j, h)));
-          // NaN wins over every number.
+          // A NaN wins over every number.
           largest = x.back() > largest || std::isnan(x.back()) ? x.back() : largest;
         }
         Row y(p.value_dim, 0.0);
@@ -188,7 +188,7 @@ Status run(const AttentionBwd& a, const Exec&) {
           const Row query = scores.query(s, b, i, h);
           const double lse = load(a.lse, at(lse_view, b, row, h));
           Row dq(p.head_dim, 0.0), dy(p.value_dim);
-          // What a change of every score at once would do to the loss.
+          // This is what a change of every score at once would do to the loss.
           double delta = a.dlse ? -load(a.dlse, at(dlse_view, b, row, h)) : 0.0;
           for (int64_t d = 0; d < p.value_dim; ++d) {
             dy[d] = load(a.dout, at(dout, b, row, h, d));

@@ -26,7 +26,7 @@ int64_t sequences(const Args& a) {
   return a.cu_seqlens ? a.cu_seqlens.size(0) - 1 : a.x.size(0);
 }
 
-// What the forward and the backward check alike.
+// Checks what the forward and the backward ask alike.
 template <class Args>
 Status check(const Args& a) {
   FK_RETURN_IF_ERROR(check_width(a.weight));

@@ -16,7 +16,7 @@ int64_t place(const Tensor& t, int64_t i, int64_t j, int64_t k) {
   return i * t.stride(0) + j * t.stride(1) + k * t.stride(2);
 }
 
-// One channel of one sequence: W-1 inputs from before, then its own.
+// One channel of one sequence has W-1 inputs from before, then its own.
 struct Channel {
   int64_t length, width;
   double bias;
@@ -39,7 +39,7 @@ struct Channel {
     }
   }
 
-  // Before the activation.
+  // Returns the sum that the activation gets.
   double sum(int64_t t) const {
     double total = bias;
     for (int64_t k = 0; k < width; ++k) total += weight[k] * x[t + k];

@@ -36,9 +36,9 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// What is left to do for row r, once its statistics are known. `sum` is that of the logits.
-// The mean of x - reference over a row. What all logits have in common would hide what sets them
-// apart, were they added up as they are.
+// Finishes row r once its statistics are known. `sum` is that of x - reference over the row, whose
+// mean is taken: what all logits have in common would hide what sets them apart, were they added up
+// as they are.
 template <class T>
 double MeanFrom(float reference, const T* x, int64_t stride, int64_t n) {
   T buffer[kBlock];

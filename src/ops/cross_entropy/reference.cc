@@ -43,7 +43,7 @@ Status run(const CrossEntropyFwd& a, const Exec&) {
     double loss = 0;
     if (target != a.ignore_index) {
       loss = shift + log_sum - (1 - s) * logit(target);
-      // Apart, so that without smoothing a logit of -inf does no harm.
+      // This is added apart, so that without smoothing a logit of -inf does no harm.
       if (s > 0) {
         double sum = 0;
         for (int64_t j = 0; j < columns; ++j) sum += logit(j);

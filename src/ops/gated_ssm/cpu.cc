@@ -52,7 +52,7 @@ struct Row {
       : rows(TileRows{t.data, t.dtype, 0, t.stride(2)}.at(b * t.stride(0) + l * t.stride(1))),
         size(t.size(2)) {}
 
-  // Entries from i on; 0 beyond the end.
+  // Loads the entries from i on, with 0 beyond the end.
   HWY_INLINE Vec load(int64_t i) const {
     alignas(64) float out[kMaxLanes];
     load_tile(rows.at(i * rows.channel), 1, count(i), out);
@@ -89,7 +89,7 @@ HWY_INLINE void scale(const Row& in, float factor, const Row& out) {
   }
 }
 
-// Tokens [begin, end).
+// Computes the tokens [begin, end).
 void forward(const GatedSsmFwd& a, int64_t begin, int64_t end) {
   const int64_t length = a.x.size(1);
   for (int64_t i = begin; i < end; ++i) {
@@ -139,7 +139,7 @@ namespace {
 FK_CPU_EXPORT(forward);
 FK_CPU_EXPORT(backward);
 
-// Tokens worth waking a thread for.
+// Returns how many tokens are worth waking a thread for.
 int64_t grain(const Tensor& x) {
   return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, x.size(2)));
 }

@@ -22,7 +22,7 @@ struct GatedArgs {
   float scale;  // of the weights
 };
 
-// sum over the row of left * right, or of left.
+// Returns the sum over the row of left * right, or of left.
 template <class T>
 __device__ __forceinline__ float row_sum(const T* left, int64_t left_stride, const T* right,
                                          int64_t right_stride, int64_t count, float* scratch) {
@@ -43,7 +43,7 @@ struct Token {
   }
 };
 
-// 0.9^(L - 1 - t), scaled
+// Returns 0.9^(L - 1 - t), scaled.
 __device__ __forceinline__ float weight_at(const GatedArgs& a, int64_t l) {
   constexpr float kLog2Decay = -0.15200309344504997f;
   return a.scale * exp2f(kLog2Decay * static_cast<float>(a.length - 1 - l));

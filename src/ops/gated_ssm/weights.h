@@ -8,7 +8,7 @@ namespace fk::gated_ssm {
 
 constexpr double kDecay = 0.9;
 
-// 1 / (sum of the decays of `length` steps)
+// Returns 1 / (sum of the decays of `length` steps).
 inline double weight_scale(int64_t length) {
   return (1 - kDecay) / (1 - std::pow(kDecay, static_cast<double>(length)));
 }

@@ -333,7 +333,7 @@ HeadRow head_row(const LinearCrossEntropyBwd& a, int64_t i) {
   const auto at = [&](const Tensor& t) { return static_cast<float>(load(t, i * t.stride(0))); };
   HeadRow row{at(a.shift), at(a.log_sum), 0, 0, 0, -1};
   const int64_t target = load_index(a.targets, i * a.targets.stride(0));
-  if (target != a.ignore_index) {
+  if (target != a.ignore_index && (a.dlosses || a.dloss)) {
     const float s = static_cast<float>(a.label_smoothing);
     float g = a.reduction == kNone ? at(a.dlosses) : *a.dloss.ptr<const float>();
     if (a.reduction == kMean) g /= *a.count.ptr<const float>();

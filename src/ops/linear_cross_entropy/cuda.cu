@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   const int64_t r = blockIdx.x, target = a.targets[r];
   const float shift = a.shift[r * a.shift_stride], log_sum = a.log_sum[r * a.log_sum_stride];
   float g = 0.f;
-  if (target != a.ignore_index) {
+  if (target != a.ignore_index && (a.dlosses != nullptr || a.dloss != nullptr)) {
     g = a.dlosses != nullptr ? a.dlosses[r * a.dlosses_stride] : *a.dloss;
     if (a.count != nullptr) g /= *a.count;
     if (target < 0 || target >= a.all_classes) g = NAN;

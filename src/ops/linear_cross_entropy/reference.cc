@@ -91,7 +91,9 @@ Status run(const LinearCrossEntropyBwd& a, const Exec&) {
     const int64_t target = load_index(a.targets, i * a.targets.stride(0));
     const double shift = load(a.shift, i * a.shift.stride(0));
     const double log_sum = load(a.log_sum, i * a.log_sum.stride(0));
-    double g = a.reduction == kNone ? load(a.dlosses, i * a.dlosses.stride(0)) : load(a.dloss, 0);
+    double g = 0;
+    if (a.dlosses) g = load(a.dlosses, i * a.dlosses.stride(0));
+    if (a.dloss) g = load(a.dloss, 0);
     if (a.reduction == kMean) g /= load(a.count, 0);
     if (target == a.ignore_index) g = 0;
     const double to_lse = a.dlse ? load(a.dlse, i * a.dlse.stride(0)) : 0;

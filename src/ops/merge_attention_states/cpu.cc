@@ -28,10 +28,10 @@ using merge_attention_states::Places;
 using merge_attention_states::row_strides;
 using merge_attention_states::Strides;
 
-// Columns summed at a time.
+// So many columns are summed at a time.
 constexpr int64_t kColumns = 256;
 
-// The parts' lse at one place.
+// Makes weights of the parts' lse at one place.
 struct Weights {
   const float* lses;
   int64_t stride;
@@ -78,7 +78,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// body(i, n) for n columns from i on: a vector's worth at a time, then the rest.
+// Calls body(i, n) for n columns from i on: a vector's worth at a time, then the rest.
 template <class Body>
 HWY_INLINE void for_columns(int64_t columns, const Body& body) {
   const int64_t lanes = hn::Lanes(F32());
@@ -179,25 +179,11 @@ void differentiate_places(const MergeBackwardJob& job, int64_t begin, int64_t en
 }
 
 void merge(const MergeForwardJob& job, int64_t begin, int64_t end) {
-  switch (job.a.outs.dtype) {
-    case DType::kFloat16:
-      return merge_places<float16_t>(job, begin, end);
-    case DType::kBFloat16:
-      return merge_places<bfloat16_t>(job, begin, end);
-    default:
-      return merge_places<float>(job, begin, end);
-  }
+  ByDType(job.a.outs.dtype, [&](auto t) { merge_places<decltype(t)>(job, begin, end); });
 }
 
 void differentiate(const MergeBackwardJob& job, int64_t begin, int64_t end) {
-  switch (job.a.outs.dtype) {
-    case DType::kFloat16:
-      return differentiate_places<float16_t>(job, begin, end);
-    case DType::kBFloat16:
-      return differentiate_places<bfloat16_t>(job, begin, end);
-    default:
-      return differentiate_places<float>(job, begin, end);
-  }
+  ByDType(job.a.outs.dtype, [&](auto t) { differentiate_places<decltype(t)>(job, begin, end); });
 }
 
 }  // namespace

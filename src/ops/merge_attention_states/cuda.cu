@@ -32,7 +32,7 @@ struct MergeArgs {
   Places places;
   DType dtype;
   int lanes = 1;  // of a group: a power of two, at most 32
-  // Forward: rows is out. Backward: rows is dout, and lse is dlse.
+  // In the forward `rows` is out. In the backward `rows` is dout, and `lse` is dlse.
   void* rows = nullptr;
   float* lse = nullptr;
   void* outs = nullptr;
@@ -49,7 +49,7 @@ struct MergeArgs {
   }
 };
 
-// kWidth neighbouring columns; one of Any, at any stride.
+// Loads kWidth neighbouring columns, or a single one of Any, at any stride.
 template <int kWidth, class T>
 __device__ __forceinline__ Vec<T, kWidth> load_columns(const T* row, int64_t, int64_t column) {
   return load<kWidth>(row + column);
@@ -70,14 +70,14 @@ __device__ __forceinline__ void store_columns(const AnyPointer& row, int64_t str
   row[column * stride] = Any(in[0]);
 }
 
-// sum(exp(lse)) over the parts seen so far, as sum * exp(shift); the shift stays finite, so that no
-// difference is inf - inf.
+// Holds sum(exp(lse)) over the parts seen so far, as sum * exp(shift). The shift stays finite, so
+// that no difference is inf - inf.
 struct Total {
   float shift = -FLT_MAX;
   float sum = 0;
 
-  // Adds kParts parts. values: their lse, then their shares at the new shift. Returns what sums at
-  // the old shift are to be multiplied by.
+  // Adds kParts parts. `values` are their lse, and become their shares at the new shift. Returns
+  // what sums at the old shift are to be multiplied by.
   __device__ __forceinline__ float add(float (&values)[kParts]) {
     float grown = shift;
 #pragma unroll
@@ -95,7 +95,7 @@ struct Total {
   }
 };
 
-// The lse of parts [first, first + kParts); -inf for those there are not.
+// Loads the lse of parts [first, first + kParts), with -inf for those there are not.
 __device__ __forceinline__ void load_parts(const float* lses, int64_t stride, int64_t first,
                                            int64_t parts, float (&values)[kParts]) {
 #pragma unroll
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 2) merge(const __grid_constant__ Mer
   const auto outs = a.pointer<const T>(a.outs) + place.offset(a.outs_at);
   const auto out = a.pointer<T>(a.rows) + place.offset(a.rows_at);
   const int64_t columns = a.rows == nullptr ? 0 : a.places.columns;
-  // Once at least: lse is wanted of places without columns too.
+  // The loop runs once at least, since lse is wanted of places without columns too.
   for (int64_t c = int64_t{lane} * kWidth; c < columns || c == lane * kWidth;
        c += a.lanes * kWidth) {
     Total total;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 2) differentiate(const __grid_consta
       weight[j] = expf(weight[j] - total.shift) * inverse;
     }
     for (int64_t c = int64_t{lane} * kWidth; c < a.places.columns; c += a.lanes * kWidth) {
-      // All loads before the first store, which they could not be moved ahead of.
+      // All loads come before the first store, since the compiler could not move them ahead of it.
       Vec<T, kWidth> x[kParts] = {};
       float g[kWidth];
       unpack(load_columns<kWidth>(dout, a.rows_at.column, c), g);
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 2) differentiate(const __grid_consta
 #pragma unroll
     for (int j = 0; j < kParts; ++j) {
       if (first + j >= parts) continue;
-      // Final if these are all parts.
+      // This is final if these are all parts.
       const float value = parts > kParts ? product[j] : weight[j] * (product[j] - delta);
       dlses[(first + j) * a.dlses_at.part] = alive[j] ? value : 0.f;
     }
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kThreads, 2) differentiate(const __grid_consta
   }
 }
 
-// Whether rows of unit stride start at 16-byte borders and have a whole number of vectors.
+// Returns whether rows of unit stride start at 16-byte borders and have a whole number of vectors.
 bool in_vectors(const Tensor& t) {
   if (!t) return true;
   const int64_t width = 16 / size_of(t.dtype);

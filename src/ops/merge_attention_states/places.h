@@ -7,12 +7,12 @@
 
 namespace fk::merge_attention_states {
 
-// Strides in elements; those of dims a tensor does not have are 0.
+// Strides count elements. They are 0 for dims a tensor does not have.
 struct Strides {
   int64_t part = 0, batch = 0, token = 0, head = 0, column = 0;
 };
 
-// [parts,] [batch,] token, head, column.
+// Returns the strides of [parts,] [batch,] token, head, column.
 inline Strides row_strides(const Tensor& t, bool has_parts) {
   if (!t) return {};
   const bool batched = t.ndim == (has_parts ? 5 : 4);
@@ -20,7 +20,7 @@ inline Strides row_strides(const Tensor& t, bool has_parts) {
           t.stride(-2), t.stride(-1)};
 }
 
-// [parts,] [batch,] head, token.
+// Returns the strides of [parts,] [batch,] head, token.
 inline Strides lse_strides(const Tensor& t, bool has_parts) {
   if (!t) return {};
   const bool batched = t.ndim == (has_parts ? 4 : 3);
@@ -28,7 +28,7 @@ inline Strides lse_strides(const Tensor& t, bool has_parts) {
           t.stride(-2), 0};
 }
 
-// The sizes of a call, and its places in the order of the outputs' rows: heads are innermost.
+// Holds the sizes of a call, and its places in the order of the outputs' rows, heads innermost.
 struct Places {
   int64_t parts, batch, tokens, heads, columns;
 
@@ -52,7 +52,7 @@ struct Place {
     token = row - batch * p.tokens;
   }
 
-  // In part 0.
+  // Returns where the place lies in part 0.
   FK_HOST_DEVICE int64_t offset(const Strides& s) const {
     return batch * s.batch + token * s.token + head * s.head;
   }

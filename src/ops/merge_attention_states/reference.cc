@@ -17,7 +17,7 @@ using merge_attention_states::Strides;
 
 namespace {
 
-// The parts' lse at one place.
+// Makes weights of the parts' lse at one place.
 struct Weights {
   const Tensor& lses;
   int64_t first, part;

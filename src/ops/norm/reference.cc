@@ -12,7 +12,7 @@ namespace fk {
 namespace reference {
 namespace {
 
-// Entry i of the row that starts at `start`.
+// Returns entry i of the row that starts at `start`.
 double at(const Tensor& t, int64_t start, int64_t i) { return load(t, start + i * t.stride(-1)); }
 
 void put(const Tensor& t, int64_t start, int64_t i, double value) {

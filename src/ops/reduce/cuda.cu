@@ -15,7 +15,7 @@
 namespace fk::cuda {
 namespace {
 
-// NaN wins over any number.
+// Returns the larger number. NaN wins over any number.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
 #if __CUDA_ARCH__ >= 800
   float result;
@@ -41,7 +41,7 @@ struct SumOp {
   template <int kVectors, int kWidth>
   __device__ void add(State& state, const float (&x)[kVectors][kWidth],
                       const float (&)[kVectors][kWidth], int) const {
-    // Short chains, and errors that do not grow with the count.
+    // Chains are short, so that errors do not grow with the count.
     float total = 0;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -87,12 +87,12 @@ struct MaxOp {
   }
 };
 
-// Where the largest is NaN, the NaNs are what it came from.
+// Returns whether x is the largest. If the largest is NaN, it came from the NaNs.
 __device__ __forceinline__ bool is_largest(float x, float y) {
   return x == y || (x != x && y != y);
 }
 
-// How many entries of a row equal its largest.
+// Counts how many entries of a row equal its largest.
 template <class T>
 struct CountOp {
   using Element = T;
@@ -159,7 +159,7 @@ struct MaxBwdOp {
   }
 };
 
-// In registers; x becomes 1 where it is the largest, else 0.
+// Works in registers; x becomes 1 where it is the largest, else 0.
 template <class T>
 struct MaxBwdTileOp {
   using Element = T;

@@ -55,7 +55,7 @@ Status run(const MaxBwd& a, const Exec&) {
   for (int64_t r = 0; r < x_rows.count; ++r) {
     const int64_t x = x_rows.offset(r), dx = dx_rows.offset(r);
     const double y = load(a.y, y_rows.offset(r)), g = load(a.dy, dy_rows.offset(r));
-    // Where the largest is NaN, the NaNs are what it came from.
+    // If the largest is NaN, it came from the NaNs.
     const auto is_largest = [&](int64_t i) {
       const double v = load(a.x, x + i * a.x.stride(-1));
       return v == y || (std::isnan(v) && std::isnan(y));

@@ -19,7 +19,7 @@
 namespace fk::cpu {
 namespace {
 
-// Pairs whose angles are laid out at a time.
+// The angles of so many pairs are laid out at a time.
 constexpr int64_t kPairs = 256;
 
 struct RopeJob {
@@ -52,7 +52,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// The angles of up to kPairs pairs of a token, as float.
+// Holds the angles of up to kPairs pairs of a token, as float.
 struct Angles {
   alignas(64) float cos[2 * kPairs];
   alignas(64) float sin[2 * kPairs];
@@ -71,7 +71,7 @@ HWY_INLINE void widen(const P* p, int64_t stride, int64_t n, float* out) {
   if (k < n) hn::Store(LoadNF32(d, p + k, static_cast<size_t>(n - k)), d, out + k);
 }
 
-// Entries [first, first + n) of a table's row. A table is in float32 or in x's dtype.
+// Reads entries [first, first + n) of a table's row. A table is in float32 or in x's dtype.
 template <class T>
 HWY_INLINE void read_table(const Tensor& table, int64_t row, int64_t first, int64_t n, float* out) {
   const int64_t stride = table.stride(1), offset = row * table.stride(0) + first * stride;
@@ -82,8 +82,8 @@ HWY_INLINE void read_table(const Tensor& table, int64_t row, int64_t first, int6
   }
 }
 
-// Each angle twice, the first time with its sine negated. From the end, so that it can be done in
-// place.
+// Writes each angle twice, the first time with its sine negated. It goes from the end, so that it
+// can be done in place.
 HWY_INLINE void spread(Angles& angles, int64_t n) {
   const hn::FixedTag<float, 4> d;
   for (int64_t k = (n - 1) / 4 * 4; k >= 0; k -= 4) {
@@ -104,8 +104,8 @@ HWY_INLINE void store(V v, T* p) {
   }
 }
 
-// Pairs (x[k], x[k + half]) of kHeads heads, x_head and y_head elements apart, which share the
-// loads of the angles.
+// Turns pairs (x[k], x[k + half]) of kHeads heads, x_head and y_head elements apart, which share
+// the loads of the angles.
 template <bool kStream, int kHeads, class T>
 HWY_INLINE void turn_halves(const Angles& angles, const T* x, int64_t x_head, T* y, int64_t y_head,
                             int64_t half, int64_t n) {
@@ -114,8 +114,8 @@ HWY_INLINE void turn_halves(const Angles& angles, const T* x, int64_t x_head, T*
   int64_t k = 0;
   for (; k + lanes <= n; k += lanes) {
     const auto c = hn::Load(d, angles.cos + k), s = hn::Load(d, angles.sin + k);
-    // All loads first: behind a store to an address that agrees in its lowest 12 bits, as the other
-    // head's may, a load would wait.
+    // All loads come first: behind a store to an address that agrees in its lowest 12 bits, as the
+    // other head's may, a load would wait.
     hn::Vec<F32> a[kHeads], b[kHeads];
     for (int h = 0; h < kHeads; ++h) {
       a[h] = LoadF32(d, x + h * x_head + k);
@@ -139,7 +139,7 @@ HWY_INLINE void turn_halves(const Angles& angles, const T* x, int64_t x_head, T*
   }
 }
 
-// Pairs (x[2k], x[2k + 1]), with the angles spread.
+// Turns pairs (x[2k], x[2k + 1]), with the angles spread.
 template <bool kStream, class T>
 HWY_INLINE void turn_neighbours(const Angles& angles, const T* x, T* y, int64_t n) {
   const F32 d;
@@ -158,7 +158,7 @@ HWY_INLINE void turn_neighbours(const Angles& angles, const T* x, T* y, int64_t 
   }
 }
 
-// Any strides; the angles not spread.
+// Turns pairs at any strides; the angles are not spread.
 template <class T>
 void turn_strided(const Angles& angles, const T* x, int64_t x_stride, T* y, int64_t y_stride,
                   int64_t step, int64_t apart, int64_t n) {
@@ -228,14 +228,7 @@ void turn_as(const RopeJob& job, int64_t begin, int64_t end) {
 }
 
 void turn(const RopeJob& job, int64_t begin, int64_t end) {
-  switch (job.x.dtype) {
-    case DType::kFloat16:
-      return turn_as<float16_t>(job, begin, end);
-    case DType::kBFloat16:
-      return turn_as<bfloat16_t>(job, begin, end);
-    default:
-      return turn_as<float>(job, begin, end);
-  }
+  ByDType(job.x.dtype, [&](auto t) { turn_as<decltype(t)>(job, begin, end); });
 }
 
 }  // namespace
@@ -249,7 +242,7 @@ namespace {
 
 FK_CPU_EXPORT(turn);
 
-// Whether every vector of y can be written with StreamF32, and should be.
+// Returns whether every vector of y can be written with StreamF32, and should be.
 bool streams(const RopeJob& job) {
   const Tensor& y = job.y;
   const int64_t bytes = size_of(y.dtype);

@@ -29,7 +29,7 @@ struct RopeArgs {
   int64_t table_rows;
   int64_t x_strides[4], y_strides[4], cos_strides[2], sin_strides[2], position_strides[2];
 
-  // The table row of a token; -1 if there is none.
+  // Returns the table row of a token, or -1 if there is none.
   __device__ __forceinline__ int64_t position(int64_t b, int64_t l) const {
     if (positions == nullptr) return l;
     const int64_t at = b * position_strides[0] + l * position_strides[1];
@@ -39,7 +39,7 @@ struct RopeArgs {
   }
 };
 
-// kCount neighbouring entries of a table.
+// Loads kCount neighbouring entries of a table.
 template <int kCount, class P>
 __device__ __forceinline__ void load_table(const P* p, float (&out)[kCount]) {
   constexpr int kStep = kCount < kVecWidth<P> ? kCount : kVecWidth<P>;
@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(kRotateThreads, 2)
     const int step = item / per_head;
     const int k = item - step * per_head;
     const bool rotates = k < rotated;
-    // Offset of the thread's vector in a head; of the second, one half further on.
+    // This is the offset of the thread's vector in a head; its second vector lies one half further
+    // on.
     const int64_t at = rotates ? int64_t{k} * kWidth : 2 * a.pairs + int64_t{k - rotated} * kWidth;
     Vec<T, kWidth> v[kHeads][kVectors];
 #pragma unroll
@@ -168,7 +169,8 @@ __global__ void __launch_bounds__(kRotateThreads) rotate_any(const __grid_consta
   y[second * a.y_strides[3]] = Any(x1 * c + x0 * s);
 }
 
-// Whether the last dim has unit stride and every vector of `bytes` bytes along it is aligned.
+// Returns whether the last dim has unit stride and every vector of `bytes` bytes along it is
+// aligned.
 bool vector_aligned(const Tensor& t, int64_t bytes) {
   const int64_t width = bytes / size_of(t.dtype);
   bool aligned = reinterpret_cast<uintptr_t>(t.data) % bytes == 0 && t.stride(-1) == 1;

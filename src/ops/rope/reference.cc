@@ -6,7 +6,7 @@ namespace fk {
 namespace reference {
 namespace {
 
-// out = in, the pairs turned by direction * angle. in and out may be the same memory.
+// Sets out = in with the pairs turned by direction * angle. in and out may be the same memory.
 void rotate(const Tensor& in, const Tensor& cos, const Tensor& sin, const Tensor& positions,
             bool interleaved, double direction, const Tensor& out) {
   const int64_t r = cos.size(1), d = in.size(3);

@@ -24,12 +24,12 @@ int64_t place(const Tensor& t, int64_t i, int64_t j, int64_t k) {
   return i * t.stride(0) + j * t.stride(1) + k * t.stride(2);
 }
 
-// Where B and C (and their gradients) have the entry of a step, group and state.
+// Returns where B and C (and their gradients) have the entry of a step, group and state.
 int64_t place(const Tensor& t, int64_t b, int64_t l, int64_t g, int64_t n) {
   return b * t.stride(0) + l * t.stride(1) + (t.ndim == 4 ? g * t.stride(2) : 0) + n * t.stride(-1);
 }
 
-// One channel of one sequence, as numbers.
+// Holds one channel of one sequence, as numbers.
 struct Channel {
   int64_t length, states;
   std::vector<double> u, z, raw, dt;  // by step; raw: delta + delta_bias
@@ -67,10 +67,10 @@ struct Channel {
     }
   }
 
-  // The state before step t.
+  // Returns the state before step t.
   double before(int64_t t, int64_t n) const { return t == 0 ? h0[n] : h[(t - 1) * states + n]; }
 
-  // C . h + D u
+  // Returns C . h + D u.
   double output(int64_t t) const {
     double sum = D * u[t];
     for (int64_t n = 0; n < states; ++n) sum += C[t * states + n] * h[t * states + n];
@@ -78,12 +78,12 @@ struct Channel {
   }
 };
 
-// The gradients that many channels or steps have a share in.
+// Holds the gradients that many channels or steps have a share in.
 struct Sums {
   std::vector<double> dA, dB, dC, dD, ddelta_bias;
 };
 
-// Walks one channel from its end. Adds to the sums, stores the rest.
+// Walks one channel from its end, adds to the sums, and stores the rest.
 void backward(const SelectiveScanBwd& a, int64_t s, int64_t channel, Sums* sums) {
   const scan::Problem p = scan::problem_of(a);
   const SequenceSteps sequence = p.sequences[s];

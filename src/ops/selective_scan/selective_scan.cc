@@ -16,7 +16,7 @@ Status check_rows(const char* name, const Tensor& state, int64_t sequences) {
                  " rows, one per sequence, got " + std::to_string(state.size(0)));
 }
 
-// What the forward and the backward check alike.
+// Checks what the forward and the backward ask alike.
 template <class Args>
 Status check(const Args& a) {
   const int64_t channels = a.u.size(2), states = a.A.size(1);

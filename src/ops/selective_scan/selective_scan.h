@@ -21,8 +21,8 @@ enum ScanAlgorithm : int64_t {
   kCumsumScan = 5
 };
 
-// Steps between the states that are kept, unless the caller says otherwise: one state of N float32
-// per channel is then half of one float32 input for N = 16.
+// The states that are kept are so many steps apart, unless the caller says otherwise: one state of
+// N float32 per channel is then half of one float32 input for N = 16.
 constexpr int64_t kScanCheckpoint = 32;
 constexpr int64_t kMaxScanStates = 256;
 
@@ -157,8 +157,8 @@ size_t workspace(const SelectiveScanFwd& a);
 size_t workspace(const SelectiveScanBwd& a);
 }  // namespace cuda
 
-// The forward's kernel for Hopper, of few channels of 2-byte elements. It takes the workspace that
-// the others take: which of them a call comes to depends on addresses too.
+// The forward's kernel for Hopper takes few channels of 2-byte elements. It takes the workspace
+// that the others take, since it depends on addresses too to which of them a call comes.
 namespace cuda_sm90 {
 bool accepts(const SelectiveScanFwd& a);
 Status run(const SelectiveScanFwd& a, const Exec& exec);

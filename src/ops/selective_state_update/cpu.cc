@@ -6,6 +6,7 @@
 // channels, whose dt, x, D and z are made ready together; B and C are kept while their group lasts.
 // The terms of C . state cancel, so they are added in double precision.
 
+#include "core/integers.h"
 #include "ops/selective_state_update/selective_state_update.h"
 
 #ifndef FK_OPS_SELECTIVE_STATE_UPDATE_CPU_ONCE_
@@ -38,7 +39,7 @@ using F64 = hn::Repartition<double, F32>;
 constexpr float kLog2e = 1.44269504f;
 constexpr int64_t kStates = 256;  // of B and C that are kept at a time
 
-// `count` <= lanes entries from `offset` on, `stride` apart; 0 beyond.
+// Loads `count` <= lanes entries from `offset` on, `stride` apart, with 0 beyond.
 HWY_INLINE Vec load_entries(const HeadView& v, int64_t offset, int64_t stride, int64_t count) {
   const F32 d;
   const float* p = static_cast<const float*>(v.data) + offset;
@@ -72,7 +73,7 @@ HWY_INLINE void store_entries(Vec x, const HeadView& v, int64_t offset, int64_t 
   store_tile(in, 1, count, rows.at(offset));
 }
 
-// B and C of one group, states [first, first + count).
+// Holds B and C of one group, states [first, first + count).
 struct Shared {
   alignas(64) float B[kStates];
   alignas(64) double C[kStates];
@@ -97,7 +98,7 @@ struct Shared {
   }
 };
 
-// The states of one channel; returns C . state.
+// Updates the states of one channel and returns C . state.
 float step_channel(const Problem& p, int64_t b, int64_t h, int64_t c, float dt, float x,
                    Shared& shared) {
   const F32 d;
@@ -127,10 +128,10 @@ float step_channel(const Problem& p, int64_t b, int64_t h, int64_t c, float dt, 
 
 int64_t update_lanes() { return hn::Lanes(F32()); }
 
-// Vectors of channels [begin, end).
+// Updates the vectors of channels [begin, end).
 void update_items(const Problem& p, bool softplus, int64_t begin, int64_t end) {
   const F32 d;
-  const int64_t lanes = hn::Lanes(d), blocks = (p.channels + lanes - 1) / lanes;
+  const int64_t lanes = hn::Lanes(d), blocks = ceil_div(p.channels, lanes);
   Shared shared;
   alignas(64) float dt[kMaxLanes];
   alignas(64) float x[kMaxLanes];
@@ -172,7 +173,7 @@ FK_CPU_EXPORT(update_items);
 Status run(const SelectiveStateUpdateFwd& a, const Exec& exec) {
   const state_update::Problem p = state_update::problem_of(a);
   const int64_t lanes = FK_CPU_DISPATCH(update_lanes)();
-  const int64_t items = p.batch * p.heads * ((p.channels + lanes - 1) / lanes);
+  const int64_t items = p.batch * p.heads * ceil_div(p.channels, lanes);
   constexpr int64_t kGrain = 16384;  // states worth waking a thread for
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, p.states * lanes));
   const auto kernel = FK_CPU_DISPATCH(update_items);

@@ -28,7 +28,7 @@ struct UpdateArgs {
   int64_t tiles;  // blocks side by side across the channels of a batch row
 };
 
-// N elements as they lie in memory, float or T, N of them side by side.
+// Holds N elements as they lie in memory, float or T, side by side.
 template <class T, int N>
 struct Raw {
   RawVec<float, N> wide = {};
@@ -78,9 +78,9 @@ __device__ __forceinline__ float value_of(const HeadView& view, const Raw<T, 1>&
   return view.data == nullptr ? 0.f : value[0];
 }
 
-// `lanes` threads take kChannels channels of a head. What belongs to a channel, one of them reads
-// and works out, and shows to the others. kVec > 1: states lie side by side in all tensors, or A is
-// the same for all.
+// `lanes` threads take kChannels channels of a head. One of them reads and works out what belongs
+// to a channel, and shows it to the others. kVec > 1 says that states lie side by side in all
+// tensors, or that A is the same for all.
 template <class T, int kVec, int kChannels>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_state(const __grid_constant__ UpdateArgs a) {
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   static_cast<T*>(p.y.data)[p.y.offset(b, h, own)] = from_float<T>(y);
 }
 
-// Whether kUpdateVec states of every channel can be loaded at once.
+// Returns whether kUpdateVec states of every channel can be loaded at once.
 bool has_vectors(const state_update::Problem& p) {
   if (p.states % kUpdateVec != 0) return false;
   const auto whole = [](const HeadView& v) {

@@ -10,7 +10,7 @@
 
 namespace fk::state_update {
 
-// Strides in elements; 0 along what a tensor does not have.
+// Strides count elements. They are 0 along what a tensor does not have.
 struct HeadView {
   void* data = nullptr;  // NULL: not there
   DType dtype = DType::kFloat32;

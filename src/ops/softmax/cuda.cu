@@ -16,11 +16,11 @@
 namespace fk::cuda {
 namespace {
 
-// Which of the two an op in registers is: known when it is compiled, or, for rows that lie
-// anywhere, when it is launched.
+// Says which of the two an op in registers is. That is known when it is compiled or, for rows that
+// may have any stride, when it is launched.
 enum class Which { kSoftmax, kLogSoftmax, kEither };
 
-// In registers; for softmax, x becomes exp(x - own.max).
+// Works in registers; for softmax, x becomes exp(x - own.max).
 template <class T, Which kWhich>
 struct SoftmaxTileOp {
   using Element = T;
@@ -80,7 +80,7 @@ struct SoftmaxTileOp {
   }
 };
 
-// In registers. in: dy, y.
+// Works in registers; `in` holds dy and y.
 template <class T, Which kWhich>
 struct SoftmaxBwdTileOp {
   using Element = T;
@@ -124,7 +124,7 @@ struct SoftmaxBwdTileOp {
   }
 };
 
-// The row's statistics, to `stats` for the second read, or its logsumexp to `lse`.
+// Stores the row's statistics to `stats` for the second read, or its logsumexp to `lse`.
 template <class T>
 struct StatisticsOp {
   using Element = T;
@@ -180,7 +180,7 @@ struct NormaliseOp {
   }
 };
 
-// sum(dy * y), or sum(dy). in: dy, y.
+// Adds up sum(dy * y), or sum(dy); `in` holds dy and y.
 template <class T>
 struct DotOp {
   using Element = T;
@@ -254,9 +254,9 @@ struct LogSumExpBwdOp {
   }
 };
 
-// Workspace where rows do not fit registers: a `State` per row, then the reduction's own. Outputs
-// do not count here (a query may come without), so a layout by rows and one by columns are both
-// provided for.
+// Returns the workspace where rows do not fit registers: a `State` per row, then the reduction's
+// own. Outputs do not count here (a query may come without), so it provides for a layout by rows
+// and for one by columns.
 template <class State>
 size_t two_pass_bytes(RowLayout layout, int64_t element_bytes) {
   if (fits_tile(layout, element_bytes)) return 0;

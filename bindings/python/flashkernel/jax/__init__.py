@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _library
-from .._declarations import OPS, PUBLIC, Op, _compile
+from .._declarations import OPS, PUBLIC, Op
+from .._generated import compile_function as _compile_function
 from .._numpy import check_kind
 from . import _call, _gradient
 from ._call import disabled_checks
@@ -98,7 +99,7 @@ def _make(op: Op):
 def {op.public_name}({op.flat_signature}):
     return apply(op, ({inputs}), ({attributes}){extra})
 """
-    function = _compile(source, op.public_name, op=op, apply=_apply)
+    function = _compile_function(source, op.public_name, op=op, apply=_apply)
     function.__doc__ = op.docstring
     function.__module__ = __name__
     return function

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .. import _library
-from .._declarations import OPS, Field, Op, _compile
+from .._declarations import OPS, Field, Op
+from .._generated import compile_function
 from .._shapes import move_last
 from ._call import call, same_axes
 
@@ -35,7 +36,7 @@ def _symbol_size(name: str, symbol: str):
     expression, _ = op._source_of(symbol, lines)
     names = ", ".join(f.name for f in op.arguments)
     body = "\n".join(f"    {line}" for line in [*lines, f"return {expression}"])
-    return _compile(f"def size({names}):\n{body}", "size", move_last=move_last)
+    return compile_function(f"def size({names}):\n{body}", "size", move_last=move_last)
 
 
 def _wanted(op: Op, given: tuple[str, ...], attributes: dict) -> list[Field]:

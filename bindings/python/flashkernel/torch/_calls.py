@@ -5,7 +5,8 @@ saves the microseconds of a Python autograd function."""
 import torch
 
 from .. import _library
-from .._declarations import Op, _compile
+from .._declarations import Op
+from .._generated import compile_function
 from . import _autocast
 from ._gradients import refuse_tangents
 from ._operators import DLPACK, Operators
@@ -100,7 +101,7 @@ def {op.public_name}({op.flat_signature}):
     except Exception as error:
         return recover(op, {op.public_name}, ({", ".join(everything)},), error)
 """
-    function = _compile(source, op.public_name, **namespace)
+    function = compile_function(source, op.public_name, **namespace)
     function.__doc__ = op.docstring
     return function
 

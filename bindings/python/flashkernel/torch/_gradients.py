@@ -7,7 +7,8 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
 from .. import _library
-from .._declarations import Field, Op, _compile
+from .._declarations import Field, Op
+from .._generated import compile_function
 from .._shapes import move_back, move_last
 
 
@@ -192,7 +193,7 @@ class Gradient:
     def _compile(self, name: str, arguments: list[str], lines: list[str]):
         body = "\n    ".join(lines)
         source = f"def {name}({', '.join(arguments)}):\n    {body}\n"
-        return _compile(source, name, **self.namespace)
+        return compile_function(source, name, **self.namespace)
 
     def jvp(self, ctx, *tangents):
         names = (n for n, t in zip(self.arguments, tangents, strict=True) if t is not None)

@@ -11,6 +11,7 @@
 // key head has several items, their sums are then added in order. So nothing depends on the number
 // of threads or on which of them was faster.
 
+#include "core/integers.h"
 #include "ops/attention/attention.h"
 
 #ifndef FK_OPS_ATTENTION_CPU_BACKWARD_ONCE_
@@ -37,7 +38,8 @@ struct GradientJob {
 
   const Problem& problem() const { return job.call.p; }
 
-  // Rows from one worker's keys to the next one's: with a gap, see kWorkerGap.
+  // Returns how many rows lie between one worker's keys and the next one's, with a gap (see
+  // kWorkerGap).
   static int64_t worker_rows(const Problem& p) {
     return p.k_len + attention::kWorkerGap / (16 * static_cast<int64_t>(sizeof(float)));
   }
@@ -51,7 +53,8 @@ struct GradientJob {
     const Problem& p = problem();
     return p.packed ? (split * p.kv_heads + g) * p.k_len + begin : worker * worker_rows(p);
   }
-  // Rows of pairs of keys: sequences of a pack begin with a row of their own.
+  // Returns how many rows the pairs of keys take. Each packed sequence begins with a row of its
+  // own.
   static int64_t pair_rows(const Problem& p) {
     return ((p.packed ? p.k_len + p.batch : worker_rows(p)) + 1) / 2;
   }
@@ -105,7 +108,7 @@ void add_queries(RowsAhead* ahead, const BlockTile& tile, int64_t from, const fl
   });
 }
 
-// A block of queries: dq, and its share of dk and dv.
+// Computes dq of a block of queries, and what the block adds to dk and dv.
 void backward_block(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q,
                     const KeyRows& memory) {
   const CpuCall& call = job.call;
@@ -115,7 +118,7 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
   const bool once = seen.end - seen.begin <= kBackwardKeys;
   const QueryRows rows = load_queries(job, scratch, q, once);
   const MatrixView dq_rows = call.rows(job.dq, q.b, q.h, q.s.q_begin + q.first);
-  const bool in_place = once && !call.rotary_cos && call.is_plain(job.dq, call.p.head_dim);
+  const bool in_place = once && !call.rotary_cos && call.has_kernel_layout(job.dq, call.p.head_dim);
   const SumRows dq = in_place ? SumRows{static_cast<float*>(dq_rows.data), dq_rows.row}
                               : SumRows{scratch.dqueries, q_width};
   // Without a limit to the left all queries that see anything see the first key.
@@ -149,7 +152,7 @@ void backward_block(const BackwardJob& job, const BackwardScratch& scratch, cons
   unpack_rows(scratch.dqueries, q_width, q.n, call.p.head_dim, nullptr, dq_rows);
 }
 
-// All keys and values of an item. Rows that only one block will use can stay where they are.
+// Loads all keys and values of an item. Rows that only one block will use can stay where they are.
 void load_keys(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
                const KeyMemory& memory, KeyRows& rows) {
   if (call.p.group() * s.q_len <= kQueryBlock) {
@@ -165,7 +168,7 @@ void load_keys(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
   }
 }
 
-// Rows [first, first + n) of dk and dv, whose sums begin at `dkeys` and `dvalues`.
+// Stores rows [first, first + n) of dk and dv, whose sums begin at `dkeys` and `dvalues`.
 void store_keys(const BackwardJob& job, const Sequence& s, int64_t b, int64_t g, int64_t first,
                 int64_t n, float* dkeys, float* dvalues) {
   const CpuCall& call = job.call;
@@ -180,7 +183,7 @@ void store_keys(const BackwardJob& job, const Sequence& s, int64_t b, int64_t g,
   }
 }
 
-// The rows that `item` will read and write first.
+// Returns the rows that `item` will read and write first.
 RowsAhead rows_of_item(const GradientJob& gradient, int64_t item) {
   RowsAhead rows;
   const BackwardJob& job = gradient.job;
@@ -203,7 +206,7 @@ RowsAhead rows_of_item(const GradientJob& gradient, int64_t item) {
   return rows;
 }
 
-// Whether some query of a sequence sees it, for each key.
+// Returns whether each key of each sequence is seen by some query.
 bool every_key_is_seen(const CpuCall& call, const Sequence& s) {
   const Mask& mask = call.p.mask;
   return s.k_len > 0 && mask.left + mask.right >= 0 && mask.end_query(0, s.q_len, s.k_len) > 0 &&
@@ -239,8 +242,8 @@ void backward_item(const GradientJob& gradient, void* memory, int64_t worker, in
 
   const int64_t blocks = attention::blocks_of(s.q_len), group = call.p.group();
   const bool in_place = gradient.splits == 1 && group * blocks <= 1 && !call.rotary_cos &&
-                        call.is_plain(job.dk, call.p.head_dim) &&
-                        call.is_plain(job.dv, call.p.value_dim);
+                        call.has_kernel_layout(job.dk, call.p.head_dim) &&
+                        call.has_kernel_layout(job.dv, call.p.value_dim);
   const auto sums_of = [&](const View& view, float* own, int64_t width) {
     const MatrixView rows = call.rows(view, b, g, s.k_begin);
     return in_place ? SumRows{static_cast<float*>(rows.data), rows.row} : SumRows{own, width};
@@ -325,7 +328,7 @@ bool should_stream(const BackwardJob& job) {
   }
   const auto suits = [&](const attention::View& x, int64_t width) {
     const int64_t strides = x.batch | x.row | x.head;
-    return x.data != nullptr && job.call.is_plain(x, width) &&
+    return x.data != nullptr && job.call.has_kernel_layout(x, width) &&
            streamable(x.data, strides * static_cast<int64_t>(sizeof(float)));
   };
   const int64_t rows = p.batch * p.heads * (p.q_len + p.k_len);
@@ -355,19 +358,19 @@ BackwardJob job_of(const AttentionBwd& a) {
   return job;
 }
 
-// Items per key head, each with sums of its own: so many that a thread has two to do, where there
-// are that many blocks.
+// Returns how many items a key head is cut into, each with sums of its own: so many that a thread
+// has two to do, where there are that many blocks.
 int64_t splits_of(const Problem& p) {
   const int64_t pairs = p.batch * p.kv_heads;
   if (pairs == 0) return 1;
   const int64_t wanted = 2 * attention::worker_limit();
   const int64_t length = p.packed ? p.q_len / p.batch : p.q_len;
   const int64_t blocks = p.group() * attention::blocks_of(length);
-  return std::clamp<int64_t>((wanted + pairs - 1) / pairs, 1,
+  return std::clamp<int64_t>(ceil_div(wanted, pairs), 1,
                              std::max<int64_t>(1, blocks / attention::kFewestBlocks));
 }
 
-// Whether a call's products can be those of cpu/backward_bfloat16.h: rows are copied as they are.
+// Returns whether cpu/backward_bfloat16.h can make a call's products. It copies rows as they are.
 bool works_in_pairs(const BackwardJob& job) {
   const attention::CpuCall& call = job.call;
   return call.p.dtype == DType::kBFloat16 && multiplies_bfloat16() && !call.rotary_cos &&
@@ -408,7 +411,7 @@ struct BackwardMemory {
 void add_up_items(const GradientJob& gradient, const Exec& exec) {
   const Problem& p = gradient.problem();
   constexpr int64_t kRows = 128;
-  const int64_t chunks = (p.k_len + kRows - 1) / kRows;
+  const int64_t chunks = ceil_div(p.k_len, kRows);
   const auto kernel = FK_CPU_DISPATCH(add_items);
   exec.parallel_for(p.batch * p.kv_heads * chunks, 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -6,7 +6,7 @@
 // more by query, in pairs of keys, for dq. Keys are paired from the sequence's first on, and tiles
 // begin with an even one.
 
-// Once per target.
+// Highway includes this file once for each target.
 #if defined(FK_ATTENTION_CPU_BACKWARD_BFLOAT16_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_ATTENTION_CPU_BACKWARD_BFLOAT16_PER_TARGET
 #undef FK_ATTENTION_CPU_BACKWARD_BFLOAT16_PER_TARGET
@@ -30,7 +30,7 @@ using attention::SumRows;
 
 constexpr int64_t kBlockPairs = kQueryBlock / 2;
 
-// What cpu/backward_plan.h calls float, as pairs.
+// Returns memory that cpu/backward_plan.h calls float as the pairs that it holds here.
 uint32_t* pairs_of(float* memory) { return reinterpret_cast<uint32_t*>(memory); }
 const uint32_t* as_pairs(const float* memory) { return reinterpret_cast<const uint32_t*>(memory); }
 
@@ -53,8 +53,8 @@ void copy_rows(const MatrixView& x, int64_t rows, int64_t columns, uint32_t* out
   copy_pairs(static_cast<const uint16_t*>(x.data), x.row, rows, columns, out, width);
 }
 
-// A block's rows in both forms: [width / 2, kQueryBlock] and [kBlockPairs, width], the latter with
-// as much room again behind it.
+// Loads a block's rows in both forms, [width / 2, kQueryBlock] and [kBlockPairs, width]. The latter
+// has as much room again behind it.
 void load_pairs(const MatrixView& x, int64_t n, int64_t columns, int64_t width, uint32_t* turned,
                 uint32_t* pairs) {
   uint32_t* rows = pairs + kBlockPairs * width;
@@ -77,13 +77,13 @@ void load_queries(const BackwardJob& job, const BackwardScratch& scratch, const 
   load_sums(job, scratch, q);
 }
 
-// What a tile's scores and what its ds are multiplied with.
+// A tile's scores and its ds are multiplied with these.
 struct Factors {
   float before, after;
 };
 
-// Scores, fresh from q.k, of which a tile has `keys` rows of `lanes`. Where nothing but the mask
-// comes between them and lse, the multiplication is left to what follows.
+// Scales scores fresh from q.k, of which a tile has `keys` rows of `lanes`. Where nothing but the
+// mask comes between them and lse, the multiplication is left to what follows.
 Factors scale_scores(const CpuCall& call, float* s, int64_t keys, int64_t lanes) {
   const auto scale = static_cast<float>(call.p.scale);
   if (call.p.softcap <= 0 && !call.has_bias && call.slopes.data == nullptr && scale > 0) {
@@ -98,7 +98,8 @@ Factors scale_scores(const CpuCall& call, float* s, int64_t keys, int64_t lanes)
   return {1.0f, scale};
 }
 
-// 2^x to 2^-13, more than a result that is rounded to bfloat16 can show; 2^0 is 1.
+// Returns 2^x to 2^-13, which is more than a result that is rounded to bfloat16 can show. 2^0 is
+// exactly 1.
 FK_BFLOAT16_ATTR HWY_INLINE V rough_exp2(V x) {
   const F32 d;
   x = hn::Max(hn::Set(d, -200.0f), x);  // the second operand comes through if it is NaN
@@ -108,8 +109,8 @@ FK_BFLOAT16_ATTR HWY_INLINE V rough_exp2(V x) {
   return V{_mm512_scalef_ps(hn::MulAdd(y, f, hn::Set(d, 1.0f)).raw, x.raw)};  // rounds x down
 }
 
-// p and ds of one vector of lanes, `queries` of them in use, rounded. The row after an odd last key
-// is 0.
+// Makes p and ds of one vector of lanes, rounded, of which `queries` are in use. The row after an
+// odd last key is set to 0.
 FK_BFLOAT16_ATTR HWY_NOINLINE void gradient_pairs(const float* s, const float* dp,
                                                   const float* slope, int64_t keys,
                                                   const float* lse, const float* delta,
@@ -184,7 +185,7 @@ void tile_gradient(const BackwardJob& job, const BackwardScratch& scratch, const
   }
 }
 
-// add_keys of cpu/backward.cc.
+// Does what add_keys of cpu/backward.cc does.
 void add_keys(RowsAhead* ahead, const BlockTile& tile, int64_t from, const uint32_t* x,
               const uint32_t* y, int64_t width, const SumRows& sums, bool add) {
   tile.for_each_keys([&](int64_t key, int64_t end, int64_t first, int64_t last) HWY_ATTR {
@@ -195,7 +196,7 @@ void add_keys(RowsAhead* ahead, const BlockTile& tile, int64_t from, const uint3
   });
 }
 
-// A block of queries: dq, and its share of dk and dv.
+// Computes dq of a block of queries, and what the block adds to dk and dv.
 void backward_pairs(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q,
                     const KeyRows& memory) {
   const CpuCall& call = job.call;
@@ -230,7 +231,7 @@ void backward_pairs(const BackwardJob& job, const BackwardScratch& scratch, cons
               call.rows(job.dq, q.b, q.h, q.s.q_begin + q.first));
 }
 
-// All keys and values of an item.
+// Loads all keys and values of an item.
 void load_key_pairs(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
                     const KeyMemory& memory, KeyRows&) {
   copy_rows(call.rows(call.k, b, g, s.k_begin), s.k_len, call.p.head_dim, pairs_of(memory.keys),

@@ -6,6 +6,7 @@
 // adds tiles up before it adds lanes up. This costs the scores and dp once more, and keeps the
 // result the same whichever thread did what.
 
+#include "core/integers.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/cpu/backward_plan.h"
 
@@ -19,7 +20,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// A run of indices: one of them, or all.
+// A run of indices is one of them, or all.
 struct Run {
   int64_t begin, end;
 
@@ -58,7 +59,7 @@ void bias_item(const BackwardJob& job, void* memory, int64_t item) {
   const bool all_b = job.bias_size[0] == 1, all_h = job.bias_size[1] == 1;
   const bool all_q = job.bias_size[2] == 1, all_k = job.bias_size[3] == 1;
   const int64_t q_blocks = attention::blocks_of(p.q_len);
-  const int64_t k_blocks = (p.k_len + kBackwardKeys - 1) / kBackwardKeys;
+  const int64_t k_blocks = ceil_div(p.k_len, kBackwardKeys);
 
   // Items count through (B, heads, blocks of queries, blocks of keys).
   const int64_t k_items = all_k ? 1 : k_blocks, q_items = all_q ? 1 : q_blocks;
@@ -146,7 +147,7 @@ FK_CPU_EXPORT(sink_item);
 int64_t bias_items(const BackwardJob& job) {
   const attention::Problem& p = job.call.p;
   const int64_t* size = job.bias_size;
-  const int64_t keys = (p.k_len + attention::kBackwardKeys - 1) / attention::kBackwardKeys;
+  const int64_t keys = ceil_div(p.k_len, attention::kBackwardKeys);
   return size[0] * size[1] * (size[2] == 1 ? 1 : attention::blocks_of(p.q_len)) *
          (size[3] == 1 ? 1 : keys);
 }

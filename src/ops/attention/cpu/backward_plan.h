@@ -20,7 +20,7 @@ struct BackwardJob {
   bool has_scores() const { return has_dq || has_dk || has_dv; }
 };
 
-// Where an item's rows of keys are.
+// An item's rows of keys lie here.
 struct KeyMemory {
   float *keys, *values;  // copies of k and v
   uint32_t* key_pairs;   // see cpu/backward_bfloat16.h
@@ -36,7 +36,7 @@ struct KeyRows {
   bool are_empty;  // dkeys and dvalues hold nothing yet, and all rows are going to be written
 };
 
-// Memory of one worker, for a block of queries at a time.
+// One worker's memory, for a block of queries at a time.
 struct BackwardScratch {
   float *queries, *queries_t, *douts, *douts_t, *dqueries;
   float *p, *ds, *slope, *bias;  // [kBackwardKeys, kQueryBlock] each
@@ -78,7 +78,7 @@ struct WorkerMemory {
 
 namespace fk::cpu {
 
-// Items of the gradient of bias, each of which owns a piece of it.
+// Returns the items of the gradient of bias, each of which owns a piece of it.
 int64_t bias_items(const attention::BackwardJob& job);
 
 void run_bias_gradient(const attention::BackwardJob& job, const attention::WorkerMemory& memory,

@@ -3,7 +3,7 @@
 
 #include "ops/attention/cpu/backward_plan.h"
 
-// Once per target.
+// Highway includes this file once for each target.
 #if defined(FK_ATTENTION_CPU_BACKWARD_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_ATTENTION_CPU_BACKWARD_SIMD_PER_TARGET
 #undef FK_ATTENTION_CPU_BACKWARD_SIMD_PER_TARGET
@@ -42,21 +42,16 @@ void dot_rows(const MatrixView& x, const MatrixView& y, int64_t rows, int64_t co
   }
 }
 
-// sums[i] = x[i] . y[i] for rows of the same type.
+// Sets sums[i] = x[i] . y[i] for rows of the same type.
 HWY_INLINE void dot_rows(const MatrixView& x, const MatrixView& y, int64_t rows, int64_t columns,
                          float* sums) {
-  switch (x.dtype) {
-    case DType::kFloat16:
-      return dot_rows<float16_t>(x, y, rows, columns, sums);
-    case DType::kBFloat16:
-      return dot_rows<bfloat16_t>(x, y, rows, columns, sums);
-    default:
-      return dot_rows<float>(x, y, rows, columns, sums);
-  }
+  ByDType(x.dtype,
+          [&](auto t) FK_MATRIX_BODY { dot_rows<decltype(t)>(x, y, rows, columns, sums); });
 }
 
-// lse, and delta: what a change of all scores of a query at once would do to the loss. A query that
-// saw nothing, and the lanes after the last query, get lse = inf, which makes every p zero.
+// Loads lse and computes delta, which is what a change of all scores of a query at once would do to
+// the loss. A query that saw nothing, and the lanes after the last query, get lse = inf, which
+// makes every p zero.
 void load_sums(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q) {
   const CpuCall& call = job.call;
   const int64_t row = q.s.q_begin + q.first, lanes = whole_vectors(q.n);
@@ -75,20 +70,20 @@ void load_sums(const BackwardJob& job, const BackwardScratch& scratch, const Que
   std::fill(scratch.delta + q.n, scratch.delta + lanes, 0.0f);
 }
 
-// A block's rows of q and dout, as right operands.
+// These are a block's rows of q and dout, as right operands of products.
 struct QueryRows {
   MatrixB queries, douts;
 };
 
-// All that a block needs before it meets keys. `once`: the rows will be used a single time, and
-// stay where they are if they can.
+// Loads all that a block needs before it meets keys. `once` says that the rows will be used a
+// single time, so they stay where they are if they can.
 QueryRows load_queries(const BackwardJob& job, const BackwardScratch& scratch, const QueryGroup& q,
                        bool once) {
   const CpuCall& call = job.call;
   const int64_t row = q.s.q_begin + q.first, lanes = (q.n + 3) / 4 * 4;
   const auto load = [&](const View& view, int64_t columns, float* room, bool rotated) HWY_ATTR {
     const MatrixView rows = call.rows(view, q.b, q.h, row);
-    if (once && call.is_plain(view, columns) && !rotated && lanes == q.n) {
+    if (once && call.has_kernel_layout(view, columns) && !rotated && lanes == q.n) {
       return MatrixB{static_cast<const float*>(rows.data), rows.row};
     }
     const int64_t width = padded_columns(columns);
@@ -100,7 +95,7 @@ QueryRows load_queries(const BackwardJob& job, const BackwardScratch& scratch, c
   const QueryRows rows{
       load(call.q, call.p.head_dim, scratch.queries, static_cast<bool>(call.rotary_cos)),
       load(job.dout, call.p.value_dim, scratch.douts, false)};
-  // Scaled as the forward did it: p of a query that sees one key is 1.
+  // q is scaled as the forward scaled it, so that p of a query that sees one key is 1.
   transpose_scaled(rows.queries.data, rows.queries.stride, lanes, call.q_width(), scratch.queries_t,
                    kQueryBlock, static_cast<float>(call.p.scale));
   transpose(rows.douts.data, rows.douts.stride, lanes, call.v_width(), scratch.douts_t,
@@ -109,8 +104,8 @@ QueryRows load_queries(const BackwardJob& job, const BackwardScratch& scratch, c
   return rows;
 }
 
-// p = exp(s - lse) and ds = p (dp - delta) `scale` where s and dp stand, for one vector of lanes.
-// `slope`: what ds is multiplied with besides; NULL: nothing.
+// Replaces s and dp by p = exp(s - lse) and ds = p (dp - delta) `scale`, for one vector of lanes.
+// ds is multiplied with `slope` besides, unless that is NULL.
 HWY_INLINE void gradient_column(float* s, float* dp, const float* slope, int64_t keys,
                                 const float* lse, const float* delta, float scale) {
   const F32 d;
@@ -134,14 +129,14 @@ HWY_INLINE void gradient_column(float* s, float* dp, const float* slope, int64_t
   }
 }
 
-// Keys of a tile that the same vectors of lanes see.
+// The keys of a run are seen by the same vectors of lanes of a tile.
 struct KeyRun {
   int64_t from, to;
   int64_t begin, end;  // lanes
 };
 
-// A block of queries and the keys [from, to), four of which are worked on together. Of p and ds
-// of a tile only what belongs to a run is ever made or used. Products that sum over keys or over
+// A tile is a block of queries and the keys [from, to), four of which are worked on together. Of
+// its p and ds only what belongs to a run is ever made or used. Products that sum over keys or over
 // lanes take few rows at a time where a mask cuts the tile, and leave out what none of these rows
 // sees.
 class BlockTile {
@@ -171,7 +166,7 @@ class BlockTile {
   const KeyRun* begin() const { return runs_; }
   const KeyRun* end() const { return runs_ + count_; }
 
-  // body(key, end, first, last): some keys, and the lanes that see one of them.
+  // Calls body(key, end, first, last) with keys and the lanes that see one of them.
   template <class Body>
   HWY_INLINE void for_each_keys(const Body& body) const {
     for (const KeyRun& run : *this) {
@@ -183,7 +178,8 @@ class BlockTile {
     }
   }
 
-  // body(first, last, key, end): some lanes, and the keys that one of them sees; there may be none.
+  // Calls body(first, last, key, end) with lanes and the keys that one of them sees. There may be
+  // none.
   template <class Body>
   HWY_INLINE void for_each_lanes(const Body& body) const {
     for (int64_t lane = 0, end; lane < q_.n; lane = end) {
@@ -222,8 +218,8 @@ class BlockTile {
   int count_ = 0;
 };
 
-// p and, if `wants_ds`, ds of a tile, from row 0 on. k and v are the rows of its first key, `from`.
-// `before_cap`: ds with respect to the scores that softcap gives, not to q.k.
+// Makes p and, if `wants_ds`, ds of a tile, from row 0 on. k and v are the rows of its first key,
+// `from`. With `before_cap`, ds is the gradient of the scores that softcap gives, not of q.k.
 void tile_gradient(const BackwardJob& job, const BackwardScratch& scratch, const ScoreRules& rules,
                    const BlockTile& tile, int64_t from, MatrixB k, MatrixB v, bool wants_ds,
                    bool before_cap) {

@@ -1,5 +1,5 @@
-// 8-bit q, k and v on the CPU: they become bfloat16, which holds them exactly, in the workspace.
-// One pass over memory, small beside the products.
+// Brings 8-bit q, k and v on the CPU into bfloat16, which holds them exactly, in the workspace.
+// That is one pass over memory, which is small beside the products.
 #pragma once
 
 #include <array>
@@ -12,7 +12,8 @@
 
 namespace fk::attention {
 
-// The call with bfloat16 in the place of 8-bit floats, without gaps; others as they are.
+// Returns the call with bfloat16 in the place of 8-bit floats, without gaps. Other calls are
+// returned as they are.
 inline AttentionFwd widened(const AttentionFwd& a, WorkspaceParts& parts) {
   AttentionFwd wide = a;
   if (a.q.dtype != DType::kFloat8E4M3) return wide;

@@ -14,6 +14,7 @@
 // k and v are copied to rows of floats without gaps: once for all the blocks that share them, or,
 // where those are few, block by block by whoever needs them, unless they are such rows already.
 
+#include "core/integers.h"
 #include "ops/attention/attention.h"
 
 #ifndef FK_OPS_ATTENTION_CPU_ONCE_
@@ -73,14 +74,14 @@ using attention::ForwardScratch;
 using attention::kForwardKeys;
 using attention::SumRows;
 
-// The softmax of a block's queries so far.
+// Holds the softmax of a block's queries so far.
 struct Softmax {
   alignas(64) float max[kQueryBlock];
   alignas(64) float sum[kQueryBlock];
   alignas(64) float change[kQueryBlock];  // what the new maximum makes of the sums so far
 };
 
-// exp(s - max) down the columns of one vector of lanes.
+// Computes exp(s - max) down the columns of one vector of lanes.
 HWY_INLINE void softmax_column(float* s, int64_t keys, int64_t stride, float* max, float* sum,
                                float* change) {
   const F32 d;
@@ -96,7 +97,7 @@ HWY_INLINE void softmax_column(float* s, int64_t keys, int64_t stride, float* ma
   }
   for (; j < keys; ++j) m0 = hn::Max(m0, hn::LoadU(d, s + j * stride));
   const V after = hn::Max(hn::Max(m0, m1), hn::Max(m2, m3));
-  // Where all scores are -inf so far, their differences would be NaN.
+  // If all scores are -inf so far, their differences would be NaN.
   const V shift = hn::IfThenElse(hn::Eq(after, hn::Set(d, -kInfinity)), hn::Zero(d), after);
   const V factor = Exp(d, hn::Sub(before, shift));
 
@@ -117,8 +118,8 @@ HWY_INLINE void softmax_column(float* s, int64_t keys, int64_t stride, float* ma
   hn::StoreU(hn::MulAdd(hn::LoadU(d, sum), factor, hn::Add(sums[0], sums[1])), d, sum);
 }
 
-// Once lanes [begin, end) have met all keys: their lse, and in `change` what their sums are
-// multiplied with.
+// Finishes lanes [begin, end) once they have met all keys: writes their lse, and to `change` what
+// their sums are multiplied with.
 void finish_lanes(const ForwardJob& job, const QueryGroup& group, int64_t begin, int64_t end,
                   Softmax& state) {
   const CpuCall& call = job.call;
@@ -151,8 +152,8 @@ void finish_lanes(const ForwardJob& job, const QueryGroup& group, int64_t begin,
   });
 }
 
-// Scores, softmax and weighted values of a tile, whose first key's rows are k and v. `at_once`: it
-// is the only one for its lanes, and `sums` is what they get.
+// Makes the scores, the softmax and the weighted values of a tile. k and v are the rows of its
+// first key. With `at_once` it is the only tile of its lanes, and `sums` is what they get.
 void forward_tile(const ForwardJob& job, const ForwardScratch& scratch, const QueryGroup& group,
                   const ScoreRules& rules, const ScoreTile& tile, MatrixB k, MatrixB v,
                   Softmax& state, const SumRows& sums, bool at_once, RowsAhead& ahead) {
@@ -172,7 +173,7 @@ void forward_tile(const ForwardJob& job, const ForwardScratch& scratch, const Qu
            state.change + begin, &ahead);
 }
 
-// The rows that block `item` will read and write.
+// Returns the rows that block `item` will read and write.
 RowsAhead rows_of_block(const ForwardJob& job, int64_t item) {
   RowsAhead rows;
   const CpuCall& call = job.call;
@@ -209,7 +210,7 @@ void forward_block(const ForwardJob& job, void* memory, int64_t item, int64_t ne
   const MatrixView out = call.rows(job.out, b, h, s.q_begin + first);
   const bool at_once = seen.begin < seen.end && seen.end - seen.begin <= kForwardKeys &&
                        group.heads == 1 && job.out.data != nullptr &&
-                       call.is_plain(job.out, call.p.value_dim);
+                       call.has_kernel_layout(job.out, call.p.value_dim);
   const SumRows sums =
       at_once ? SumRows{static_cast<float*>(out.data), out.row} : SumRows{scratch.sums, v_width};
   if (!at_once) sums.clear(n, v_width);
@@ -226,7 +227,7 @@ void forward_block(const ForwardJob& job, void* memory, int64_t item, int64_t ne
       v = values_of(call, s, b, g, key, key_end - key, scratch.values);
     }
     for (int64_t i = 0, end; i < n; i = end) {
-      // All lanes together where that many scores fit the cache.
+      // All lanes go together where that many scores fit the cache.
       const bool fits = 2 * (key_end - key) <= kForwardKeys;
       end = fits && group.sees_all(call.p.mask, i, n, key, key_end)
                 ? lanes
@@ -252,7 +253,7 @@ void forward_block(const ForwardJob& job, void* memory, int64_t item, int64_t ne
   });
 }
 
-// Rows [begin, end) of the copies of k and v.
+// Makes rows [begin, end) of the copies of k and v.
 void copy_keys_and_values(const ForwardJob& job, int64_t begin, int64_t end) {
   const CpuCall& call = job.call;
   const attention::Problem& p = call.p;
@@ -310,7 +311,7 @@ struct ForwardMemory {
 
 bool shares_keys(const attention::Problem& p) {
   const int64_t sequences = std::max<int64_t>(1, p.batch);
-  const int64_t length = p.packed ? (p.q_len + sequences - 1) / sequences : p.q_len;
+  const int64_t length = p.packed ? ceil_div(p.q_len, sequences) : p.q_len;
   const int64_t users = p.group() / attention::heads_at_once(p) * attention::blocks_of(length);
   return users >= attention::kManyUsers;
 }

@@ -4,9 +4,10 @@
 // Scores stand as s[key, query]: a vector holds one key's scores with neighbouring queries, so that
 // maxima and sums over keys need no shuffles.
 
+#include "core/integers.h"
 #include "ops/attention/cpu/plan.h"
 
-// Once per target.
+// Highway includes this file once for each target.
 #if defined(FK_ATTENTION_CPU_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_ATTENTION_CPU_SIMD_PER_TARGET
 #undef FK_ATTENTION_CPU_SIMD_PER_TARGET
@@ -35,14 +36,9 @@ using V = hn::Vec<F32>;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 HWY_INLINE float read_one(const void* data, DType dtype, int64_t offset) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return ToF32(static_cast<const float16_t*>(data) + offset);
-    case DType::kBFloat16:
-      return ToF32(static_cast<const bfloat16_t*>(data) + offset);
-    default:
-      return static_cast<const float*>(data)[offset];
-  }
+  return ByDType(dtype, [&](auto t) FK_MATRIX_BODY {
+    return ToF32(static_cast<const decltype(t)*>(data) + offset);
+  });
 }
 
 // Turns the pairs of `rows` rows of floats by the angles of positions [position, position + rows),
@@ -69,7 +65,7 @@ void rotate_rows(const CpuCall& call, float* x, int64_t stride, int64_t rows, in
   }
 }
 
-// Keys [first, first + n) of a sequence's head as floats, rotated.
+// Writes the keys [first, first + n) of a sequence's head as floats, rotated.
 HWY_INLINE void pack_keys(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
                           int64_t first, int64_t n, float* out) {
   const int64_t width = call.q_width();
@@ -82,10 +78,10 @@ HWY_INLINE void pack_values(const CpuCall& call, const Sequence& s, int64_t b, i
   pack_rows(call.rows(call.v, b, g, s.k_begin + first), n, call.p.value_dim, out, call.v_width());
 }
 
-// The same where they stand, if they can be used as they are, or else in `room`.
+// Returns the same rows where they stand if they can be used as they are, or else in `room`.
 HWY_INLINE MatrixB keys_of(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
                            int64_t first, int64_t n, float* room) {
-  if (call.is_plain(call.k, call.p.head_dim) && !call.rotary_cos) {
+  if (call.has_kernel_layout(call.k, call.p.head_dim) && !call.rotary_cos) {
     const MatrixView rows = call.rows(call.k, b, g, s.k_begin + first);
     return {static_cast<const float*>(rows.data), rows.row};
   }
@@ -95,7 +91,7 @@ HWY_INLINE MatrixB keys_of(const CpuCall& call, const Sequence& s, int64_t b, in
 
 HWY_INLINE MatrixB values_of(const CpuCall& call, const Sequence& s, int64_t b, int64_t g,
                              int64_t first, int64_t n, float* room) {
-  if (call.is_plain(call.v, call.p.value_dim)) {
+  if (call.has_kernel_layout(call.v, call.p.value_dim)) {
     const MatrixView rows = call.rows(call.v, b, g, s.k_begin + first);
     return {static_cast<const float*>(rows.data), rows.row};
   }
@@ -103,14 +99,14 @@ HWY_INLINE MatrixB values_of(const CpuCall& call, const Sequence& s, int64_t b, 
   return {room, call.v_width()};
 }
 
-// n rounded up to whole vectors.
+// Rounds n up to whole vectors.
 HWY_INLINE int64_t whole_vectors(int64_t n) {
   const int64_t lanes = hn::Lanes(F32());
-  return (n + lanes - 1) / lanes * lanes;
+  return round_up(n, lanes);
 }
 
-// body(j, count) for the rows [0, keys) of scores, a few at a time: as many vectors as Exp should
-// get at once.
+// Calls body(j, count) for the rows [0, keys) of scores, a few at a time: as many vectors as Exp
+// should get at once.
 template <class Body>
 HWY_INLINE void for_each_few(int64_t keys, const Body& body) {
   constexpr int kFew = 4;
@@ -127,34 +123,34 @@ struct QueryGroup {
   int64_t first, n;
 
   int64_t lanes() const { return heads * n; }
-  // The keys that one of the lanes [begin, end) sees.
+  // Returns the keys that one of the lanes [begin, end) sees.
   KeyRange keys_seen(const Mask& mask, int64_t begin, int64_t end) const {
     return heads == 1 ? attention::keys_seen(mask, s, first + begin, end - begin)
                       : attention::keys_seen(mask, s, first, n);
   }
-  // The keys that all of the lanes [begin, end) see; there may be none.
+  // Returns the keys that all of the lanes [begin, end) see. There may be none.
   KeyRange keys_all_see(const Mask& mask, int64_t begin, int64_t end) const {
     const int64_t low = first + (heads == 1 ? begin : 0);
     const int64_t high = first + (heads == 1 ? std::min(end, n) : n);
     return {mask.first_key(high - 1, s.q_len, s.k_len), mask.end_key(low, s.q_len, s.k_len)};
   }
-  // Whether all of the lanes [begin, end) see all of the keys [from, to).
+  // Returns whether all of the lanes [begin, end) see all of the keys [from, to).
   bool sees_all(const Mask& mask, int64_t begin, int64_t end, int64_t from, int64_t to) const {
     if (mask.unlimited()) return true;
     const KeyRange seen = keys_all_see(mask, begin, end);
     return seen.begin <= from && seen.end >= to;
   }
-  // Where the panel of lanes from `begin` on should end that meets the keys [from, to). It has two
-  // vectors, or one if there are no more queries, or, with registers enough to make a product of
-  // one vector fast, if the second would see other keys than the first.
+  // Returns where the panel of lanes from `begin` on should end that meets the keys [from, to). A
+  // panel has two vectors, or one if there are no more queries, or if the second would see other
+  // keys than the first and there are registers enough to make a product of one vector fast.
   int64_t panel_end(const Mask& mask, int64_t begin, int64_t from, int64_t to) const {
     const int64_t narrow = begin + static_cast<int64_t>(hn::Lanes(F32()));
     const int64_t wide = begin + panel_width();
     if (lanes() <= narrow) return narrow;
     return HWY_TARGET != HWY_AVX3 || sees_all(mask, begin, wide, from, to) ? wide : narrow;
   }
-  // body(head, query, lane, count) for the runs of queries of one head among the lanes [begin,
-  // end).
+  // Calls body(head, query, lane, count) for the runs of queries of one head among the lanes
+  // [begin, end).
   template <class Body>
   HWY_INLINE void for_each_head(int64_t begin, int64_t end, const Body& body) const {
     for (int64_t lane = begin; lane < end;) {
@@ -165,8 +161,8 @@ struct QueryGroup {
   }
 };
 
-// The queries of a group as floats, rotated and scaled, turned: a column per lane, for whole
-// vectors of lanes. `room`: for as many rows.
+// Writes the queries of a group as floats, rotated, scaled and transposed: a column for each lane,
+// for whole vectors of lanes. `room` holds as many rows.
 HWY_INLINE void turn_queries(const CpuCall& call, const QueryGroup& group, float* room,
                              float* out) {
   const F32 d;
@@ -180,7 +176,7 @@ HWY_INLINE void turn_queries(const CpuCall& call, const QueryGroup& group, float
   const auto rows_of = [&](int64_t head) {
     return call.rows(call.q, group.b, group.h + head, s.q_begin + group.first);
   };
-  if (group.heads == 1 && rows == lanes && call.is_plain(call.q, call.p.head_dim) &&
+  if (group.heads == 1 && rows == lanes && call.has_kernel_layout(call.q, call.p.head_dim) &&
       !call.rotary_cos) {
     const MatrixView q = rows_of(0);
     transpose_scaled(static_cast<const float*>(q.data), q.row, rows, width, out, kQueryBlock,
@@ -202,7 +198,7 @@ HWY_INLINE void turn_queries(const CpuCall& call, const QueryGroup& group, float
   transpose(room, width, rows, width, out, kQueryBlock);
 }
 
-// The scores of some lanes of a group, from lane `begin` on, with some of the keys they see.
+// Holds the scores of some lanes of a group, from lane `begin` on, with some of the keys they see.
 struct ScoreTile {
   int64_t begin, lanes;  // whole vectors
   int64_t key, keys;
@@ -210,10 +206,10 @@ struct ScoreTile {
   int64_t stride;
 };
 
-// What follows q.k: softcap, bias, slopes and the mask. Most tiles need none of it.
+// Applies what follows q.k: softcap, bias, slopes and the mask. Most tiles need none of it.
 class ScoreRules {
  public:
-  // `room`: floats, 2 * kQueryBlock * (most keys of a tile) of them, if there is a bias.
+  // If there is a bias, `room` has 2 * kQueryBlock * (most keys of a tile) floats.
   ScoreRules(const CpuCall& call, const QueryGroup& group, float* room)
       : call_(call), group_(group), room_(room) {
     if (call.slopes.data != nullptr) {
@@ -230,7 +226,7 @@ class ScoreRules {
     }
   }
 
-  // `slope`: [keys, stride], the derivative of softcap; NULL: not wanted.
+  // `slope` is [keys, stride] and gets the derivative of softcap, unless it is NULL.
   void apply(const ScoreTile& t, float* slope) const {
     if (call_.p.softcap > 0) cap(t, slope);
     if (call_.has_bias) add_bias(t);
@@ -279,7 +275,7 @@ class ScoreRules {
                     HWY_ATTR { return hn::Add(x, hn::LoadU(d, columns + j * t.lanes + i)); });
   }
 
-  // How far the first query of the group is ahead of a tile's first key.
+  // Returns how far the first query of the group is ahead of a tile's first key.
   int64_t ahead(const ScoreTile& t) const {
     return group_.first + group_.s.k_len - group_.s.q_len - t.key;
   }
@@ -304,7 +300,7 @@ class ScoreRules {
     const auto lanes = static_cast<int64_t>(hn::Lanes(d));
     for (int64_t i = 0; i < t.lanes; i += lanes) {
       const int64_t lane = t.begin + i;
-      // Rows [begin, end) need no look.
+      // Every lane sees rows [begin, end), so these are left alone.
       const KeyRange all = group_.keys_all_see(mask, lane, lane + lanes);
       const int64_t begin = std::clamp<int64_t>(all.begin - t.key, 0, t.keys);
       const int64_t end = std::clamp<int64_t>(all.end - t.key, begin, t.keys);

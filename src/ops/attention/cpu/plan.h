@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/exec.h"
+#include "core/integers.h"
 #include "core/workspace.h"
 #include "cpu/matrix_view.h"
 #include "cpu/workers.h"
@@ -26,13 +27,14 @@ constexpr int64_t kQueryBlock = 64;
 // Calls of fewer multiply-adds are over before a second thread has woken.
 constexpr double kInlineProducts = 1 << 18;
 
-// Bytes between the memory of two workers. Where they share a page, what a processor fetches ahead
-// of one worker's reads is often the other's.
+// The memory of two workers is so many bytes apart. If they shared a page, what a processor fetches
+// ahead of one worker's reads would often be the other's.
 constexpr int64_t kWorkerGap = 4096;
 
-constexpr int64_t blocks_of(int64_t queries) { return (queries + kQueryBlock - 1) / kQueryBlock; }
+constexpr int64_t blocks_of(int64_t queries) { return ceil_div(queries, kQueryBlock); }
 
-// Rows that sums are added to: memory of the kernel's own, or the tensor they are meant for.
+// Sums are added to these rows, which are memory of the kernel's own or the tensor they are meant
+// for.
 struct SumRows {
   float* data;
   int64_t stride;
@@ -42,7 +44,7 @@ struct SumRows {
   }
 };
 
-// Either op's inputs; 8-bit ones have become bfloat16.
+// Holds the inputs of either op. 8-bit ones have become bfloat16.
 struct CpuCall {
   Problem p;
   View q, k, v, bias, slopes;
@@ -54,13 +56,13 @@ struct CpuCall {
   int64_t q_width() const { return padded_columns(p.head_dim); }
   int64_t v_width() const { return padded_columns(p.value_dim); }
 
-  // Whether rows of `width` columns are as kernels work with them. Those that are used or written
-  // once then need no copy; others should lie side by side.
-  bool is_plain(const View& view, int64_t width) const {
+  // Returns whether rows of `width` columns lie as kernels work with them. If so, those that are
+  // used or written once need no copy; the others should still lie side by side.
+  bool has_kernel_layout(const View& view, int64_t width) const {
     return p.dtype == DType::kFloat32 && view.column == 1 && width == padded_columns(width);
   }
 
-  // The rows of head `head` of sequence `b`, which begins at row `begin`.
+  // Returns the rows of head `head` of sequence `b`, which begins at row `begin`.
   MatrixView rows(const View& view, int64_t b, int64_t head, int64_t begin) const {
     return rows(view, p.dtype, b, head, begin);
   }
@@ -88,8 +90,8 @@ CpuCall cpu_call_of(const Args& a) {
           scales_of(a)};
 }
 
-// Where the rows of keys of a sequence's head begin in a copy of k or v that has each head's keys
-// of a batch's sequence, or of the whole pack, together.
+// Returns where the rows of keys of a sequence's head begin in a copy of k or v that has each
+// head's keys of a batch's sequence, or of the whole pack, together.
 inline int64_t copied_row(const Problem& p, const Sequence& s, int64_t b, int64_t g) {
   return p.packed ? g * p.k_len + s.k_begin : (b * p.kv_heads + g) * p.k_len;
 }
@@ -97,7 +99,7 @@ inline int64_t copied_rows(const Problem& p) {
   return (p.packed ? 1 : p.batch) * p.kv_heads * p.k_len;
 }
 
-// Which of the packed sequences a row of k belongs to.
+// Returns which of the packed sequences a row of k belongs to.
 inline int64_t sequence_of_key(const Problem& p, int64_t row) {
   int64_t low = 0, high = p.batch - 1;  // the last sequence that begins at or before the row
   while (low < high) {
@@ -111,14 +113,14 @@ inline int64_t sequence_of_key(const Problem& p, int64_t row) {
   return low;
 }
 
-// Multiply-adds of a forward that sees all keys.
+// Returns the multiply-adds of a forward that sees all keys.
 inline int64_t products_of(const Problem& p) {
   const int64_t pairs =
       p.packed ? p.q_len * p.k_len / std::max<int64_t>(1, p.batch) : p.batch * p.q_len * p.k_len;
   return pairs * p.heads * (p.head_dim + p.value_dim);
 }
 
-// The keys that any of the queries [first, first + n) sees.
+// A range of keys holds all that any of the queries [first, first + n) sees.
 struct KeyRange {
   int64_t begin, end;
 };
@@ -128,14 +130,15 @@ inline KeyRange keys_seen(const Mask& mask, const Sequence& s, int64_t first, in
   return {begin, std::max(begin, end)};
 }
 
-// How many heads' queries share a block: where a few queries meet many keys (decoding), all of the
-// heads that share those keys, so that the keys are read once.
+// Returns how many heads' queries share a block. Where a few queries meet many keys (decoding),
+// these are all of the heads that share those keys, so that the keys are read once.
 inline int64_t heads_at_once(const Problem& p) {
   return p.q_len * p.group() <= kQueryBlock ? p.group() : 1;
 }
 
-// All blocks of queries: those of a sequence's head one after another, the last first, since it is
-// the longest where the mask is causal. Threads take one at a time, so that they end together.
+// Lists all blocks of queries: those of a sequence's head one after another, the last first, since
+// it is the longest where the mask is causal. Threads take one at a time, so that they end
+// together.
 struct QueryBlocks {
   int64_t heads_at_once = 1;  // neighbours whose queries make one block
   int64_t heads = 0;          // groups of so many
@@ -184,7 +187,8 @@ inline QueryBlocks query_blocks_of(const Problem& p, int64_t* begins) {
   return blocks;
 }
 
-// At least as many as query_blocks_of will find, without a look at where sequences begin.
+// Returns at least as many blocks as query_blocks_of will find, without a look at where sequences
+// begin.
 inline int64_t most_query_blocks(const Problem& p) {
   return p.heads / heads_at_once(p) *
          (p.packed ? p.q_len / kQueryBlock + std::min(p.batch, p.q_len)

@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(kRowThreads)
   if (!in || lane != 0) return;
   const float delta = p.result.store(problem, b, row, head, sum);
   if (p.result.maxima != nullptr && isfinite(delta)) {
-    // Of magnitudes, bits are in the same order as values. Most are smaller than what is there.
+    // The bits of magnitudes are in the same order as their values. Most are smaller than what is
+    // there.
     uint32_t* maximum = &p.result.maxima[b * problem.kv_heads + head / problem.group()];
     const uint32_t bits = __float_as_uint(fabsf(delta));
     if (bits > *const_cast<volatile uint32_t*>(maximum)) atomicMax(maximum, bits);
@@ -77,7 +78,7 @@ struct Sinks {
   int64_t batch, heads, queries;
 };
 
-// A block sums a head.
+// A block sums up one head.
 __global__ void __launch_bounds__(kRowThreads) sum_sinks(const __grid_constant__ Sinks p) {
   __shared__ float parts[kRowThreads / kWarpSize];
   const int64_t head = blockIdx.x;
@@ -178,7 +179,7 @@ Status find_dsinks(const AttentionBwd& a, const BackwardPlan& plan, cudaStream_t
   return check_launch("attention sum_sinks");
 }
 
-// Sums in the workspace as a result of the kernels.
+// Returns sums in the workspace as a result that kernels write.
 Result sums_of(const BackwardPlan& plan, const Tensor& t, float* sums) {
   Result r;
   r.data = sums;
@@ -226,13 +227,13 @@ Status run(const AttentionBwd& a, const Exec& exec) {
   const Problem& problem = plan.problem;
   const bool any_keys = (a.dk || a.dv) && problem.batch * problem.kv_heads * problem.k_len > 0;
   const bool any_queries = a.dq && problem.batch * problem.heads * problem.q_len > 0;
-  // Together with dk and dv, dq costs one product, but atomics; alone, three.
+  // Together with dk and dv, dq costs one product and atomics; alone, it costs three products.
   const bool atomics = any_keys && any_queries && !a.deterministic && !exec.deterministic();
   const bool rotated = plan.q.rotation.pairs > 0;
   const ScoreChange change = score_change_of(a, problem);
   const bool bias = a.dbias && a.dbias.numel() > 0;
   if (plan.form == Form::kTwoTerms) {
-    // What is done on the way where operands are prepared anyway, or by the kernel itself.
+    // Statistics are taken on the way where operands are prepared anyway, or by the kernel itself.
     if (takes_statistics(a.dout, a.out)) plan.dout.statistics = &plan.statistics;
     plan.k.inside = plan.v.inside = properties.code >= 90 && dim_of(problem) <= 128 && !rotated &&
                                     change.plain && !bias && (atomics || !any_queries);

@@ -24,11 +24,11 @@ namespace fk::cuda::attention {
 struct Backward {
   Problem problem;
   Operand q, k, v, dout;
-  // Two-term operands: k and v as they are, if blocks are to split them themselves (kSplitsKeys).
+  // Where blocks split two-term operands themselves (kSplitsKeys), these are k and v as they are.
   // Strides are those of `k` and `v`.
   const float *k_floats, *v_floats;
-  // (batch, heads, queries): lse / ln 2 (inf where it was -inf: such rows have no gradients),
-  // delta.
+  // Both are (batch, heads, queries): lse / ln 2, which is inf where it was -inf, since such rows
+  // have no gradients; and delta.
   const float *exponents, *delta;
   const uint32_t* delta_maxima;  // as Operand::maxima; NULL: not scaled
   ScoreChange change;
@@ -45,12 +45,12 @@ struct Backward {
 
 enum BackwardParts { kValues = 1, kKeysAndQueries = 2, kAllParts = 3 };
 
-// How dS is made from products of scaled operands: what they are multiplied with.
+// Products of scaled operands are multiplied with these on the way to dS.
 struct GradientFactors {
   float dp, delta;
 };
 
-// Whether operands may have a scale (cuda/tiles.cuh).
+// Says whether operands may have a scale (cuda/tiles.cuh).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 template <class Tile>
 constexpr bool kScaledOperands = Tile::kTerms == 2;
@@ -63,17 +63,18 @@ template <class Tile>
 __device__ __forceinline__ float scale_of(const Operand& x, int64_t batch, int kv_head) {
   return kScaledOperands<Tile> ? x.scale(batch, kv_head) : 1.f;
 }
-// Of q.k.
+// Returns the scale of q.k.
 template <class Tile>
 __device__ __forceinline__ float product_scale(const Backward& p, int64_t batch, int kv_head) {
   return product_scale(scale_of<Tile>(p.q, batch, kv_head), scale_of<Tile>(p.k, batch, kv_head));
 }
 
-// P is lifted to fill float16 where it has a low term.
+// P is lifted by so many powers of two to fill float16 where it has a low term.
 template <class Tile>
 constexpr int kProbabilityLift = Tile::kTerms == 2 ? 14 : 0;
 
-// Where float32 k and v need not be prepared: each block has its own, and splits them as they come.
+// Says whether float32 k and v need not be prepared, since each block has its own and splits them
+// as they come.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <class Tile>
 constexpr bool kSplitsKeys = Tile::kTerms == 2 && !Tile::kFeatures && Tile::kDim <= 128;
@@ -82,7 +83,7 @@ template <class Tile>
 constexpr bool kSplitsKeys = false;
 #endif
 
-// dS is stored divided by this, in float16: a bound of it that is not too far away.
+// dS is divided by this to be stored in float16: a bound of it that is not too far away.
 __device__ __forceinline__ float score_gradient_scale(const Backward& p, int64_t batch, int kv_head,
                                                       float largest_value) {
   const float product =
@@ -99,7 +100,7 @@ __device__ __forceinline__ float score_gradient_scale(const Backward& p, int64_t
              : score_gradient_scale(p, batch, kv_head, p.v.largest(batch, kv_head));
 }
 
-// `scale` is that of dP.
+// `scale` is the one of dP.
 template <class Tile>
 __device__ __forceinline__ GradientFactors gradient_factors(float scale, float ds_scale) {
   const float lift = 1.f / static_cast<float>(1 << kProbabilityLift<Tile>);

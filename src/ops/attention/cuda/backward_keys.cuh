@@ -6,7 +6,7 @@
 
 namespace fk::cuda::attention {
 
-// Brings the block's k and v into two terms, and what depends on their scales into `block`.
+// Splits the block's k and v into two terms, and sets in `block` what depends on their scales.
 template <class Tile>
 __device__ __forceinline__ void split_block(const Backward& p, KeysBlock& block, uint32_t k_tile,
                                             uint32_t v_tile) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
   KeysBlock& block = *reinterpret_cast<KeysBlock*>(shared + Tile::kSharedBytes - sizeof(KeysBlock));
   const int group = p.group;
   {
-    const BlockRows place = find_block_rows<kKeys, false>(
+    const BlockRows place = find_block_rows<kKeys, Owned::kKeys>(
         p.problem, p.tiles, static_cast<int>(p.problem.kv_heads), p.together, false);
     if (!place.any) return;
     const Sequence sequence = p.problem.sequence(place.b);
@@ -139,7 +139,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
 #pragma unroll(Tile::kInRegisters ? Tile::kWarpQueries / kPiece : 1)
     for (int piece_at = 0; piece_at < Tile::kWarpQueries; piece_at += kPiece) {
       const int query_at = part * Tile::kWarpQueries % kQueries + piece_at;
-      // Columns are queries here.
+      // The columns of s and dp are queries here.
       float dp[kKeyTiles][kPiece / 8][4];
       if constexpr (Tile::kWithKeys) {
         multiply_transposed<T, kTerms, kDim>(
@@ -287,7 +287,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
 
     if constexpr (Tile::kWithKeys) {
       if (p.dq_sums != nullptr) {
-        // As many columns at a time as there are registers beside dk and dv.
+        // A warp takes as many columns at a time as there are registers beside dk and dv.
         constexpr int kMost = kTerms == 2 ? 32 : 64;
         constexpr int kAll = kDim / Tile::kColumnWarps, kColumns = kAll < kMost ? kAll : kMost;
         const unsigned thread = step_thread<Tile>();
@@ -357,7 +357,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
       write(std::false_type(), i == 0 ? k_tile : v_tile, i == 0 ? p.dk : p.dv);
     }
   } else {
-    // Two terms leave as much room as float32 needs.
+    // Two terms leave as much room as float32 sums need.
     if constexpr (Tile::kWithKeys) {
       put_sums<kDim>(k_tile, dk, dk_factor, key_at, part * kWarpColumns);
     }

@@ -31,8 +31,8 @@ Status launch_bias_tile(const Backward& p, cudaStream_t stream) {
                            stream);
 }
 
-// The tiles of dk, dv and dq by atomics. Large ones are for sm_80 and later. The kilobytes are
-// those of shared memory that a block takes.
+// These are the tiles of dk, dv and dq by atomics. Large ones are for sm_80 and later. Each row
+// says how many kilobytes of shared memory a block takes.
 template <class T, int kTerms, int kDim, bool kFeatures, int kParts>
 struct LargeKeys;
 
@@ -43,14 +43,14 @@ struct SmallKeys;
 template <class T, bool kFeatures, int kParts>
 struct LargeKeys<T, 1, 64, kFeatures, kParts>
     : BackwardRow<T, 1, 64, kFeatures, kParts, Use::kLarge> {
-  // 64 KB. A warp owns 32 keys, and P and dS stay in its registers; changing scores takes so many
-  // of those that two warps share the queries instead, and the columns of dk and dv.
+  // This takes 64 KB. A warp owns 32 keys, and P and dS stay in its registers; changing scores
+  // takes so many of those that two warps share the queries instead, and the columns of dk and dv.
   static constexpr int kKeyTiles = 2, kKeyWarps = kFeatures ? 2 : 4, kSplit = kFeatures ? 2 : 1;
   static constexpr int kQueries = 64, kPiece = 32, kStages = 1, kBlocks = 2;
 };
 template <class T, int kParts>
 struct SmallKeys<T, 1, 64, kParts> : BackwardRow<T, 1, 64, true, kParts, Use::kTuring> {
-  // 41 KB.
+  // This takes 41 KB.
   static constexpr int kKeyTiles = 1, kKeyWarps = 4, kSplit = 1;
   static constexpr int kQueries = 64, kPiece = 64, kStages = 1, kBlocks = 1;
 };
@@ -58,13 +58,13 @@ struct SmallKeys<T, 1, 64, kParts> : BackwardRow<T, 1, 64, true, kParts, Use::kT
 template <class T, bool kFeatures, int kParts>
 struct LargeKeys<T, 1, 128, kFeatures, kParts>
     : BackwardRow<T, 1, 128, kFeatures, kParts, Use::kLarge> {
-  // 161 KB, in which the next queries come while these are multiplied.
+  // This takes 161 KB, in which the next queries come while these are multiplied.
   static constexpr int kKeyTiles = 2, kKeyWarps = 4, kSplit = 2;
   static constexpr int kQueries = 64, kPiece = kFeatures ? 16 : 32, kStages = 2, kBlocks = 1;
 };
 template <class T, int kParts>
 struct SmallKeys<T, 1, 128, kParts> : BackwardRow<T, 1, 128, true, kParts, Use::kSmall> {
-  // 56 KB. sm_86 takes this tile too.
+  // This takes 56 KB. sm_86 uses this tile too.
   static constexpr int kKeyTiles = 1, kKeyWarps = 4, kSplit = 2;
   static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = 1;
 };
@@ -72,13 +72,13 @@ struct SmallKeys<T, 1, 128, kParts> : BackwardRow<T, 1, 128, true, kParts, Use::
 template <class T, bool kFeatures, int kParts>
 struct LargeKeys<T, 1, 256, kFeatures, kParts>
     : BackwardRow<T, 1, 256, kFeatures, kParts, Use::kLarge> {
-  // 145 KB. Four warps share the 256 columns of dk and dv.
+  // This takes 145 KB. Four warps share the 256 columns of dk and dv.
   static constexpr int kKeyTiles = 2, kKeyWarps = 2, kSplit = 4;
   static constexpr int kQueries = 64, kPiece = 16, kStages = 1, kBlocks = 1;
 };
 template <class T, int kParts>
 struct SmallKeys<T, 1, 256, kParts> : BackwardRow<T, 1, 256, true, kParts, Use::kSmall> {
-  // 50 KB, which leaves 16 keys. sm_86 takes this tile too.
+  // This takes 50 KB, which leaves 16 keys. sm_86 uses this tile too.
   static constexpr int kKeyTiles = 1, kKeyWarps = 1, kSplit = 4;
   static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = 1;
 };
@@ -86,13 +86,14 @@ struct SmallKeys<T, 1, 256, kParts> : BackwardRow<T, 1, 256, true, kParts, Use::
 template <class T, bool kFeatures, int kParts>
 struct LargeKeys<T, 2, 64, kFeatures, kParts>
     : BackwardRow<T, 2, 64, kFeatures, kParts, Use::kLarge> {
-  // 64 KB. Where scores are changed, a thread has the registers of two blocks rather than of three.
+  // This takes 64 KB. Where scores are changed, a thread has the registers of two blocks rather
+  // than of three.
   static constexpr int kKeyTiles = 2, kKeyWarps = 2, kSplit = 2;
   static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = kFeatures ? 2 : 3;
 };
 template <class T, int kParts>
 struct SmallKeys<T, 2, 64, kParts> : BackwardRow<T, 2, 64, true, kParts, Use::kTuring> {
-  // 44 KB.
+  // This takes 44 KB.
   static constexpr int kKeyTiles = 1, kKeyWarps = 4, kSplit = 1;
   static constexpr int kQueries = 16, kPiece = 16, kStages = 1, kBlocks = 1;
 };
@@ -100,12 +101,13 @@ struct SmallKeys<T, 2, 64, kParts> : BackwardRow<T, 2, 64, true, kParts, Use::kT
 template <class T, bool kFeatures, int kParts>
 struct LargeKeys<T, 2, 128, kFeatures, kParts>
     : BackwardRow<T, 2, 128, kFeatures, kParts, Use::kLarge> {
-  // 161 KB for steps of 64 queries; changing scores takes registers, which then suffice for 32.
+  // This takes 161 KB for steps of 64 queries; changing scores takes registers, which then suffice
+  // for 32.
   static constexpr int kKeyTiles = 1, kKeyWarps = 4, kSplit = 2;
   static constexpr int kQueries = kFeatures ? 32 : 64, kPiece = kFeatures ? 16 : 32;
   static constexpr int kStages = 1, kBlocks = 1;
 };
-// The same with twice the keys on Hopper, whose shared memory holds its 192 KB (see takes_wide).
+// This tile has twice the keys, for Hopper, whose shared memory holds its 192 KB (see takes_wide).
 template <class T>
 struct WideKeys : BackwardRow<T, 2, 128, false, kAllParts, Use::kHopper> {
   static constexpr int kKeyTiles = 2, kKeyWarps = 4, kSplit = 2;
@@ -113,7 +115,7 @@ struct WideKeys : BackwardRow<T, 2, 128, false, kAllParts, Use::kHopper> {
 };
 template <class T, int kParts>
 struct SmallKeys<T, 2, 128, kParts> : BackwardRow<T, 2, 128, true, kParts, Use::kSmall> {
-  // 52 KB, which leaves 16 keys. sm_86 takes this tile too.
+  // This takes 52 KB, which leaves 16 keys. sm_86 uses this tile too.
   static constexpr int kKeyTiles = 1, kKeyWarps = 1, kSplit = 2;
   static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = 1;
 };
@@ -121,19 +123,19 @@ struct SmallKeys<T, 2, 128, kParts> : BackwardRow<T, 2, 128, true, kParts, Use::
 template <class T, bool kFeatures, int kParts>
 struct LargeKeys<T, 2, 256, kFeatures, kParts>
     : BackwardRow<T, 2, 256, kFeatures, kParts, Use::kLarge> {
-  // 133 KB for dk and dq, less for dv.
+  // This takes 133 KB for dk and dq, less for dv.
   static constexpr int kKeyTiles = 1, kKeyWarps = 2, kSplit = 2;
   static constexpr int kQueries = 32, kPiece = 16, kStages = 1, kBlocks = 1;
 };
 template <class T, int kParts>
 struct SmallKeys<T, 2, 256, kParts> : BackwardRow<T, 2, 256, true, kParts, Use::kSmall> {
-  // 49 KB for dk and dq, in which q takes the place of dout. sm_86 takes this tile too.
+  // This takes 49 KB for dk and dq, in which q takes the place of dout. sm_86 uses this tile too.
   static constexpr int kKeyTiles = 1, kKeyWarps = 1, kSplit = 4;
   static constexpr int kQueries = 16, kPiece = 16, kStages = kParts == kValues ? 1 : 0, kBlocks = 1;
 };
 
-// The tiles of dq without atomics, and of dbias. They have features always: one kernel serves all
-// calls.
+// These are the tiles of dq without atomics, and of dbias. They have features always, so one kernel
+// serves all calls.
 template <class T, int kTerms, int kDim>
 struct LargeQueries;
 template <class T, int kTerms, int kDim>
@@ -141,73 +143,73 @@ struct SmallQueries;
 
 template <class T>
 struct LargeQueries<T, 1, 64> : QueryRow<T, 1, 64, Use::kLarge> {
-  // 32 KB.
+  // This takes 32 KB.
   static constexpr int kRowWarps = 4, kKeys = 64, kBlocks = 2;
 };
 template <class T>
 struct SmallQueries<T, 1, 64> : QueryRow<T, 1, 64, Use::kTuring> {
-  // 32 KB.
+  // This takes 32 KB.
   static constexpr int kRowWarps = 4, kKeys = 64, kBlocks = 1;
 };
 
 template <class T>
 struct LargeQueries<T, 1, 128> : QueryRow<T, 1, 128, Use::kLarge> {
-  // 48 KB.
+  // This takes 48 KB.
   static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 2;
 };
 template <class T>
 struct SmallQueries<T, 1, 128> : QueryRow<T, 1, 128, Use::kTuring> {
-  // 48 KB.
+  // This takes 48 KB.
   static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 1;
 };
 
 template <class T>
 struct LargeQueries<T, 1, 256> : QueryRow<T, 1, 256, Use::kLarge> {
-  // 96 KB.
+  // This takes 96 KB.
   static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 1;
 };
 template <class T>
 struct SmallQueries<T, 1, 256> : QueryRow<T, 1, 256, Use::kTuring> {
-  // 48 KB.
+  // This takes 48 KB.
   static constexpr int kRowWarps = 2, kKeys = 16, kBlocks = 1;
 };
 
 template <class T>
 struct LargeQueries<T, 2, 64> : QueryRow<T, 2, 64, Use::kLarge> {
-  // 48 KB.
+  // This takes 48 KB.
   static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 2;
 };
 template <class T>
 struct SmallQueries<T, 2, 64> : QueryRow<T, 2, 64, Use::kTuring> {
-  // 32 KB.
+  // This takes 32 KB.
   static constexpr int kRowWarps = 2, kKeys = 32, kBlocks = 1;
 };
 
 template <class T>
 struct LargeQueries<T, 2, 128> : QueryRow<T, 2, 128, Use::kLarge> {
-  // 96 KB.
+  // This takes 96 KB.
   static constexpr int kRowWarps = 4, kKeys = 32, kBlocks = 1;
 };
 template <class T>
 struct SmallQueries<T, 2, 128> : QueryRow<T, 2, 128, Use::kTuring> {
-  // 48 KB.
+  // This takes 48 KB.
   static constexpr int kRowWarps = 2, kKeys = 16, kBlocks = 1;
 };
 
 template <class T>
 struct LargeQueries<T, 2, 256> : QueryRow<T, 2, 256, Use::kLarge> {
-  // 160 KB.
+  // This takes 160 KB.
   static constexpr int kRowWarps = 4, kKeys = 16, kBlocks = 1;
 };
 template <class T>
 struct SmallQueries<T, 2, 256> : QueryRow<T, 2, 256, Use::kSmall> {
-  // 48 KB for 16 queries, whose columns of dq four warps share, since k takes the place of v. sm_86
-  // takes this tile too.
+  // This takes 48 KB for 16 queries, whose columns of dq four warps share, since k takes the place
+  // of v. sm_86 uses this tile too.
   static constexpr int kRowWarps = 1, kKeys = 16, kBlocks = 1, kSplit = 4;
   static constexpr bool kOneTile = true;
 };
 
-// Whether dk and dv are made by one launch. Of two terms and 256 columns, shared memory does not
+// Says whether one launch makes dk and dv. With two terms and 256 columns, shared memory does not
 // hold what both need.
 template <int kTerms, int kDim>
 constexpr bool kMadeAtOnce = kTerms == 1 || kDim <= 128;
@@ -221,8 +223,8 @@ Status launch_keys_part(const Backward& p, const DeviceProperties& properties,
                                                : launch_keys_tile<Small>(p, properties, stream);
 }
 
-// Whether to take a tile of more keys, which is faster by a tenth where as many multiprocessors
-// work.
+// Returns whether to take a tile of more keys, which is faster by a tenth where as many
+// multiprocessors work.
 template <class Wide, class Tile>
 bool takes_wide(const Problem& p, const DeviceProperties& properties) {
   const int64_t at_once = properties.multiprocessors;

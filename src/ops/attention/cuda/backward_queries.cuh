@@ -6,14 +6,15 @@
 
 namespace fk::cuda::attention {
 
-// What a block works on. For dq: a place and all keys. For dbias: what is summed up in kRows x
-// kKeys elements of it, one place after another. A dim of length 1 that is repeated is one row or
-// column, and the block walks along all of it.
+// Holds what a block works on. For dq that is a place (a head's rows of queries) and all keys it
+// sees. For dbias it is the places that are summed up in kRows x kKeys elements, one place after
+// another. A dim of length 1 that is repeated is one row or column, and the block walks along all
+// of it.
 struct QueryBlock : Block {
   int i_begin, i_end, j_begin, j_end;
   int head_begin, head_end;
   int64_t b_end;
-  // Of the place:
+  // These belong to the place.
   int kv_head, keys_begin, keys_end;
   float operand_scale, ds_scale;
   GradientFactors factors;
@@ -74,7 +75,7 @@ struct QueryTile : Row {
   static constexpr int kSharedBytes = kTileBytes + sizeof(QueryBlock);
 };
 
-// Where the four tiles lie, and how they are filled.
+// Tells where the four tiles lie, and fills them.
 template <class Tile>
 struct QueryTiles {
   uint32_t q, dout, k, v;
@@ -91,13 +92,13 @@ struct QueryTiles {
     const uint16_t* rows = x.at(batch, row, head);
 #pragma unroll 1
     for (int term = 0; term < Tile::kTerms; ++term) {
-      load_tile<Tile::kDim, kRows, Tile::kThreads, true>(tile + term * kRows * Tile::kDim * 2, x,
-                                                         rows + term * x.low, valid);
+      load_tile<Tile::kDim, kRows, Tile::kThreads, kAnyStrides>(
+          tile + term * kRows * Tile::kDim * 2, x, rows + term * x.low, valid);
     }
   }
 };
 
-// dS of one warp's 16 queries from s and dp, into dp.
+// Makes dS of one warp's 16 queries from s and dp, in the place of dp.
 template <class Tile>
 __device__ __forceinline__ void score_gradients(
     float (&s)[1][Tile::kKeys / 8][4], float (&dp)[1][Tile::kKeys / 8][4], const HeadScore& score,
@@ -139,7 +140,7 @@ __device__ __forceinline__ void score_gradients(
   }
 }
 
-// Of the blocks of dbias, this one; without a place if there are more than are needed.
+// Finds which block of dbias this one is. It has no place if there are more blocks than are needed.
 template <class Tile>
 __device__ __forceinline__ QueryBlock find_bias(const Backward& p) {
   constexpr int kKeys = Tile::kKeys, kRows = Tile::kRows;
@@ -151,8 +152,8 @@ __device__ __forceinline__ QueryBlock find_bias(const Backward& p) {
     index /= static_cast<unsigned>(count);
     return static_cast<int>(rest);
   };
-  const int j_begin = next((p.bias_keys + kKeys - 1) / kKeys) * kKeys;
-  const int i_begin = next((p.bias_queries + kRows - 1) / kRows) * kRows;
+  const int j_begin = next(ceil_div(p.bias_keys, kKeys)) * kKeys;
+  const int i_begin = next(ceil_div(p.bias_queries, kRows)) * kRows;
   const int head = next(static_cast<int>(p.bias_heads));
   const int64_t b = index;
   const Sequence sequence = problem.sequence(0);
@@ -166,7 +167,7 @@ __device__ __forceinline__ QueryBlock find_bias(const Backward& p) {
           p.bias_batch == 1 ? problem.batch : b + 1};
 }
 
-// Sums of a block's places, kRows x kKeys of a tile of float32, to where they belong.
+// Adds the sums of a block's places, a tile of kRows x kKeys of float32, to where they belong.
 template <class Tile>
 __device__ __forceinline__ void write_bias(const Backward& p, const QueryBlock& block,
                                            const uint8_t* tile) {
@@ -184,14 +185,14 @@ __device__ __forceinline__ void write_bias(const Backward& p, const QueryBlock& 
         total += *reinterpret_cast<const float*>(tile + float_place<Tile::kDim>(0, r, c));
       }
     }
-    // Where bias is repeated, strides are 0.
+    // The strides are 0 where bias is repeated.
     p.dbias.store_one(p.dbias.at(block.place.b, block.i_begin + i, block.place.head) +
                           (block.j_begin + j) * p.dbias.column,
                       total);
   }
 }
 
-// dbias if p has it, else dq.
+// The kernel makes dbias if p has it, else dq.
 template <class Tile>
 __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   using T = typename Tile::T;
@@ -203,9 +204,9 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   if (bias) {
     if (threadIdx.x == 0) block = find_bias<Tile>(p);
   } else {
-    const BlockRows found =
-        find_block_rows<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads), 0,
-                                           p.problem.mask.right < Mask::kUnlimited);
+    const BlockRows found = find_block_rows<Tile::kRows, Owned::kQueries>(
+        p.problem, p.tiles, static_cast<int>(p.problem.heads), 0,
+        p.problem.mask.right < Mask::kUnlimited);
     if (!found.any) return;
     if (threadIdx.x == 0) {
       const Sequence sequence = p.problem.sequence(found.b);
@@ -319,7 +320,7 @@ __device__ __forceinline__ void backward_queries_block(const Backward& p) {
   if (bias) {
     write_bias<Tile>(p, block, shared);
   } else {
-    p.dq.template write_tile<kDim, Tile::kRows, Tile::kThreads, true>(
+    p.dq.template write_tile<kDim, Tile::kRows, Tile::kThreads, Result::kFromFloats>(
         tiles.q, threadIdx.x, place.batch, block.sequence.q_begin + place.begin, place.head,
         static_cast<int>(block.sequence.q_len) - place.begin);
   }

@@ -6,11 +6,12 @@
 
 namespace fk::cuda::attention {
 
-// What a block of backward_keys works on; kept in shared memory, registers are short.
+// Holds what a block of backward_keys works on. It lies in shared memory, because registers are
+// short.
 struct KeysBlock : Block {
   int queries;
   int i_begin, i_end;  // queries that see any of the block's keys
-  // Of the sequence's first query, the group's first head:
+  // These belong to the sequence's first query and the group's first head.
   const uint16_t *q_rows, *dout_rows;
   int64_t statistics_at, dq_at;
   int whole_begin, whole_end;  // queries that see all of the block's keys
@@ -33,8 +34,8 @@ struct BackwardRow {
   static constexpr int kTerms = kTerms_;         // how many elements of it an operand is made of
   static constexpr int kDim = kDim_;             // columns of all tensors
   static constexpr bool kFeatures = kFeatures_;  // as ForwardRow::kFeatures
-  // Which gradients one launch makes: all, or dv apart where shared memory does not hold what all
-  // need.
+  // Says which gradients one launch makes: all, or dv apart where shared memory does not hold what
+  // all need.
   static constexpr bool kWithValues = kParts_ & kValues, kWithKeys = kParts_ & kKeysAndQueries;
   static constexpr Use kUse = kUse_;  // the GPUs on which the host chooses this tile
 };
@@ -61,13 +62,13 @@ struct BackwardTile : Row {
       (kOneTile ? 1 : Row::kStages) * kStageBytes + sizeof(KeysBlock);
   // dk and dv leave through the place of keys and values.
   static_assert(Row::kTerms * (Row::kWithKeys ? 2 : 1) * kKeyBytes >= kKeys * Row::kDim * 4);
-  // What a warp has of S and dP, and of dk and dv. Where there are more warps than pieces of 16
-  // queries, some make the same S and dP: registers must hold dk and dv.
+  // A warp has these parts of S and dP, and of dk and dv. Where there are more warps than pieces of
+  // 16 queries, some make the same S and dP, since registers must hold dk and dv.
   static constexpr int kWarpQueries =
       Row::kQueries / Row::kSplit < 16 ? 16 : Row::kQueries / Row::kSplit;
   static constexpr int kWarpColumns = Row::kDim / Row::kSplit;
   static_assert(kWarpQueries % Row::kPiece == 0 && Row::kPiece % 16 == 0);
-  // dq: warps stand side by side over rows, each with as square a piece as there is.
+  // For dq, warps stand side by side over rows, each with as square a piece as there is.
   static constexpr int kRowTiles = Row::kQueries >= 32 && kWarps > 1 ? 2 : 1;
   static constexpr int kRowWarps =
       Row::kQueries / (16 * kRowTiles) < kWarps ? Row::kQueries / (16 * kRowTiles) : kWarps;
@@ -75,7 +76,7 @@ struct BackwardTile : Row {
   static_assert(kRowWarps * kRowTiles * 16 == Row::kQueries && kRowWarps * kColumnWarps == kWarps);
 };
 
-// Where operands are not scaled, as constants: registers are short.
+// Operands that are not scaled have constants here, because registers are short.
 template <class Tile>
 __device__ __forceinline__ float operand_scale(const KeysBlock& block) {
   return kScaledOperands<Tile> ? block.operand_scale : 1.f;
@@ -85,20 +86,21 @@ __device__ __forceinline__ GradientFactors step_factors(const KeysBlock& block) 
   return kScaledOperands<Tile> ? block.factors : GradientFactors{1.f, 1.f};
 }
 
-// threadIdx.x; read anew where P and dS leave no registers to keep over a step what depends on it.
+// Returns threadIdx.x. It is read anew where P and dS leave no registers to keep over a step what
+// depends on it.
 template <class Tile>
 __device__ __forceinline__ unsigned step_thread() {
   return Tile::kInRegisters ? thread_index() : threadIdx.x;
 }
 
-// Whether a result of 16 bits is bfloat16: as operands are, unless those had to be scaled.
+// Says whether a result of 16 bits is bfloat16: as operands are, unless those had to be scaled.
 template <class Tile>
 __device__ __forceinline__ bool is_bfloat16(const Result& result) {
   return kScaledOperands<Tile> ? result.dtype == DType::kBFloat16
                                : std::is_same_v<typename Tile::T, __nv_bfloat16>;
 }
 
-// P or dS, transposed, as the left side of a product: its rows from `row` on.
+// P or dS, transposed, serves as the left side of a product. Its rows begin with `row`.
 template <class T_, int kTerms_, int kColumns>
 struct ScoresFromShared : FromShared<kColumns> {
   using T = T_;
@@ -108,8 +110,8 @@ struct ScoresFromShared : FromShared<kColumns> {
       : FromShared<kColumns>{{tile + row * kColumns * 2, Patch::kStacked}, term_bytes} {}
 };
 
-// out += a^T b of one warp: rows of both, those summed over, lie in shared memory (a side, b
-// stacked).
+// Adds a^T b of one warp to out. The rows of both, over which it sums, lie in shared memory (a side
+// by side, b stacked).
 template <class T, int kTerms, int kSteps, int kLeftDim, int kDim, int kRowTiles, int kColumnTiles>
 __device__ __forceinline__ void multiply_add_transposed(float (&out)[kRowTiles][kColumnTiles][4],
                                                         const LaneAddress<kLeftDim>& a_at,
@@ -148,7 +150,7 @@ __device__ __forceinline__ void multiply_add_transposed(float (&out)[kRowTiles][
   }
 }
 
-// Where a step's queries are read: found before a barrier, to be used after it.
+// Tells where a step's queries are read. This is found before a barrier, to be used after it.
 template <class Tile>
 struct Step {
   static constexpr int kPieces = Tile::kDim / 8;
@@ -182,7 +184,7 @@ struct Step {
       const uint16_t* from = (i < kTerms ? q : dout) + i % kTerms * x.low;
       const uint32_t tile = stage + (Tile::kOneTile ? i % kTerms : i) * Tile::kQueryBytes;
       if constexpr (Tile::kFeatures) {
-        load_tile<Tile::kDim, Tile::kQueries, Tile::kThreads, true>(tile, x, from, valid);
+        load_tile<Tile::kDim, Tile::kQueries, Tile::kThreads, kAnyStrides>(tile, x, from, valid);
       } else {
         copy_rows<Tile::kDim, Tile::kQueries, Tile::kThreads>(tile, x, from, thread, valid);
       }

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kPassThreads) finish_rows(const __grid_constan
   p.gradient.store_eight(p.gradient.at(b, row, head), first, values);
 }
 
-// Sums in patches (cuda/tiles.cuh): one thread takes two rows, 8 apart, of a patch.
+// The sums lie in patches (cuda/tiles.cuh); one thread takes two rows, 8 apart, of a patch.
 __global__ void __launch_bounds__(kPassThreads) finish_patches(const __grid_constant__ Finish p) {
   wait_for_earlier_kernels();
   const Rows& rows = p.rows;

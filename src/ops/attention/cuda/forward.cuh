@@ -17,7 +17,7 @@ namespace fk::cuda::attention {
 struct Forward {
   Problem problem;
   Operand q, k, v;
-  // Two-term operands: q as it is, if blocks are to split it themselves. Strides are those of `q`.
+  // Where blocks split two-term operands themselves, this is q as it is. Strides are those of `q`.
   const float* q_floats;
   Result out;
   View lse;  // data NULL: not wanted
@@ -68,9 +68,9 @@ struct ForwardTile : Row {
   static constexpr int kSharedBytes = kTileBytes + sizeof(ForwardBlock);
 };
 
-// A maximum is let grow by so much (as a power of two) before sums are brought to the new one: p
-// stays below 2^kSlack, and the sums are seldom touched. Two-term p is as large as float16 allows,
-// since its low term has to be, too.
+// A maximum may grow by so much (as a power of two) before sums are brought to the new one: p stays
+// below 2^kSlack, and the sums are seldom touched. Two-term p is as large as float16 allows, since
+// its low term has to be, too.
 constexpr float kSlack = 8.f;
 template <class Tile>
 constexpr float kLift = Tile::kTerms == 2 ? 7.f : 0.f;
@@ -84,7 +84,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// What a row's softmax has come to, with the head's sink if there is one.
+// A row's softmax has come to this, with the head's sink if there is one.
 struct RowEnd {
   float highest;  // score, as an exponent of 2
   float sum;      // of 2^(score - highest + kLift)
@@ -114,8 +114,9 @@ __device__ __forceinline__ float& lse_of_row(const Forward& p, const BlockRows& 
                   place.head * p.lse.head];
 }
 
-// A warp's rows of 16 bits, 16 bytes at a time: one address, and stores that do not wait for each
-// other. `at` is where the first row begins. Of plain stores, the compiler makes four each.
+// Writes a warp's rows of 16 bits, 16 bytes at a time, with one address and stores that do not wait
+// for each other. `at` is where the first row begins. The compiler would make four stores of each
+// plain one.
 template <int kDim, int kRows>
 __device__ __forceinline__ void write_pieces(uint32_t tile, const Result& out, int64_t at, int lane,
                                              int valid) {
@@ -156,9 +157,9 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
 
   int keys_begin;
   {
-    const BlockRows place =
-        find_block_rows<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
-                                           p.together, p.problem.mask.right < Mask::kUnlimited);
+    const BlockRows place = find_block_rows<Tile::kRows, Owned::kQueries>(
+        p.problem, p.tiles, static_cast<int>(p.problem.heads), p.together,
+        p.problem.mask.right < Mask::kUnlimited);
     if (!place.any) return;
     const Sequence sequence = p.problem.sequence(place.b);
     const int queries = static_cast<int>(sequence.q_len);
@@ -188,7 +189,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
       q_scale = p.q.scale(place.batch, kv_head);
     }
     if (keys_begin < keys_end) load_keys(k_tile, p.k, k_rows, keys_begin, window.keys);
-    // After the copies, which take longer.
+    // This comes after the copies, which take longer.
     if (threadIdx.x == 0) {
       block = {{place, sequence, window},
                keys_end,
@@ -208,7 +209,7 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
       LaneAddress<kDim>(v_tile, Patch::kStacked)
           .moved(threadIdx.x / 32 / Tile::kRowWarps * Tile::kWarpColumns);
 
-  // Scores, or products where they are only scaled, times this are exponents of 2.
+  // Scores times this are exponents of 2, and so are products where scores are only scaled.
   const bool plain = !Tile::kFeatures || p.change.plain;
   const float exponent = kLog2e * (plain ? p.change.scale * block.operand_scale : 1.f);
 

@@ -25,71 +25,73 @@ struct SmallForward;
 
 template <class T, bool kFeatures>
 struct LargeForward<T, 1, 64, kFeatures> : ForwardRow<T, 1, 64, kFeatures, Use::kLarge> {
-  // 48 KB. Changing scores takes registers, which then suffice for 32 keys.
+  // This takes 48 KB. Changing scores takes registers, which then suffice for 32 keys.
   static constexpr int kRowTiles = 2, kWarps = 4, kKeys = kFeatures ? 32 : 128, kBlocks = 2;
 };
 template <class T>
 struct SmallForward<T, 1, 64> : ForwardRow<T, 1, 64, true, Use::kTuring> {
-  // 24 KB, of which two blocks fit; queries of 64 columns fit the registers besides.
+  // This takes 24 KB, of which two blocks fit; queries of 64 columns fit the registers besides.
   static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 64, kBlocks = 2;
   static constexpr bool kQueriesInRegisters = true;
 };
 
 template <class T, bool kFeatures>
 struct LargeForward<T, 1, 128, kFeatures> : ForwardRow<T, 1, 128, kFeatures, Use::kLarge> {
-  // 64 KB. Sums of 128 columns leave registers for 64 keys, and for 32 where scores are changed.
+  // This takes 64 KB. Sums of 128 columns leave registers for 64 keys, and for 32 where scores are
+  // changed.
   static constexpr int kRowTiles = 2, kWarps = 4, kKeys = kFeatures ? 32 : 64, kBlocks = 2;
 };
 template <class T>
 struct SmallForward<T, 1, 128> : ForwardRow<T, 1, 128, true, Use::kTuring> {
-  // 48 KB, so one block.
+  // This takes 48 KB, so there is one block.
   static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 64, kBlocks = 1;
 };
 
 template <class T, bool kFeatures>
 struct LargeForward<T, 1, 256, kFeatures> : ForwardRow<T, 1, 256, kFeatures, Use::kLarge> {
-  // 96 KB. A row tile's sums alone take 128 registers a thread.
+  // This takes 96 KB. A row tile's sums alone take 128 registers a thread.
   static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 64, kBlocks = 2;
 };
 template <class T>
 struct SmallForward<T, 1, 256> : ForwardRow<T, 1, 256, true, Use::kTuring> {
-  // 48 KB: rows are twice as long, so there are half as many queries and keys.
+  // This takes 48 KB. Rows are twice as long, so there are half as many queries and keys.
   static constexpr int kRowTiles = 1, kWarps = 2, kKeys = 32, kBlocks = 1;
 };
 
 template <class T, bool kFeatures>
 struct LargeForward<T, 2, 64, kFeatures> : ForwardRow<T, 2, 64, kFeatures, Use::kLarge> {
-  // 48 KB. Where scores are changed, a thread has the registers of two blocks rather than of three,
-  // and keeps its queries there.
+  // This takes 48 KB. Where scores are changed, a thread has the registers of two blocks rather
+  // than of three, and keeps its queries there.
   static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 64, kBlocks = kFeatures ? 2 : 3;
   static constexpr bool kQueriesInRegisters = kFeatures;
 };
 template <class T>
 struct SmallForward<T, 2, 64> : ForwardRow<T, 2, 64, true, Use::kTuring> {
-  // 32 KB.
+  // This takes 32 KB.
   static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 32, kBlocks = 1;
 };
 
 template <class T, bool kFeatures>
 struct LargeForward<T, 2, 128, kFeatures> : ForwardRow<T, 2, 128, kFeatures, Use::kLarge> {
-  // 96 KB for 128 queries. Where scores are changed, twice as many warps own one row tile each.
+  // This takes 96 KB for 128 queries. Where scores are changed, twice as many warps own one row
+  // tile each.
   static constexpr int kRowTiles = kFeatures ? 1 : 2, kWarps = kFeatures ? 8 : 4, kKeys = 32;
   static constexpr int kBlocks = kFeatures ? 1 : 2;
 };
 template <class T>
 struct SmallForward<T, 2, 128> : ForwardRow<T, 2, 128, true, Use::kTuring> {
-  // 48 KB.
+  // This takes 48 KB.
   static constexpr int kRowTiles = 1, kWarps = 2, kKeys = 32, kBlocks = 1;
 };
 
 template <class T>
 struct LargeForward<T, 2, 256, true> : ForwardRow<T, 2, 256, true, Use::kLarge> {
-  // 128 KB for 64 queries; two warps share a row tile, whose sums are too many for one.
+  // This takes 128 KB for 64 queries; two warps share a row tile, whose sums are too many for one.
   static constexpr int kRowTiles = 1, kWarps = 8, kKeys = 32, kBlocks = 1, kSplit = 2;
 };
 template <class T>
 struct SmallForward<T, 2, 256> : ForwardRow<T, 2, 256, true, Use::kSmall> {
-  // 48 KB for 16 queries, which four warps share. sm_86 takes this tile too.
+  // This takes 48 KB for 16 queries, which four warps share. sm_86 uses this tile too.
   static constexpr int kRowTiles = 1, kWarps = 4, kKeys = 16, kBlocks = 1, kSplit = 4;
 };
 

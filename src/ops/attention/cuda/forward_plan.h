@@ -24,10 +24,10 @@ struct ForwardPlan {
         v(a.v, false, Rotation(), form, maxima.of(2), parts, fk::attention::slope_view(a.v_scale)) {
   }
 
-  // Whether there is nothing to write.
+  // Returns whether there is nothing to write.
   bool empty() const { return problem.batch == 0 || problem.heads == 0 || problem.q_len == 0; }
 
-  // What the kernel is told, but for p.tiles and p.together, which follow from its tile.
+  // Returns what the kernel is told, except for p.tiles and p.together, which follow from its tile.
   Forward arguments(const AttentionFwd& a) const {
     Forward p = {};
     p.problem = problem;

@@ -7,6 +7,7 @@
 #include <initializer_list>
 
 #include "core/exec.h"
+#include "core/integers.h"
 #include "core/workspace.h"
 #include "cuda/launch.h"
 #include "ops/attention/cuda/rotate.h"
@@ -14,14 +15,15 @@
 
 namespace fk::cuda::attention {
 
-// What tensor cores are given: decided by the architecture of the code that runs.
+// Returns the form in which tensor cores get elements, which the architecture of the code that runs
+// decides.
 inline Form form_of(DType dtype, int code) {
   if (dtype == DType::kFloat32) return Form::kTwoTerms;
   if (dtype == DType::kFloat8E4M3) return Form::kScaled;
   return dtype == DType::kBFloat16 && code < 80 ? Form::kScaled : Form::kSame;
 }
 
-// The largest magnitudes of scaled operands.
+// Holds the largest magnitudes of scaled operands.
 struct Maxima {
   int64_t elements = 0;  // of an operand
   uint32_t* data = nullptr;
@@ -35,7 +37,7 @@ struct Maxima {
   uint32_t* of(int operand) const { return data == nullptr ? nullptr : data + operand * elements; }
 };
 
-// One operand on its way to the kernels: where it is prepared, if it has to be.
+// An operand on its way to the kernels, with the place where it is prepared, if it has to be.
 struct Prepared {
   const Tensor* tensor;
   bool queries;
@@ -93,7 +95,7 @@ struct Prepared {
   }
 };
 
-// Those that have to be, at once.
+// Prepares those of the operands that need it, in one launch.
 inline Status prepare(const Problem& problem, std::initializer_list<const Prepared*> operands,
                       cudaStream_t stream, float* sums = nullptr, int64_t sum_count = 0) {
   Preparation tensors[kMostPreparations];
@@ -123,28 +125,30 @@ ScoreChange score_change_of(const Args& a, const Problem& problem) {
   return change;
 }
 
-// Such calls are rare enough for one kernel to take them, with features or without: fewer to
+// Such calls are so rare that one kernel takes them, with features or without: there is less to
 // compile.
 template <int kTerms, int kDim>
 constexpr bool kAlwaysFeatures = kTerms == 2 && kDim > 128;
 
-// Columns that the kernels are compiled for.
+// Returns the number of columns of the kernels that take the call; they are compiled for these
+// three.
 inline int dim_of(const Problem& problem) {
   const int64_t columns = std::max(problem.head_dim, problem.value_dim);
   return columns <= 64 ? 64 : columns <= 128 ? 128 : 256;
 }
 
-// Where masks make tiles unequal: how many heads of the batch, at its end, take turns tile by tile,
-// the longest of all first, so that all multiprocessors finish at about the same time: three tiles
-// for each block that runs at once. Those before come one after another, for what they share to
-// stay in L2.
+// Returns how many heads of the batch, at its end, take turns tile by tile, the longest tiles of
+// all first. Where masks make tiles unequal, all multiprocessors then finish at about the same
+// time: three tiles for each block that runs at once are enough. The heads before come one after
+// another, for what they share to stay in L2.
 inline int heads_together(const Problem& p, int64_t tiles, int64_t heads, int64_t blocks_at_once) {
   const int64_t all = p.batch * heads;
   if (p.packed || p.mask.unlimited() || tiles * all >= int64_t{1} << 30) return 0;
   return static_cast<int>(std::min(all, ceil_div(3 * blocks_at_once, tiles)));
 }
 
-// `parts` such grids along z, where those of one place are a cluster. `early`: as launch.
+// Launches `parts` such grids along z; the blocks at one place of them are a cluster. `early` is
+// launch()'s.
 template <class Tile, class Argument>
 Status launch_tile(void (*kernel)(Argument), const char* name, dim3 grid, const Argument& p,
                    cudaStream_t stream, int parts = 1, bool early = false) {
@@ -154,8 +158,8 @@ Status launch_tile(void (*kernel)(Argument), const char* name, dim3 grid, const 
   return launch(reinterpret_cast<const void*>(kernel), name, shape, stream, arguments, early);
 }
 
-// The large tile where the code is for sm_80 or later and the device has the shared memory, else
-// the small one, which fits Turing's 64 KB.
+// Returns whether the device takes the large tile: the code is for sm_80 or later, and the device
+// has the shared memory. Otherwise it takes the small one, which fits Turing's 64 KB.
 template <class Large, class Small>
 bool takes_large(const DeviceProperties& properties) {
   constexpr int kTuringBytes = 64 * 1024, kAmpereBytes = 99 * 1024;  // the least of sm_8x

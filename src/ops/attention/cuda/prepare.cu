@@ -8,8 +8,8 @@
 
 namespace fk::cuda {
 
-// Exact, and without the conversions that only later GPUs have: e4m3 moved into the place of a
-// float16's exponent and mantissa is 2^-8 times its value.
+// This is exact and needs none of the conversions that only later GPUs have: e4m3 moved into the
+// place of a float16's exponent and mantissa is 2^-8 times its value.
 template <>
 __device__ __forceinline__ float to_float<__nv_fp8_e4m3>(__nv_fp8_e4m3 x) {
   const uint32_t bits = x.__x, magnitude = bits & 0x7f;
@@ -35,7 +35,7 @@ struct Prepare {
   uint32_t* delta_found = nullptr;
   int slices, again_slices;  // of a batch entry's key head, for prepare_rows and prepare_again
 
-  // Of a row of 8-bit elements.
+  // Returns the scale of a row of 8-bit elements.
   __device__ __forceinline__ float scale(int64_t b, int64_t row, int head) const {
     if (scales.data == nullptr) return 1.f;
     const bool search = rows.problem.packed && scales.batch != 0;
@@ -59,7 +59,7 @@ struct Preparations {
   }
 };
 
-// Eight columns, rotated.
+// Loads eight columns, rotated.
 template <class T, bool kVectors>
 __device__ __forceinline__ void load_piece(const Prepare& p, int64_t b, int64_t row, int head,
                                            int first, float (&values)[8]) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_piece(const Prepare& p, int64_t b, int64_t 
   }
 }
 
-// Eight columns on their way, and their products with those of out, summed up.
+// Holds eight columns on their way, and the sum of their products with those of out.
 struct Piece {
   float values[8];
   float product = 0.f;
@@ -108,13 +108,13 @@ __device__ __forceinline__ float times_out(const RowStatistics& s, int64_t b, in
   return sum;
 }
 
-// Piece `index` of the result.
+// Stores piece `index` of the result.
 template <Form kForm>
 __device__ __forceinline__ void store_piece(const Prepare& p, int64_t index,
                                             const float (&values)[8], int exponent) {
   uint4 high, low;
   split_eight(values, power_of_two(254 - exponent), &high, &low);
-  // Stores that the compiler does not take apart.
+  // The compiler does not take these stores apart.
   uint16_t* to = p.to + index * 8;
   __stcg(reinterpret_cast<uint4*>(to), high);
   if constexpr (kForm == Form::kTwoTerms) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_piece(const Prepare& p, int64_t index,
   }
 }
 
-// What a block has: a slice of the rows of a batch entry, of all heads.
+// A block has a slice of the rows of a batch entry, of all heads.
 struct Slice {
   int64_t b, begin, end;
   int slice;
@@ -135,8 +135,8 @@ struct Slice {
     end = rows.rows * (slice + 1) / slices;
   }
 
-  // load(piece, row, head, first column), then store(piece, row, head, index in the result) of each
-  // 8 columns, by one thread, which has kAtOnce of them under way.
+  // Calls load(piece, row, head, first column), then store(piece, row, head, index in the result)
+  // for each 8 columns. One thread has kAtOnce of them under way.
   template <int kAtOnce, class Load, class Store>
   __device__ __forceinline__ void for_pieces(const Rows& rows, const Load& load,
                                              const Store& store) const {
@@ -173,8 +173,9 @@ struct Slice {
   }
 };
 
-// Scaled forms: with the usual scale, and the largest finite magnitudes of slices are found on the
-// way, of rotated values: tables may do more than turn (YaRN's also stretch).
+// Scaled forms are written with the usual scale, and the largest finite magnitudes of slices are
+// found on the way. They are those of rotated values, since tables may do more than turn (YaRN's
+// also stretch).
 template <class T, Form kForm, bool kVectors>
 __global__ void __launch_bounds__(kPassThreads, kVectors ? 4 : 2)
     prepare_rows(const __grid_constant__ Preparations all) {
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(kPassThreads, kVectors ? 4 : 2)
     __syncthreads();
     float largest = 0.f;
     int largest_head = 0;
-    // Of magnitudes, bits are in the same order as values.
+    // The bits of magnitudes are in the same order as their values.
     const auto add_to = [&](int at, float magnitude) {
       const uint32_t bits = __float_as_uint(magnitude);
       if (bits > maxima[at]) atomicMax(&maxima[at], bits);
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(kPassThreads, kVectors ? 4 : 2)
   }
 }
 
-// Again, those heads that do not take the usual scale.
+// Writes those heads again that do not take the usual scale.
 template <class T, Form kForm>
 __global__ void __launch_bounds__(kPassThreads, 4)
     prepare_again(const __grid_constant__ Preparations all) {
@@ -306,12 +307,12 @@ dim3 tensor_grid(int64_t blocks, int count) {
   return grid;
 }
 
-// Shared memory for two words a key head.
+// Returns the shared memory for two words a key head.
 int head_bytes(const Preparations& all) {
   return static_cast<int>(all.tensors[0].rows.problem.kv_heads * 2 * sizeof(uint32_t));
 }
 
-// Those of the tensors that are read in this way.
+// Launches the pass for those of the tensors that are read in this way.
 template <class T, Form kForm, bool kVectors>
 Status launch_rows(const Preparations& all, int count, cudaStream_t stream) {
   Preparations these = all;
@@ -383,7 +384,7 @@ Status prepare(const Problem& problem, Form form, const Preparation* tensors, in
   Preparations all;
   all.sums = reinterpret_cast<float4*>(sums);
   all.sum_count = sum_count / 4;
-  // Empty ones too: their maxima are read.
+  // Empty tensors are included, since their maxima are read.
   for (int i = 0; i < count; ++i) all.tensors[i] = prepare_of(problem, tensors[i]);
   switch (tensors[0].x->dtype) {
     case DType::kFloat16:

@@ -6,7 +6,7 @@
 
 namespace fk::cuda::attention {
 
-// What pack_pair<__half>, which made `high` of them, leaves over of two floats.
+// Returns what is left over of two floats by pack_pair<__half>, which made `high` of them.
 __device__ __forceinline__ uint32_t pack_rest(float x, float y, uint32_t high) {
   __half2 pair;
   memcpy(&pair, &high, sizeof(high));
@@ -14,7 +14,8 @@ __device__ __forceinline__ uint32_t pack_rest(float x, float y, uint32_t high) {
   return pack_pair<__half>(x - h.x, y - h.y);
 }
 
-// Eight times `factor` as 16-byte pieces of their two terms. What is not finite has no low term.
+// Makes 16-byte pieces of the two terms of eight numbers times `factor`. A number that is not
+// finite has no low term.
 __device__ __forceinline__ void split_eight(const float (&values)[8], float factor, uint4* high,
                                             uint4* low) {
   uint32_t h[4], l[4];
@@ -40,7 +41,7 @@ __device__ __forceinline__ float larger_finite(float largest, const float (&valu
   return largest;
 }
 
-// Brings a tile of float32 into two terms, with a scale of its own.
+// Splits a tile of float32 into two terms, with a scale of its own.
 struct TileScale {
   int exponent;
   uint32_t magnitude;  // the largest finite one that this thread has met, as bits
@@ -104,14 +105,14 @@ __device__ __forceinline__ TileScale split_tile(uint32_t tile, const Operand& x,
   return {scale_exponent(largest), magnitude};
 }
 
-// Both, where there are two terms.
+// Packs two floats, with their low terms where there are two terms.
 template <class T, int kTerms>
 __device__ __forceinline__ void split_pair(uint32_t (&words)[kTerms], float x, float y) {
   words[0] = pack_pair<T>(x, y);
   if constexpr (kTerms == 2) words[1] = pack_rest(x, y, words[0]);
 }
 
-// The left side of a product, in registers or in shared memory: get() gives the fragments of 16
+// The left side of a product lies in registers or in shared memory. get() gives the fragments of 16
 // columns.
 template <int kSteps_, int kTerms, int kRowTiles>
 struct Fragments {
@@ -132,7 +133,7 @@ struct Fragments {
 
 template <int kDim, bool kFully = false>
 struct FromShared {
-  // Of long rows, all takes more registers than some kernels have.
+  // Long rows are not unrolled fully, because that takes more registers than some kernels have.
   static constexpr int kUnrolled = kDim >= 256 && !kFully ? 4 : kDim / 16;
   LaneAddress<kDim> at;  // stacked
   int term_bytes;
@@ -159,12 +160,13 @@ struct FromRegisters : Fragments<kDim / 16, kTerms, kRowTiles> {
   }
 };
 
-// s = a b^T of one warp: b's rows lie in shared memory (side), kDim columns are summed over.
+// Computes s = a b^T of one warp. b's rows lie in shared memory (side by side), and kDim columns
+// are summed over.
 template <class T, int kTerms, int kDim, int kRowTiles, int kColumnTiles, class Left>
 __device__ __forceinline__ void multiply_transposed(float (&s)[kRowTiles][kColumnTiles][4],
                                                     const Left& left, const LaneAddress<kDim>& b_at,
                                                     int b_term_bytes) {
-  // The tensor cores truncate sums: the small cross terms have one of their own.
+  // The tensor cores truncate sums, so the small cross terms have one of their own.
   constexpr bool kCross = kTerms == 2;
   float cross[kCross ? kRowTiles : 1][kCross ? kColumnTiles : 1][4] = {};
   // Long rows are added up outside, 64 columns at a time.
@@ -231,13 +233,13 @@ __device__ __forceinline__ void multiply_transposed(float (&s)[kRowTiles][kColum
   }
 }
 
-// A product's result as the left side of the next one.
+// A product's result is the left side of the next one.
 template <class T_, int kTerms_, int kRowTiles, int kColumns>
 struct Packed : Fragments<kColumns / 16, kTerms_, kRowTiles> {
   using T = T_;
   static constexpr int kTerms = kTerms_;
 
-  // Two neighbours, term by term, in row g + 8 r of the row tile m, column tile n.
+  // Sets two neighbours, term by term, in row g + 8 r of the row tile m, column tile n.
   __device__ __forceinline__ void set(int m, int n, int r, const uint32_t (&words)[kTerms]) {
 #pragma unroll
     for (int term = 0; term < kTerms; ++term) {
@@ -260,7 +262,7 @@ struct Packed : Fragments<kColumns / 16, kTerms_, kRowTiles> {
   }
 };
 
-// out += a b of one warp: b's rows, those summed over, lie in shared memory (stacked).
+// Adds a b of one warp to out. b's rows, which are summed over, lie in shared memory (stacked).
 template <int kDim, class Left, int kRowTiles, int kColumnTiles>
 __device__ __forceinline__ void multiply_add(float (&out)[kRowTiles][kColumnTiles][4],
                                              const Left& left, const LaneAddress<kDim>& b_at,
@@ -284,14 +286,14 @@ __device__ __forceinline__ void multiply_add(float (&out)[kRowTiles][kColumnTile
       }
     }
   } else {
-    // The tensor cores truncate sums: long ones are added up outside, and within a tile the small
-    // cross terms come first.
+    // The tensor cores truncate sums. So long ones are added up outside, and within a tile the
+    // small cross terms come first.
     uint32_t a[kSteps][2][kRowTiles][4];
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) left.get(a[j], j);
 #pragma unroll
     for (int n = 0; n < kColumnTiles / 2; ++n) {
-      // Keeps the loads of later columns behind: their registers are not free yet.
+      // This holds the loads of later columns back, because their registers are not free yet.
       if (kRowTiles == 2 || n % kColumnsAhead == 0) __syncwarp();
       float sum[kRowTiles][2][4] = {};
       uint32_t b[kSteps][2][4];
@@ -326,7 +328,7 @@ __device__ __forceinline__ void multiply_add(float (&out)[kRowTiles][kColumnTile
   }
 }
 
-// Sums of one warp into a tile of float32.
+// Writes the sums of one warp into a tile of float32.
 template <int kDim, int kRowTiles, int kColumnTiles>
 __device__ __forceinline__ void put_sums(uint32_t tile,
                                          const float (&x)[kRowTiles][kColumnTiles][4], float factor,
@@ -346,7 +348,7 @@ __device__ __forceinline__ void put_sums(uint32_t tile,
   }
 }
 
-// ... and of 16 bits.
+// Writes the sums of one warp into a tile of 16 bits.
 template <int kDim, int kRowTiles, int kColumnTiles>
 __device__ __forceinline__ void put_halves(uint32_t tile,
                                            const float (&x)[kRowTiles][kColumnTiles][4],

@@ -18,7 +18,7 @@ struct Rows {
   int heads, columns;
   bool pieces;  // what is rotated, and tables, can be read 8 columns or pairs at a time
 
-  // The last packed sequence that began(b) holds for.
+  // Returns the last packed sequence that began(b) holds for.
   template <class Began>
   __device__ __forceinline__ int64_t last_sequence(const Began& began) const {
     int64_t low = 0, high = problem.batch;
@@ -47,7 +47,8 @@ struct Rows {
     }
     return at < 0 ? 0 : at >= rotation.positions ? rotation.positions - 1 : at;
   }
-  // Column c of the rotated row, given its columns by value(c). direction -1: rotated back.
+  // Returns column c of the rotated row, given its columns by value(c). With direction -1 it is
+  // rotated back.
   template <class Value>
   __device__ __forceinline__ float rotated(int c, int64_t position, float direction,
                                            const Value& value) const {
@@ -62,7 +63,7 @@ struct Rows {
                                position * rotation.sin_strides[0] + pair * rotation.sin_strides[1]);
     return value(c) * cosine + (second ? direction : -direction) * value(other) * sine;
   }
-  // The same for 8 columns from `first` on; 0 where there are none.
+  // Does so for 8 columns from `first` on, with 0 where there are none.
   template <class Value>
   __device__ __forceinline__ void rotate_columns(int first, int64_t row, float direction,
                                                  const Value& value, float (&values)[8]) const {
@@ -75,12 +76,12 @@ struct Rows {
 #pragma unroll 1  // much code
     for (int e = 0; e < 8; ++e) {
       const float x = first + e < columns ? rotated(first + e, at, direction, value) : 0.f;
-      // Whatever e is, the values are in registers.
+      // The values stay in registers, since no index depends on e.
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = i == e ? x : values[i];
     }
   }
-  // The same for a row at x, where `pieces`.
+  // Does so for a row at x whose pieces of 16 bytes can be read (`pieces`).
   template <class T>
   __device__ __forceinline__ void rotate_piece(const T* x, int first, int64_t row, float direction,
                                                float (&values)[8]) const {
@@ -134,7 +135,7 @@ struct Rows {
   }
 };
 
-// Whether 16 bytes at a time can be read of its rows.
+// Returns whether rows of x can be read 16 bytes at a time.
 inline bool vectors_fit(const Tensor& x) {
   bool fit =
       x.stride(-1) == 1 && x.size(-1) % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;

@@ -16,7 +16,7 @@ namespace fk::cuda::attention {
 
 using fk::attention::Problem;
 
-// Tables (M, R) of cosines and sines.
+// Tables of cosines and sines, (M, R).
 struct Rotation {
   const void *cos = nullptr, *sin = nullptr;
   DType cos_dtype = DType::kFloat32, sin_dtype = DType::kFloat32;
@@ -44,8 +44,8 @@ Rotation rotation_of(const Args& a) {
   return r;
 }
 
-// How elements are stored: as they are, as one float16 with a common scale per batch entry and key
-// head, or as two such terms, the low ones in a tensor of their own behind the high ones.
+// Elements are stored as they are, as one float16 with a common scale per batch entry and key head,
+// or as two such terms, the low ones in a tensor of their own behind the high ones.
 enum class Form { kSame, kScaled, kTwoTerms };
 
 inline int64_t prepared_columns(const Tensor& x) { return (x.size(-1) + 7) / 8 * 8; }
@@ -53,14 +53,14 @@ inline int64_t prepared_elements(const Tensor& x) {
   return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1) * prepared_columns(x);
 }
 
-// What the backward needs of each row: lse as a power of 2 (inf where it was -inf: such rows have
-// no gradients), and delta = rowsum(dout out) - dlse, both (batch, heads, queries).
+// The backward needs these of each row: lse as a power of 2 (inf where it was -inf, since such rows
+// have no gradients), and delta = rowsum(dout out) - dlse. Both are (batch, heads, queries).
 struct RowStatistics {
   fk::attention::View out, lse, dlse;
   float *exponents = nullptr, *delta = nullptr;
   uint32_t* maxima = nullptr;  // of delta, as Preparation has them
 
-  // Of a row whose products with out sum up to `sum`; returns delta.
+  // Stores both for a row whose products with out sum up to `sum`, and returns delta.
   FK_HOST_DEVICE float store(const Problem& p, int64_t b, int64_t row, int64_t head,
                              float sum) const {
     const auto at = [&](const fk::attention::View& view) {
@@ -82,35 +82,35 @@ struct Preparation {
   bool queries;  // its rows are those of q
   Rotation rotation;
   void* to;
-  // Of scaled forms: the largest finite magnitudes, (batch, key heads), and behind them, for each
-  // of these, those of most_slices slices of its rows.
+  // Scaled forms have the largest finite magnitudes here, (batch, key heads), and behind them, for
+  // each of these, those of most_slices slices of its rows.
   uint32_t* maxima = nullptr;
   fk::attention::View scales = {};  // what 8-bit elements are multiplied by, by sequence and head
-  // Of dout, float32, if they are to be found on the way.
+  // Where dout in float32 is prepared, its statistics may be found on the way.
   const RowStatistics* statistics = nullptr;
 };
 
-// Whether prepare can do that.
+// Returns whether prepare can find these statistics on the way.
 bool takes_statistics(const Tensor& dout, const Tensor& out);
 
-// Of a batch entry: enough for a whole GPU, but few to read again.
+// Returns how many slices a batch entry has at most: enough for a whole GPU, but few to read again.
 inline int64_t most_slices(int64_t batch) {
   return std::clamp<int64_t>(1024 / std::max<int64_t>(1, batch), 8, 512);
 }
 
-// All of one dtype, at most kMostPreparations.
+// The tensors of one call of prepare are all of one dtype, and at most so many.
 constexpr int kMostPreparations = 4;
 // Sums that are added to later are zeroed on the way: a multiple of 4.
 Status prepare(const Problem& problem, Form form, const Preparation* tensors, int count,
                cudaStream_t stream, float* sums = nullptr, int64_t sum_count = 0);
 
-// gradient = `sums` (float32, without gaps, `columns` of them a head, or in the patches of
-// cuda/tiles.cuh), rotated back.
+// Writes gradient = `sums`, rotated back. The sums are float32 without gaps, `columns` of them a
+// head, or lie in the patches of cuda/tiles.cuh.
 Status finish_gradient(const Problem& problem, const float* sums, int64_t columns, bool queries,
                        bool patches, const Rotation& rotation, const Tensor& gradient,
                        cudaStream_t stream);
 
-// gradient = x (of its dtype, without gaps), rotated back.
+// Writes gradient = x, rotated back. x has the gradient's dtype and no gaps.
 Status rotate_back(const Problem& problem, const void* x, bool queries, const Rotation& rotation,
                    const Tensor& gradient, cudaStream_t stream);
 

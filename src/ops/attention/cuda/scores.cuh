@@ -1,5 +1,5 @@
-// Scores: what is done to q.k before the softmax, one element at a time; and results, as kernels
-// write them.
+// Changes scores between q.k and the softmax, one element at a time, and writes results as kernels
+// make them.
 #pragma once
 
 #include "cuda/math.cuh"
@@ -9,7 +9,7 @@
 
 namespace fk::cuda::attention {
 
-// What is done to q.k besides the scale.
+// Says what is done to q.k besides the scale.
 struct ScoreChange {
   View bias, slopes;
   DType bias_dtype = DType::kFloat32, slopes_dtype = DType::kFloat32;
@@ -17,7 +17,7 @@ struct ScoreChange {
   bool plain = true;  // scores are q.k times a positive scale: their maximum is that of q.k
 };
 
-// The same for one head.
+// Says the same for one head.
 struct HeadScore {
   const void* bias;  // NULL: none
   DType bias_dtype;
@@ -43,9 +43,10 @@ struct HeadScore {
   }
 };
 
-// Products become scores, natural ones; the gradients `ds` of scores become those of products, if
-// they are wanted. Rows are queries from i0 and columns keys from j0 on, or the other way round,
-// both of this lane. One thing after another for all elements: together they make much code.
+// Turns products into natural scores and, if they are wanted, the gradients `ds` of scores into
+// those of products. Rows are queries from i0 and columns keys from j0 on, or the other way round,
+// both of this lane. Each change is made to all elements before the next one, since together they
+// make much code.
 template <bool kFast, bool kRowsAreQueries, bool kGradients, int kRowTiles, int kColumnTiles>
 __device__ __forceinline__ void change_scores(
     const HeadScore& score, float (&s)[kRowTiles][kColumnTiles][4],
@@ -80,7 +81,7 @@ __device__ __forceinline__ void change_scores(
     const int64_t bytes = score.bias_dtype == DType::kFloat32 ? 4 : 2;
     const char* first = static_cast<const char*>(score.bias) + score.bias_at * bytes;
     const int64_t bias_row = score.bias_row * bytes, bias_column = score.bias_column * bytes;
-    // Of places beyond the last, which are masked anyway, the last.
+    // Places beyond the last are masked anyway, and read the last.
     const auto at = [&](int i, int j) -> const void* {
       return first + min(i, queries - 1) * bias_row + min(j, keys - 1) * bias_column;
     };
@@ -104,7 +105,7 @@ __device__ __forceinline__ void change_scores(
   }
 }
 
-// out or a gradient.
+// Describes out or a gradient to the kernel that writes it.
 struct Result {
   void* data = nullptr;
   int64_t batch = 0, row = 0, head = 0, column = 0;
@@ -124,7 +125,7 @@ struct Result {
       static_cast<__nv_bfloat16*>(data)[at] = from_float<__nv_bfloat16>(x);
     }
   }
-  // Columns [c, c + 8).
+  // Stores the columns [c, c + 8).
   __device__ __forceinline__ void store_eight(int64_t at, int c, const float (&x)[8]) const {
     if (vectors && dtype == DType::kFloat16) {
       store(static_cast<__half*>(data) + at + c, pack<__half>(x));
@@ -141,8 +142,11 @@ struct Result {
       }
     }
   }
-  // `valid` rows from `row` on, from a tile in shared memory, of float32 (float_place) or already
-  // of the result's 16 bits (piece). `thread` is one of kThreads.
+  // Says that write_tile reads a tile of float32.
+  static constexpr bool kFromFloats = true;
+
+  // Writes `valid` rows from `row` on, from a tile in shared memory, of float32 (float_place) or
+  // already of the result's 16 bits (piece). `thread` is one of kThreads.
   template <int kDim, int kRows, int kThreads, bool kFloats>
   __device__ __forceinline__ void write_tile(uint32_t tile, int thread, int64_t b, int64_t row,
                                              int64_t h, int valid) const {

@@ -29,8 +29,8 @@ using fk::attention::View;
 using fk::attention::kLn2;
 using fk::attention::kLog2e;
 
-// Where the host chooses a tile: on sm_90, on sm_80 and later, where shared memory is short (sm_86)
-// and on Turing, or on Turing alone. Elsewhere its kernel is empty.
+// The host chooses a tile by these: on sm_90, on sm_80 and later, where shared memory is short
+// (sm_86) and on Turing, or on Turing alone. Elsewhere its kernel is empty.
 enum class Use { kHopper, kLarge, kSmall, kTuring };
 
 #if !defined(__CUDA_ARCH__)
@@ -46,8 +46,8 @@ constexpr bool kCompiled = (Tile::kUse == Use::kSmall || Tile::kUse == Use::kTur
                            !std::is_same_v<typename Tile::T, __nv_bfloat16>;
 #endif
 
-// The power of two that brings values up to the given magnitude (as bits) below 2^15: float16 holds
-// them and what their first 11 bits leave over. Its reciprocal is finite, too.
+// Returns the power of two that brings values up to the given magnitude (as bits) below 2^15:
+// float16 holds them and what their first 11 bits leave over. Its reciprocal is finite, too.
 __device__ __forceinline__ int scale_exponent(uint32_t magnitude) {
   const int exponent = static_cast<int>(magnitude >> 23) - 14;
   return exponent < 27 ? 27 : exponent;
@@ -64,12 +64,13 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(exponent) << 23);
 }
 
-// q, k, v or dout as kernels read them: 16-bit elements.
+// Describes q, k, v or dout as kernels read them, as 16-bit elements.
 struct Operand {
   const uint16_t* data = nullptr;
   int64_t batch = 0, row = 0, head = 0, column = 0;  // strides, in elements
   int64_t low = 0;                                   // from a high term to its low one
-  // Scaled operands: the largest finite magnitude as bits, (batch, key heads); NULL: not scaled.
+  // The largest finite magnitudes of scaled operands as bits, (batch, key heads). NULL means that
+  // they are not scaled.
   const uint32_t* maxima = nullptr;
   int kv_heads = 0;
   int columns = 0;       // others are read as 0
@@ -81,7 +82,7 @@ struct Operand {
   __device__ __forceinline__ const uint16_t* at(int64_t b, int64_t r, int64_t h) const {
     return data + offset(b, r, h);
   }
-  // What elements are to be multiplied with.
+  // Returns what elements are to be multiplied with.
   __device__ __forceinline__ float scale(int64_t b, int kv_head) const {
     return maxima == nullptr ? 1.f : power_of_two(operand_exponent(maxima[b * kv_heads + kv_head]));
   }
@@ -90,11 +91,11 @@ struct Operand {
   }
 };
 
-// What products of the two are to be multiplied with. Of operands that are next to nothing it would
-// underflow, and a masked score, -inf, times 0 is NaN.
+// Returns what products of the two are to be multiplied with. It would underflow for operands that
+// are next to nothing, and a masked score, -inf, times 0 is NaN.
 __device__ __forceinline__ float product_scale(float x, float y) { return fmaxf(x * y, 0x1p-100f); }
 
-// A quotient and what is left over; 32-bit divisions are far quicker.
+// Returns a quotient and sets what is left over. 32-bit divisions are far quicker.
 __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
   const int64_t quotient =
       ((a | b) >> 32) == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
@@ -111,10 +112,13 @@ struct BlockRows {
   bool any;
 };
 
-// Which tile is `index`, if every sequence is cut into tiles of kRows rows of q (kQueries) or k?
+// Says whether a block owns rows of q or rows of k.
+enum class Owned { kQueries, kKeys };
+
+// Finds tile `index`, where every sequence is cut into tiles of kRows rows of what blocks own.
 // Grids are (tiles, heads); see tile_grid. The last `together` heads of a batch come tile by tile
 // (see heads_together). Packed sequences are looked up by each warp, 32 at a time.
-template <int kRows, bool kQueries>
+template <int kRows, Owned kOwned>
 __device__ __forceinline__ BlockRows find_block_rows(const Problem& p, int tiles, int heads,
                                                      int together, bool last_first) {
   int64_t rest;
@@ -156,7 +160,7 @@ __device__ __forceinline__ BlockRows find_block_rows(const Problem& p, int tiles
     int mine = 0;
     if (b0 + lane < p.batch) {
       const Sequence s = p.sequence(b0 + lane);
-      mine = static_cast<int>(((kQueries ? s.q_len : s.k_len) + kRows - 1) / kRows);
+      mine = static_cast<int>(ceil_div(kOwned == Owned::kQueries ? s.q_len : s.k_len, kRows));
     }
     int sum = mine;
 #pragma unroll
@@ -179,16 +183,16 @@ __device__ __forceinline__ BlockRows find_block_rows(const Problem& p, int tiles
   return place;
 }
 
-// Tiles of a batch entry, or of all packed sequences.
+// Returns the tiles of a batch entry, or of all packed sequences.
 inline int64_t tile_count(const Problem& p, int64_t length, int rows) {
-  return p.packed ? length / rows + p.batch : (length + rows - 1) / rows;
+  return p.packed ? length / rows + p.batch : ceil_div(length, rows);
 }
 
 inline dim3 tile_grid(const Problem& p, int64_t tiles, int64_t heads) {
   return grid_of(tiles * heads * (p.packed ? 1 : p.batch));
 }
 
-// The keys a query sees, as 32-bit numbers: sequences are shorter than 2^30.
+// Tells which keys a query sees, as 32-bit numbers, since sequences are shorter than 2^30.
 struct Window {
   int offset;       // where query 0 sits
   int left, right;  // at most 2^30
@@ -210,7 +214,8 @@ struct Window {
     return end > keys ? keys : end;
   }
   __device__ __forceinline__ bool sees(int i, int j) const { return j >= first(i) && j < end(i); }
-  // Queries that see key j, of `queries`.
+  // Returns the first of the queries that see key j; end_query returns where they end, of
+  // `queries`.
   __device__ __forceinline__ int first_query(int j) const {
     const int first = j - right - offset;
     return first < 0 ? 0 : first;
@@ -221,7 +226,7 @@ struct Window {
   }
 };
 
-// What a block works on; kept in shared memory where registers are short.
+// Holds what a block works on. It lies in shared memory where registers are short.
 struct Block {
   BlockRows place;
   Sequence sequence;
@@ -252,8 +257,8 @@ struct LaneAddress {
     const int column = patch == Patch::kStacked ? l >> 4 : (l >> 3) & 1;
     lane = piece<kDim>(tile, row, column);
   }
-  // Begins `columns` further, a multiple of 16; at() may then reach as far as the next multiple of
-  // 64, or over whole ones.
+  // Returns an address `columns` further, a multiple of 16. at() may then reach as far as the next
+  // multiple of 64, or over whole ones.
   __device__ __forceinline__ LaneAddress moved(int columns) const {
     LaneAddress copy = *this;
     copy.lane = (lane ^ (((columns / 8) & 7) << 4)) + columns / 64 * 128;
@@ -264,7 +269,7 @@ struct LaneAddress {
     asm volatile("" : "+r"(copy.lane));
     return copy;
   }
-  // Of the patch at `row`, a multiple of 8, and `column`, a multiple of 16.
+  // Returns the address of the patch at `row`, a multiple of 8, and `column`, a multiple of 16.
   __device__ __forceinline__ uint32_t at(int row, int column) const {
     return (lane ^ (((column / 8) & 7) << 4)) + row * (kDim * 2) + column / 64 * 128;
   }
@@ -274,15 +279,15 @@ struct LaneAddress {
 // that has none to spare.
 __device__ __forceinline__ void hide(int64_t& x) { asm volatile("" : "+l"(x)); }
 
-// threadIdx.x, read anew: likewise.
+// Returns threadIdx.x, read anew for the same reason.
 __device__ __forceinline__ int thread_index() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }
 
-// How many copies are unrolled. On Turing they go through registers, which tiles with few threads
-// have none to spare of.
+// Says how many copies are unrolled. On Turing they go through registers, which tiles with few
+// threads have none to spare of.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 template <int kThreads>
 constexpr int kCopiesAtOnce = kThreads > 64 ? 4 : 1;
@@ -293,8 +298,8 @@ constexpr int kCopiesAtOnce = 4;
 constexpr int kColumnsAhead = 4;
 #endif
 
-// Copies kRows rows of 16-byte pieces; those from `valid` on are zeros. `thread` of kThreads reads
-// its first piece at `from`. Not done before copies_wait and a barrier.
+// Copies kRows rows of 16-byte pieces; those from `valid` on become zeros. `thread` of kThreads
+// reads its first piece at `from`. The copies are complete after copies_wait and a barrier.
 template <int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void copy_rows(uint32_t tile, const Operand& x, const uint16_t* from,
                                           int thread, int valid) {
@@ -311,7 +316,9 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, const Operand& x, const
   }
 }
 
-// The same from the tile's first row on, of operands with any strides.
+// Copies rows from the tile's first row on. With kAnyStrides operands that do not allow
+// accesses of 16 bytes are read element by element.
+constexpr bool kAnyStrides = true;
 template <int kDim, int kRows, int kThreads, bool kAnyStride>
 __device__ __forceinline__ void load_tile(uint32_t tile, const Operand& x, const uint16_t* rows,
                                           int valid) {
@@ -343,8 +350,8 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Operand& x, const
 }
 
 // Sums that atomics add to lie in patches of 16 rows x 8 columns, in the order in which the lanes
-// of a warp hold them after a product, and so that a warp adds to whole lines; patches of the same
-// rows one after another. Each sequence's rows begin a new patch: first_patch_row says where among
+// of a warp hold them after a product, so that a warp adds to whole lines. Patches of the same rows
+// stand one after another. Each sequence's rows begin a new patch: first_patch_row says where among
 // the patch_rows of a head.
 inline int64_t patch_rows(const Problem& p, int64_t length) {
   return (length / 16 + (p.packed ? p.batch + 1 : length % 16 != 0)) * 16;
@@ -357,8 +364,8 @@ constexpr int kPatchLane = 4, kPatchElement = 1;
 #else
 constexpr int kPatchLane = 1, kPatchElement = 32;
 #endif
-// Adds a warp's sums times `factor`; `patch` is where this lane's first element lies, sums have
-// `columns` columns. Of them, the first `rows` rows of patches and `count` patches of each count.
+// Adds a warp's sums times `factor`. `patch` is where this lane's first element lies, and sums have
+// `columns` columns. Only the first `rows` rows of patches, and `count` patches of each, count.
 template <int kColumnTiles, int kRowTiles>
 __device__ __forceinline__ void add_patches(float* patch,
                                             const float (&x)[kRowTiles][kColumnTiles][4],
@@ -382,7 +389,7 @@ __device__ __forceinline__ void add_patches(float* patch,
   }
 }
 
-// A tile of float32 on its way out.
+// Returns the address of an element in a tile of float32 on its way out.
 template <int kDim>
 __device__ __forceinline__ uint32_t float_place(uint32_t tile, int row, int column) {
   return tile + row * (kDim * 4) + (((column >> 2) ^ (row & 7)) << 4) + (column & 3) * 4;

@@ -24,7 +24,7 @@ Status launch_float(Forward p, const DeviceProperties& properties, cudaStream_t 
                                        parts);
 }
 
-// Operands as the kernel takes them: float32 as it is, and q and k rotated ahead.
+// The kernel takes float32 as it is, and q and k rotated ahead.
 void keep_float32(ForwardPlan* plan) { plan->q.form = plan->k.form = plan->v.form = Form::kSame; }
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace fk::cuda::attention {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// s = q k^T; the cross terms first, as the tensor cores truncate.
+// Computes s = q k^T, the cross terms first, as the tensor cores truncate.
 template <class Tile>
 __device__ __forceinline__ void issue_scores(float (&s)[Tile::kKeys / 2], const void* q,
                                              const void* k) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[Tile::kKeys / 2], const 
   warpgroup_commit();
 }
 
-// out = weights v, likewise.
+// Computes out = weights v, the cross terms first.
 template <class Tile>
 __device__ __forceinline__ void issue_values(float (&out)[Tile::kDim / 2],
                                              const uint32_t (&weights)[2][Tile::kKeys / 16][4],
@@ -61,14 +61,14 @@ __device__ __forceinline__ void issue_values(float (&out)[Tile::kDim / 2],
   warpgroup_commit();
 }
 
-// The softmax of a warpgroup's rows as one thread sees it: two rows, a quarter of the columns of
-// each (wgmma.cuh says where).
+// A thread sees two rows of the softmax of a warpgroup, and a quarter of the columns of each
+// (wgmma.cuh says where).
 struct FloatSoftmax {
   float maximum[2] = {-INFINITY, -INFINITY};  // as exponents of 2
   float sum[2] = {0.f, 0.f};                  // of this thread's columns
 };
 
-// Scores times `exponent` become weights, in two terms; sums of before follow the maximum.
+// Turns scores times `exponent` into weights, in two terms. The sums so far follow the maximum.
 template <class Tile>
 __device__ __forceinline__ void find_weights(float (&s)[Tile::kKeys / 2], float exponent,
                                              FloatSoftmax& softmax, float (&out)[Tile::kDim / 2],
@@ -137,7 +137,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[Tile::kKeys / 2], const F
   }
 }
 
-// One warpgroup that multiplies.
+// Runs one warpgroup that multiplies.
 template <class Tile>
 __device__ __forceinline__ void multiply_rows(const Forward& p, uint8_t* shared,
                                               const ForwardBlock& block, FloatBarriers* barriers,
@@ -231,9 +231,9 @@ __device__ __forceinline__ void multiply_rows(const Forward& p, uint8_t* shared,
   if (p.out.data == nullptr) return;
   __syncwarp();
   const int first = place.begin + warp * 16;
-  p.out.template write_tile<kDim, 16, 32, true>(stage + warp % 4 * 16 * kDim * 4, lane, place.batch,
-                                                sequence.q_begin + first, place.head,
-                                                static_cast<int>(sequence.q_len) - first);
+  p.out.template write_tile<kDim, 16, 32, Result::kFromFloats>(
+      stage + warp % 4 * 16 * kDim * 4, lane, place.batch, sequence.q_begin + first, place.head,
+      static_cast<int>(sequence.q_len) - first);
 }
 
 #endif
@@ -245,9 +245,9 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   auto* const barriers = reinterpret_cast<FloatBarriers*>(shared + Tile::kTileBytes);
   ForwardBlock& block = *reinterpret_cast<ForwardBlock*>(barriers + 1);
-  const BlockRows place =
-      find_block_rows<Tile::kRows, true>(p.problem, p.tiles, static_cast<int>(p.problem.heads),
-                                         p.together, p.problem.mask.right < Mask::kUnlimited);
+  const BlockRows place = find_block_rows<Tile::kRows, Owned::kQueries>(
+      p.problem, p.tiles, static_cast<int>(p.problem.heads), p.together,
+      p.problem.mask.right < Mask::kUnlimited);
   if (!place.any) return;
   const Sequence sequence = p.problem.sequence(place.b);
   const Window window(p.problem.mask, sequence);
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
     split_keys<Tile>(p, block, barriers->keys_begin, shared_address(shared), barriers,
                      static_cast<int>(threadIdx.x) - Tile::kThreads);
     if (part_count() > 1) {
-      // As those who multiply do in merge_rows and write_parts.
+      // The warps that multiply meet these barriers in merge_rows and write_parts.
       __syncthreads();
       cluster_barrier();
       __syncthreads();

@@ -10,14 +10,15 @@ namespace fk::cuda::attention {
 
 constexpr int kMostParts = 2;
 
-// How many blocks share a tile, a power of two; read anew, or else kept in a register.
+// Returns how many blocks share a tile, a power of two. It is read anew, or else it would be kept
+// in a register.
 __device__ __forceinline__ int part_count() {
   int parts;
   asm volatile("mov.u32 %0, %%nctaid.z;" : "=r"(parts));
   return parts;
 }
 
-// What a block takes of keys [begin, end), kKeys at a time.
+// A block takes these of the keys [begin, end), kKeys at a time.
 struct Keys {
   int begin, end;
 
@@ -34,7 +35,7 @@ struct Keys {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// Behind it, each block sees what the others have written to their shared memory.
+// After this, each block sees what the others have written to their shared memory.
 __device__ __forceinline__ void cluster_barrier() {
   cluster_arrive();
   cluster_wait();
@@ -45,7 +46,7 @@ __device__ __forceinline__ void cluster_rendezvous() {
   cluster_wait();
 }
 
-// What block z of the cluster has at the same place in shared memory.
+// Returns what block z of the cluster has at the same place in shared memory.
 __device__ __forceinline__ float4 load_part(uint32_t address, int z) {
   float4 x;
   asm volatile(

@@ -29,7 +29,7 @@ struct FloatBarriers {
   uint32_t largest[3][2][8];  // by who splits, in turns, and warp
 };
 
-// What is launched.
+// The launch is described by this.
 template <class Tile>
 struct FloatBlock {
   static constexpr int kThreads = Tile::kBlockThreads;
@@ -53,7 +53,7 @@ struct TileSplitter {
   const int warp;
   int turn = 0;
 
-  // What this lane reads, from the warp's first row on.
+  // A lane reads these rows, from the warp's first row on.
   struct Source {
     const float* from;
     int64_t stride;
@@ -66,13 +66,13 @@ struct TileSplitter {
       stride = kAtOnce * x.row;
       valid = column < x.columns ? valid_ - row : 0;
     }
-    // The next rows, copied to shared memory.
+    // Copies the next rows to shared memory.
     __device__ __forceinline__ void copy_next(uint32_t to) {
       copy_16_bytes(to, from, valid > 0);
       from += stride;
       valid -= kAtOnce;
     }
-    // The next rows.
+    // Returns the lane's part of the next rows.
     __device__ __forceinline__ float4 next() {
       float4 x = {0.f, 0.f, 0.f, 0.f};
       if (valid > 0) {
@@ -86,7 +86,7 @@ struct TileSplitter {
     }
   };
 
-  // The lane's place in the warp's first rows.
+  // Returns the lane's place in the warp's first rows.
   __device__ __forceinline__ uint32_t place(uint32_t tile) const {
     const int lane = thread_index() % 32, piece = lane % (kDim / 4), row = lane / (kDim / 4);
     return tile + piece / 16 * kColumnBytes + (warp * kWarpRows + row) * 128 +
@@ -100,7 +100,7 @@ struct TileSplitter {
                  : "memory");
   }
 
-  // What is not finite gets no low term, if kGuarded; else it is found in `largest`.
+  // What is not finite gets no low term if kGuarded, and else is found in `largest`.
   template <bool kGuarded>
   static __device__ __forceinline__ void split(const float4& x, uint32_t place, int access,
                                                float factor, __half2& largest) {
@@ -125,7 +125,7 @@ struct TileSplitter {
     store(at + kTermBytes, low);
   }
 
-  // The largest of all warps. Behind it, all have written their rows.
+  // Returns the largest of all warps. After this all of them have written their rows.
   __device__ __forceinline__ uint32_t all(uint32_t x) {
     const int lane = thread_index() % 32;
     x = __reduce_max_sync(0xffffffffu, x);
@@ -166,7 +166,7 @@ struct TileSplitter {
   }
 };
 
-// Keys and values, in turns.
+// Splits keys and values, in turns.
 template <class Tile>
 __device__ __forceinline__ void split_keys(const Forward& p, const ForwardBlock& block,
                                            int keys_begin, uint32_t tiles, FloatBarriers* barriers,
@@ -175,7 +175,7 @@ __device__ __forceinline__ void split_keys(const Forward& p, const ForwardBlock&
   constexpr int kAhead = Tile::kAhead, kAccesses = Splitter::kAccesses,
                 kRowBytes = Tile::kSplitters * 16;
   Splitter splitter{3, barriers->largest[2][0], thread / 32};
-  const int count = max(0, (block.keys_end - keys_begin + Tile::kKeys - 1) / Tile::kKeys) * 2;
+  const int count = max(0, ceil_div(block.keys_end - keys_begin, Tile::kKeys)) * 2;
   if (count == 0) return;
   int k_exponent = kUsualExponent, v_exponent = kUsualExponent;
   const auto source = [&](int n) -> typename Splitter::Source {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void split_keys(const Forward& p, const ForwardBlock&
   copies_wait<0>();
 }
 
-// 64 queries of a warpgroup; returns their scale.
+// Splits 64 queries of a warpgroup, and returns their scale.
 template <class Tile>
 __device__ __forceinline__ float split_queries(const Forward& p, const ForwardBlock& block,
                                                uint32_t tile, FloatBarriers* barriers,

@@ -9,7 +9,7 @@
 
 namespace fk::cuda_sm90 {
 
-// Tiles as measured.
+// The tiles are as measured.
 struct Float8Row64 {
   // Small heads leave room for three warpgroups and four blocks at a time.
   static constexpr int kWidth = 64, kKeys = 128, kWarpgroups = 3, kStages = 4;
@@ -30,14 +30,14 @@ namespace {
 
 using attention::Problem;
 
-// Blocks of packed values: of a sequence, and in all.
+// Packed values lie in blocks: so many of a sequence, and then so many of a call.
 int64_t blocks_per_sequence(const Problem& p, int keys) { return ceil_div(p.k_len, keys); }
 int64_t value_blocks(const Problem& p, int keys) {
   const int64_t blocks = blocks_per_sequence(p, keys);
   return p.packed ? blocks + p.batch : blocks * p.batch;
 }
 
-// The index of the next tile, then the values.
+// The workspace begins with the index of the next tile, then come the values.
 constexpr size_t kValuesOffset = 256;
 template <class Tile>
 size_t workspace_of(const Problem& p) {

@@ -21,12 +21,13 @@
 #include "ops/attention/sm90/float8_producer.cuh"
 #include "ops/attention/sm90/float8_softmax.cuh"
 #include "ops/attention/sm90/float8_values.cuh"
+#include "ops/attention/sm90/rows.cuh"
 
 namespace fk::cuda_sm90 {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// One warpgroup, which owns 64 queries of every tile.
+// Runs one warpgroup, which owns 64 queries of every tile.
 template <class Tile>
 struct Float8Consumer {
   using T = __nv_fp8_e4m3;
@@ -60,8 +61,8 @@ struct Float8Consumer {
     if (lane == 0) cuda::barrier_arrive(empty + stage_of(i));
   }
 
-  // Named barriers: 1 + w for when it is warpgroup w's turn, 4 + w for w alone. `zero` is something
-  // that has to be known before the turn is passed on.
+  // Named barrier 1 + w is for when it is warpgroup w's turn, and 4 + w for w alone. `zero` is
+  // something that has to be known before the turn is passed on.
   __device__ __forceinline__ void wait_for_turn() const {
     cuda::named_barrier_sync(1 + warpgroup, 256);
   }
@@ -70,7 +71,7 @@ struct Float8Consumer {
   }
   __device__ __forceinline__ void sync() const { cuda::named_barrier_sync(4 + warpgroup, 128); }
 
-  // The blocks of keys that this warpgroup needs.
+  // Returns the blocks of keys that this warpgroup needs.
   __device__ __forceinline__ const BlocksOfKeys& blocks(int round) const {
     return tile(round).blocks[warpgroup];
   }
@@ -126,19 +127,11 @@ struct Float8Consumer {
   __device__ __forceinline__ bool masked(int n, int round) const {
     return n >= blocks(round).inner_end || n < blocks(round).inner_first;
   }
-  // -inf where a query does not see a key of block n.
+  // Sets scores to -inf where a query does not see a key of block n.
   __device__ __forceinline__ void mask(float (&s)[kScores], int n, int round) const {
-    const int inner_first = blocks(round).inner_first, inner_end = blocks(round).inner_end;
-    if (n < inner_end && n >= inner_first) return;
     const TileOfQueries& t = tile(round);
-    const int first_key = n * Tile::kKeys + 2 * (lane % 4);
-    const int place =
-        t.query + 64 * warpgroup + 16 * warp + lane / 4 + t.k_len - t.q_len - first_key;
-    if (n >= inner_end) {
-      const int limit = t.k_len - first_key, end = place + a.forward.right + 1;
-      mask_from(s, {min(limit, end), min(limit, end + 8)});
-    }
-    if (n < inner_first) mask_before(s, {place - a.forward.left, place + 8 - a.forward.left});
+    mask_block<Tile::kKeys>(s, a.forward, t, n, blocks(round).inner_first, blocks(round).inner_end,
+                            t.query + 64 * warpgroup, warp, lane);
   }
 
   static __device__ __forceinline__ float sink_of(const void* data, DType type, int64_t at) {
@@ -148,7 +141,7 @@ struct Float8Consumer {
     return static_cast<const float*>(data)[at];
   }
 
-  // What a row of the output is to be multiplied by, when its tile is done; stores lse.
+  // Returns what a row of the output is to be multiplied by when its tile is done, and stores lse.
   __device__ __forceinline__ void finish_rows(const Float8Softmax& softmax, int round,
                                               float (&factor)[2]) const {
     const ForwardArguments& f = a.forward;
@@ -187,40 +180,15 @@ struct Float8Consumer {
     char* const out = shared + Tile::kOutOffset + warpgroup * Tile::kOutBytes;
     if (thread == 0) cuda::bulk_wait_read<0>();
     sync();
-    const int r = 16 * warp + lane % 16;
-#pragma unroll
-    for (int i = 0; i < Tile::kWidth / 16; ++i) {
-      const int piece = 2 * (i % 4) + lane / 16;
-      char* const to = out + i / 4 * kColumnBytes + r * 128 + (piece ^ (r % 8)) * 16;
-      const float* x = o + 8 * i;
-      cuda::store_matrices(to, pack_pair<__nv_bfloat16>(x[0] * factor[0], x[1] * factor[0]),
-                           pack_pair<__nv_bfloat16>(x[2] * factor[1], x[3] * factor[1]),
-                           pack_pair<__nv_bfloat16>(x[4] * factor[0], x[5] * factor[0]),
-                           pack_pair<__nv_bfloat16>(x[6] * factor[1], x[7] * factor[1]));
-    }
+    put_rows<__nv_bfloat16, kColumnBytes>(out, o, factor, warp, lane);
     const int rows = min(64, t.q_len - first_row);
     cuda::fence_async_shared();
     sync();
     if (f.out_view.data == nullptr || rows <= 0) return;
     if (!f.packed || rows == 64) {
-      if (thread == 0) {
-#pragma unroll
-        for (int c = 0; c < Tile::kWidth / 64; ++c) {
-          cuda::tensor_store(&f.out, out + c * kColumnBytes, 64 * c, t.q_begin + first_row, t.head,
-                             f.packed ? 0 : t.batch);
-        }
-        cuda::bulk_commit();
-      }
+      if (thread == 0) send_rows<Tile::kWidth / 64, kColumnBytes>(out, f, t, first_row);
     } else {
-      // The rows behind are another sequence's.
-      for (int i = thread; i < rows * f.value_pieces; i += 128) {
-        const int row = i / f.value_pieces, piece = i % f.value_pieces;
-        const uint4 x = *reinterpret_cast<const uint4*>(out + piece / 8 * kColumnBytes + row * 128 +
-                                                        ((piece % 8) ^ (row % 8)) * 16);
-        const int64_t at =
-            (t.q_begin + first_row + row) * f.out_view.row + t.head * f.out_view.head + piece * 8;
-        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(f.out_view.data) + at) = x;
-      }
+      copy_last_rows<__nv_bfloat16, kColumnBytes>(out, f, t, first_row, rows, thread);
     }
   }
 
@@ -308,8 +276,8 @@ struct Float8Consumer {
 #pragma unroll 1
         for (int n = first_block + 1; n < end_block(round); ++n) {
           wait(barriers->k_full, block);
-          // In front of both products: with a branch between them the compiler would keep the
-          // probabilities twice.
+          // This stands in front of both products. With a branch between them the compiler would
+          // keep the probabilities twice.
           if (!kIssueInTurns) wait(barriers->v_full, block - 1);
           next_probabilities(o, s, next, p, softmax, grown, values_read);
           values_read = true;

@@ -21,7 +21,7 @@ struct Float8Arguments {
 // A tile as the producer found it, with what depends on its head.
 struct alignas(16) Float8Head {
   TileOfQueries tile;
-  // The softmax wants a positive scale: where it is negative, the queries change their signs. 0
+  // The softmax wants a positive scale, so the queries change their signs where it is negative. 0
   // becomes small enough to make no difference.
   float scale_log2, v_scale;
   float slack;  // what a score may exceed the maximum by before that follows
@@ -42,11 +42,11 @@ struct Float8Barriers {
 template <class Row>
 struct Float8Tile : Row {
   static constexpr int kQueries = 64 * Row::kWarpgroups;
-  // Whether probabilities are rounded when the product before is done, not one by one beside the
-  // exponentials, where they wait for its registers. As measured.
+  // Says whether probabilities are rounded when the product before is done, not one by one beside
+  // the exponentials, where they wait for its registers. This is as measured.
   static constexpr bool kRoundLate = Row::kWidth == 128;
-  // Whether the warpgroups take turns at exponentials, not at the issue of products: for long rows,
-  // as measured.
+  // Says whether the warpgroups take turns at exponentials, not at the issue of products. For long
+  // rows they do, as measured.
   static constexpr bool kTurnsAtExponentials = Row::kKeys == 224;
   static constexpr int kThreads = 128 * (Row::kWarpgroups + 1);
   // Registers of a thread that loads and of one that multiplies: together no more than the block

@@ -9,7 +9,7 @@
 
 namespace fk::cuda_sm90 {
 
-// Four neighbours of the left operand, the first in the lowest byte.
+// Packs four neighbours of the left operand, the first in the lowest byte.
 __device__ __forceinline__ uint32_t pack_four(float a, float b, float c, float d) {
   uint32_t word;
   asm("{\n.reg .b16 low, high;\n"
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint32_t pack_four(float a, float b, float c, float d
   return word;
 }
 
-// A thread's part of the left operand of 32 keys.
+// Rounds a thread's part of the left operand of 32 keys.
 __device__ __forceinline__ void round_sixteen(const float* s, uint32_t (&p)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -30,10 +30,10 @@ __device__ __forceinline__ void round_sixteen(const float* s, uint32_t (&p)[4]) 
   }
 }
 
-// The running softmax (sm90/softmax.cuh) with probabilities of up to 448.
+// This is the running softmax (sm90/softmax.cuh) with probabilities of up to 448.
 struct Float8Softmax {
   static constexpr float kShift = 8.f;  // of probabilities, as a power of 2
-  // How far the maximum may stay behind, likewise: 2^(8 + 0.8) is below 448.
+  // The maximum may stay behind so far: 2^(8 + 0.8) is below 448.
   static constexpr float kLag = 0.8f;
   float max[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0.f, 0.f};
@@ -49,9 +49,10 @@ struct Float8Softmax {
     exponentiate<kLate>(s, scale_log2, p);
   }
 
-  // The first part of a step: whether the maximum may have grown. That a score exceeds it by
-  // `slack`, which is kLag, is looked up with integers, three at a time: right unless the maximum
-  // plus `slack` is negative, when it always seems so. Otherwise there is no correction.
+  // Does the first part of a step: returns whether the maximum may have grown. Whether a score
+  // exceeds it by `slack`, which is kLag, is looked up with integers, three at a time. That is
+  // right unless the maximum plus `slack` is negative, when it always seems so. Otherwise there is
+  // no correction.
   template <int N>
   __device__ __forceinline__ bool grow(const float (&s)[N], float scale_log2, float slack) {
     const int bits[2] = {largest_bits<0>(s), largest_bits<1>(s)};
@@ -60,7 +61,7 @@ struct Float8Softmax {
     if (!grown) return false;
     float largest[2] = {__int_as_float(bits[0]), __int_as_float(bits[1])};
     if (__any_sync(0xffffffff, bits[0] == 0 || bits[1] == 0)) {
-      // No score of a row is positive: the largest has the smallest bits.
+      // If no score of a row is positive, the largest has the smallest bits.
       unsigned smallest[2] = {~0u, ~0u};
 #pragma unroll
       for (int i = 0; i < N; i += 2) {
@@ -76,7 +77,7 @@ struct Float8Softmax {
     return true;
   }
 
-  // The second part.
+  // Does the second part of a step.
   template <bool kLate, int N>
   __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2,
                                                uint32_t (&p)[N / 16][4]) {

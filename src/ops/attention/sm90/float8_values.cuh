@@ -30,7 +30,7 @@ struct ValueArguments {
   int* next_tile;  // set to 0 on the way, for the kernel behind; may be null
 };
 
-// Packed sequences: sequence b has its blocks from b + begin / kKeys on.
+// Packed sequence b has its blocks from b + begin / kKeys on.
 template <int kWidth, int kKeys>
 __global__ void __launch_bounds__(kWidth / 4 * kKeys / 16)
     pack_values(const __grid_constant__ ValueArguments a) {
@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(kWidth / 4 * kKeys / 16)
     row[2][t] = __byte_perm(high0, high8, 0x5410);
     row[3][t] = __byte_perm(high0, high8, 0x7632);
   }
-  // 16 bytes at a time; those of a piece are permuted by its place, for neighbours to meet
-  // different banks.
+  // A thread takes 16 bytes at a time; those of a piece are permuted by its place, for neighbours
+  // to meet different banks.
   const int piece = sixteen / 2 * (kWidth / 4) + group / 2 * 2 + sixteen % 2;
 #pragma unroll
   for (int r = 0; r < 4; ++r) {

@@ -58,7 +58,7 @@ namespace {
 using attention::Mask;
 using attention::Problem;
 
-// What the workspace holds: the index of the next tile and, if they are rotated, q and k.
+// The workspace holds the index of the next tile and, if they are rotated, q and k.
 struct Scratch {
   size_t q = 256, k = 256, bytes = 256;
 
@@ -94,15 +94,15 @@ Status launch(const AttentionFwd& a, const Exec& exec) {
                             {blocks, Tile::kThreads, Tile::kSharedBytes}, stream, f);
 }
 
-// Whether tiles of two warpgroups are done sooner than tiles of three, which are 1.2 times as fast
-// if there is enough to do: where there are few tiles, larger ones leave multiprocessors idle.
+// Returns whether tiles of two warpgroups are done sooner than tiles of three, which are 1.2 times
+// as fast if there is enough to do: where there are few tiles, larger ones leave multiprocessors
+// idle.
 bool few_tiles(const Problem& p, int multiprocessors) {
   if (p.packed) return false;
   const auto rounds = [&](int queries) {
     const double tiles =
-        static_cast<double>(p.batch * p.heads * ((p.q_len + queries - 1) / queries)) /
-        multiprocessors;
-    // Under a mask they are half as long on average, and the longest come first.
+        static_cast<double>(p.batch * p.heads * ceil_div(p.q_len, queries)) / multiprocessors;
+    // Under a mask tiles are half as long on average, and the longest come first.
     return p.mask.unlimited() ? std::ceil(tiles) : std::max(1., tiles / 2);
   };
   return 1.25 * 128 * rounds(128) < 192 * rounds(192);

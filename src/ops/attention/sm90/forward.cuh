@@ -53,8 +53,8 @@ struct ForwardRow {
 template <class Row>
 struct ForwardTile : Row {
   static constexpr int kQueries = 64 * Row::kWarpgroups;
-  // Whether the last block may be cut in half. Elsewhere the compiler runs out of registers and
-  // makes every multiplication wait for the one before.
+  // Says whether the last block may be cut in half. Elsewhere the compiler runs out of registers
+  // and makes every multiplication wait for the one before.
   static constexpr bool kHalfBlocks = Row::kWidth == 128 && Row::kKeys == 128 && !Row::kScoreChange;
   static constexpr int kThreads = 128 * (Row::kWarpgroups + 1);
   // Registers of a thread that loads and of one that multiplies: together what the block starts
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// The warp that finds the tiles: the next one when the last loads of the one before are due.
+// One warp finds the tiles: the next one when the last loads of the one before are due.
 template <class Tile>
 __device__ __forceinline__ void find_tiles(const ForwardArguments& a, ForwardBarriers* barriers,
                                            TileOfQueries* tiles) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ void find_tiles(const ForwardArguments& a, ForwardBar
   }
 }
 
-// The next tile, for a thread that loads.
+// Waits for the next tile, for a thread that loads.
 __device__ __forceinline__ const TileOfQueries& wait_for_tile(ForwardBarriers* barriers,
                                                               const TileOfQueries* tiles,
                                                               int round) {
@@ -227,8 +227,8 @@ __device__ __forceinline__ void load_queries(const ForwardArguments& a, char* sh
   }
 }
 
-// Keys or values, into kStages places from `to` on. Who loads the keys says when the next tile is
-// due: late, for all multiprocessors to end at the same time.
+// Loads keys or values into kStages places from `to` on. The thread that loads keys says when the
+// next tile is due: late, for all multiprocessors to end at the same time.
 template <class Tile, int kStages, bool kKeys>
 __device__ __forceinline__ void load_blocks(const ForwardArguments& a, const CUtensorMap* map,
                                             char* to, uint64_t* full, uint64_t* empty,
@@ -257,7 +257,7 @@ __device__ __forceinline__ void load_blocks(const ForwardArguments& a, const CUt
   }
 }
 
-// A warpgroup that multiplies: it owns 64 queries of every tile.
+// A warpgroup that multiplies owns 64 queries of every tile.
 template <class Tile>
 struct Consumer {
   using T = typename Tile::T;
@@ -272,7 +272,7 @@ struct Consumer {
   const int thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
 
-  // Blocks of keys since the start whose scores were taken, or that were skipped.
+  // Counts the blocks of keys since the start whose scores were taken, or that were skipped.
   int block = 0;
   int values = 0;  // the block of values to multiply next, modulo 2 kValueStages
   // These are what BlocksOfKeys says of the present tile.
@@ -317,7 +317,7 @@ struct Consumer {
     }
   }
 
-  // Named barriers: 1 + w for when it is warpgroup w's turn to issue, 4 + w for w alone.
+  // Named barrier 1 + w is for when it is warpgroup w's turn to issue, and 4 + w for w alone.
   __device__ __forceinline__ void wait_for_turn() const {
     cuda::named_barrier_sync(1 + warpgroup, 256);
   }
@@ -380,15 +380,16 @@ struct Consumer {
 
   // The following are defined in sm90/forward_rows.cuh.
 
-  // Scores of block n as the softmax wants them: changed by softcap and ALiBi (then in units of log
-  // 2), and -inf where a query does not see a key.
+  // Makes the scores of block n what the softmax wants: changed by softcap and ALiBi (then in units
+  // of log 2), and -inf where a query does not see a key.
   template <int N>
   __device__ __forceinline__ void finish_scores(float (&s)[N], int n, int round) const;
 
-  // The rows behind a packed sequence are another one's, and 0 times what is there may be NaN.
+  // Clears values behind the end. The rows behind a packed sequence are another one's, and 0 times
+  // what is there may be NaN.
   __device__ __forceinline__ void clear_values_behind(int round) const;
 
-  // What a row of the output is to be multiplied by, when its tile is done; stores lse.
+  // Returns what a row of the output is to be multiplied by when its tile is done, and stores lse.
   __device__ __forceinline__ void finish_rows(const Softmax& softmax, float scale_log2, int round,
                                               float (&factor)[2]) const;
 
@@ -428,7 +429,7 @@ struct Consumer {
         softmax.begin(s, scale_log2);
         finish_out();
         ++block;
-        // Of the last block, half the keys may be all that these queries see.
+        // Half the keys of the last block may be all that these queries see.
         const bool half = Tile::kHalfBlocks && end_block - first_block > 1 &&
                           tile(round).blocks[warpgroup].end_halves % 2 != 0;
         const auto step = [&](auto& scores, int n) {

@@ -1,4 +1,4 @@
-// What a Hopper forward is told, of 16-bit elements or of 8-bit floats.
+// The arguments of a Hopper forward, of 16-bit elements or of 8-bit floats.
 #pragma once
 
 #include "core/integers.h"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/attention/sm90/forward.cuh"
+#include "ops/attention/sm90/rows.cuh"
 
 namespace fk::cuda_sm90 {
 
@@ -26,9 +27,9 @@ template <class Tile>
 template <int N>
 __device__ __forceinline__ void Consumer<Tile>::finish_scores(float (&s)[N], int n,
                                                               int round) const {
-  const int first_key = n * Tile::kKeys + 2 * (lane % 4);
   const TileOfQueries& t = tile(round);
   if constexpr (Tile::kScoreChange) {
+    const int first_key = n * Tile::kKeys + 2 * (lane % 4);
     const float slope = a.slopes.data == nullptr
                             ? 0.f
                             : cuda::load_as(a.slope_type, a.slopes.data,
@@ -48,13 +49,7 @@ __device__ __forceinline__ void Consumer<Tile>::finish_scores(float (&s)[N], int
       s[i] = cuda::kLog2E * (s[i] - cuda::attention::alibi(slope, distance));
     }
   }
-  if (n < inner_end && n >= inner_first) return;
-  const int place = t.query + 64 * warpgroup + 16 * warp + lane / 4 + t.k_len - t.q_len - first_key;
-  if (n >= inner_end) {
-    const int limit = t.k_len - first_key, end = place + a.right + 1;
-    mask_from(s, {min(limit, end), min(limit, end + 8)});
-  }
-  if (n < inner_first) mask_before(s, {place - a.left, place + 8 - a.left});
+  mask_block<Tile::kKeys>(s, a, t, n, inner_first, inner_end, t.query + 64 * warpgroup, warp, lane);
 }
 
 template <class Tile>
@@ -117,42 +112,16 @@ __device__ __forceinline__ void Consumer<Tile>::store(const float (&o)[Tile::kVa
   const TileOfQueries& t = tile(round);
   const int first_row = t.query + 64 * warpgroup;
   char* const out = queries(round);
-  {
-    const int r = 16 * warp + lane % 16;
-#pragma unroll
-    for (int i = 0; i < Tile::kValueWidth / 16; ++i) {
-      const int piece = 2 * (i % 4) + lane / 16;
-      char* const to = out + i / 4 * Tile::kQueryColumnBytes + r * 128 + (piece ^ (r % 8)) * 16;
-      const float* x = o + 8 * i;
-      cuda::store_matrices(to, pack_pair<T>(x[0] * factor[0], x[1] * factor[0]),
-                           pack_pair<T>(x[2] * factor[1], x[3] * factor[1]),
-                           pack_pair<T>(x[4] * factor[0], x[5] * factor[0]),
-                           pack_pair<T>(x[6] * factor[1], x[7] * factor[1]));
-    }
-  }
+  put_rows<T, Tile::kQueryColumnBytes>(out, o, factor, warp, lane);
   const int rows = min(64, t.q_len - first_row);
   cuda::fence_async_shared();
   sync();
   if (a.out_view.data != nullptr && rows > 0) {
     if (!a.packed || rows == 64) {
-      if (thread == 0) {
-#pragma unroll
-        for (int c = 0; c < Tile::kValueColumns; ++c) {
-          cuda::tensor_store(&a.out, out + c * Tile::kQueryColumnBytes, 64 * c,
-                             t.q_begin + first_row, t.head, a.packed ? 0 : t.batch);
-        }
-        cuda::bulk_commit();
-      }
+      if (thread == 0)
+        send_rows<Tile::kValueColumns, Tile::kQueryColumnBytes>(out, a, t, first_row);
     } else {
-      // The rows behind are another sequence's.
-      for (int i = thread; i < rows * a.value_pieces; i += 128) {
-        const int r = i / a.value_pieces, piece = i % a.value_pieces;
-        const uint4 x = *reinterpret_cast<const uint4*>(out + piece / 8 * Tile::kQueryColumnBytes +
-                                                        r * 128 + ((piece % 8) ^ (r % 8)) * 16);
-        const int64_t at =
-            (t.q_begin + first_row + r) * a.out_view.row + t.head * a.out_view.head + piece * 8;
-        *reinterpret_cast<uint4*>(static_cast<T*>(a.out_view.data) + at) = x;
-      }
+      copy_last_rows<T, Tile::kQueryColumnBytes>(out, a, t, first_row, rows, thread);
       sync();
     }
   }

@@ -6,13 +6,13 @@
 
 namespace fk::cuda_sm90 {
 
-// The blocks of keys that a warpgroup needs: from `first` on, and how many half blocks there are
-// before the end; those outside [inner_first, inner_end) with a mask.
+// A warpgroup needs these blocks of keys: from `first` on, and `end_halves` says how many half
+// blocks there are before the end. Those outside [inner_first, inner_end) need a mask.
 struct BlocksOfKeys {
   int first, end_halves, inner_first, inner_end;
 };
 
-// Where a tile of queries is and which blocks of keys it needs.
+// Says where a tile of queries is and which blocks of keys it needs.
 struct TileOfQueries {
   BlocksOfKeys blocks[3];      // of each warpgroup
   int first_block, end_block;  // of all together
@@ -24,16 +24,16 @@ struct TileOfQueries {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// The 32 packed sequences among which the last tile was, and the tiles before them: indices only
-// grow.
+// Holds the 32 packed sequences among which the last tile was, and the tiles before them. Indices
+// only grow.
 struct PackedCursor {
   int batch = 0, tiles_before = 0;
 };
 
-// Which head (of `heads`) and which of its tiles comes at `index`: the last queries first, which
-// see the most keys if the mask is causal; head by head, for blocks that run side by side to share
-// keys and values, but the `last` heads together, the longest tiles of all first, for all blocks to
-// finish at once.
+// Tells which head (of `heads`) and which of its tiles comes at `index`. The last queries come
+// first, which see the most keys if the mask is causal. Heads follow one another, for blocks that
+// run side by side to share keys and values, but the `last` heads go together, the longest tiles of
+// all first, for all blocks to finish at once.
 __device__ __forceinline__ void order_tiles(int index, int heads, int query_tiles, int last,
                                             int* head, int* tile) {
   const int single = 2 * last >= heads ? 0 : heads - last;
@@ -44,8 +44,8 @@ __device__ __forceinline__ void order_tiles(int index, int heads, int query_tile
   *tile = query_tiles - 1 - rest / count;
 }
 
-// The place of the tile of the given index; false past the last. For a whole warp, whose first lane
-// writes it down.
+// Finds the place of the tile of the given index; returns false past the last. A whole warp calls
+// it, whose first lane writes the place down.
 template <class Tile>
 __device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
                                            PackedCursor& cursor, TileOfQueries* tile) {
@@ -53,7 +53,8 @@ __device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
   const int lane = threadIdx.x % 32;
   int batch, head, place;
   if (a.packed) {
-    // Sequence by sequence. Whatever the offsets say, rows stay inside the tensors.
+    // Sequences are looked up one after another. Whatever the offsets say, rows stay inside the
+    // tensors.
     int begin, length, query_tiles;
     for (;;) {
       if (cursor.batch >= a.batch) return false;
@@ -63,7 +64,7 @@ __device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
         begin = min(max(a.cu_q[batch * a.cu_q_stride], 0), a.q_len);
         length = max(min(a.cu_q[(batch + 1) * a.cu_q_stride], a.q_len) - begin, 0);
       }
-      query_tiles = (length + Tile::kQueries - 1) / Tile::kQueries;
+      query_tiles = ceil_div(length, Tile::kQueries);
       int end = query_tiles * a.heads;  // summed over the lanes up to this one
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
@@ -90,12 +91,12 @@ __device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
       tile->k_len = max(min(a.cu_k[(batch + 1) * a.cu_k_stride], a.k_len) - tile->k_begin, 0);
     }
     const int behind = (a.q_len - begin - length) / Tile::kQueries * a.heads;
-    const int last = max((a.end_tiles - behind + query_tiles - 1) / query_tiles, 0);
+    const int last = max(ceil_div(a.end_tiles - behind, query_tiles), 0);
     order_tiles(index, a.heads, query_tiles, last, &head, &place);
   } else {
     int row = index / a.query_tiles;
     if (a.last_first) {
-      const int last = (a.end_tiles + a.query_tiles - 1) / a.query_tiles;
+      const int last = ceil_div(a.end_tiles, a.query_tiles);
       order_tiles(index, a.batch * a.heads, a.query_tiles, last, &row, &place);
     } else {
       place = index % a.query_tiles;
@@ -116,7 +117,8 @@ __device__ __forceinline__ bool place_tile(const ForwardArguments& a, int index,
   return true;
 }
 
-// The tile of the given index, with a negative batch past the last one. For a whole warp.
+// Finds the tile of the given index, with a negative batch past the last one. A whole warp calls
+// it.
 template <class Tile>
 __device__ __forceinline__ void find_tile(const ForwardArguments& a, int index,
                                           PackedCursor& cursor, TileOfQueries* tile) {
@@ -132,17 +134,16 @@ __device__ __forceinline__ void find_tile(const ForwardArguments& a, int index,
     const int end_key = min(k_len, last_query + shift + a.right + 1);
     const int first_key = max(0, query + shift - a.left);
     const int tile_first = first_key / Tile::kKeys;
-    const int tile_end =
-        end_key > first_key ? (end_key + Tile::kKeys - 1) / Tile::kKeys : tile_first;
-    // Of the warpgroup with this lane's number.
+    const int tile_end = end_key > first_key ? ceil_div(end_key, Tile::kKeys) : tile_first;
+    // These belong to the warpgroup with this lane's number.
     const int first = query + 64 * lane + shift, last = first + 63;
     const int end = min(k_len, last + a.right + 1);
-    const int end_block = max(tile_first, min(tile_end, (end + Tile::kKeys - 1) / Tile::kKeys));
+    const int end_block = max(tile_first, min(tile_end, ceil_div(end, Tile::kKeys)));
     BlocksOfKeys b;
     b.first = min(end_block, max(tile_first, (first - a.left) / Tile::kKeys));
     b.end_halves = 2 * end_block - (2 * end <= (2 * end_block - 1) * Tile::kKeys ? 1 : 0);
     if (query + 64 * lane >= q_len) b.end_halves = 2 * b.first;  // no queries here
-    b.inner_first = (last - a.left + Tile::kKeys - 1) / Tile::kKeys;
+    b.inner_first = ceil_div(last - a.left, Tile::kKeys);
     b.inner_end = min(k_len, first + a.right + 1) / Tile::kKeys;
     tile->blocks[lane] = b;
     if (lane == 0) {

@@ -15,10 +15,11 @@ using cuda::log2_fast;
 using cuda::pack_pair;
 using cuda::reciprocal_fast;
 
-// Which row of a thread's two score i belongs to.
+// Returns which row of a thread's two score i belongs to.
 constexpr __device__ __forceinline__ int row_of(int i) { return (i / 2) % 2; }
 
-// The largest of a row's scores, as an integer with a float's bits; 0 if all are negative.
+// Returns the largest of a row's scores, as an integer with a float's bits, or 0 if all are
+// negative.
 template <int kRow, int N>
 __device__ __forceinline__ int largest_bits(const float (&s)[N]) {
   int largest = 0;
@@ -42,10 +43,10 @@ struct Softmax {
     exponentiate(s, scale_log2);
   }
 
-  // The same for further scores. The maximum stays behind until a score exceeds it by `slack`, a
+  // Does so for further scores. The maximum stays behind until a score exceeds it by `slack`, a
   // factor of 2^8: until then probabilities just exceed 1, and nothing summed before needs a
-  // correction. Whether one does is looked up with integers, three at a time: right unless the
-  // maximum plus `slack` is negative, when it always seems so.
+  // correction. Whether one does is looked up with integers, three at a time. That is right unless
+  // the maximum plus `slack` is negative, when it always seems so.
   template <int N>
   __device__ __forceinline__ void step(float (&s)[N], float scale_log2, float slack) {
     const bool over = (largest_bits<0>(s) > __float_as_int(max[0] + slack)) |
@@ -86,8 +87,8 @@ struct Softmax {
   }
 };
 
-// -inf for the keys from `end` on, or before `first`, both counted from the thread's first column,
-// for each of its rows.
+// Sets scores to -inf for the keys from `end` on, or before `first`, both counted from the thread's
+// first column, for each of its rows.
 template <int N>
 __device__ __forceinline__ void mask_from(float (&s)[N], const int (&end)[2]) {
 #pragma unroll
@@ -103,7 +104,7 @@ __device__ __forceinline__ void mask_before(float (&s)[N], const int (&first)[2]
   }
 }
 
-// The A operands of the next product.
+// Rounds probabilities to the A operands of the next product.
 template <class T, int N>
 __device__ __forceinline__ void round_pairs(const float (&s)[N], uint32_t (&p)[N / 8][4]) {
 #pragma unroll

@@ -24,7 +24,7 @@ inline bool copy_engine_takes(const AttentionFwd& a) {
          (!a.out || copy_engine_takes(a.out));
 }
 
-// Whether each of these tensors begins where accesses of 16 bytes may.
+// Returns whether each of these tensors begins where accesses of 16 bytes may.
 inline bool all_aligned(std::initializer_list<const Tensor*> tensors) {
   for (const Tensor* t : tensors) {
     if (reinterpret_cast<uintptr_t>(t->data) % 16 != 0) return false;
@@ -32,7 +32,7 @@ inline bool all_aligned(std::initializer_list<const Tensor*> tensors) {
   return true;
 }
 
-// (D, rows, heads, batch), in boxes of 128 bytes and `rows` rows.
+// Describes a tensor as (D, rows, heads, batch), in boxes of 128 bytes and `rows` rows.
 inline Status make_map(CUtensorMap* map, const Tensor& t, int rows) {
   const attention::View view = attention::view(t);
   const int64_t bytes = size_of(t.dtype);

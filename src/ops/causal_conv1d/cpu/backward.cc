@@ -47,7 +47,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// A tile with W-1 steps before it and after it.
+// Holds a tile with W-1 steps before it and after it.
 struct GradientTile {
   alignas(64) float x[(kSteps + 2 * kHistory) * kMaxLanes];
   alignas(64) float dsum[(kSteps + kHistory) * kMaxLanes];
@@ -56,7 +56,7 @@ struct GradientTile {
   alignas(64) float dfinal[kHistory * kMaxLanes];
 };
 
-// The gradients of the sums of steps [step, end + W-1); 0 after the sequence.
+// Computes the gradients of the sums of steps [step, end + W-1), with 0 after the sequence.
 HWY_INLINE void load_sum_gradients(const conv::BackwardJob& job, const conv::Tile& tile,
                                    const Taps& taps, int64_t c, int64_t channels, GradientTile& g) {
   const F32 d;
@@ -76,7 +76,7 @@ HWY_INLINE void load_sum_gradients(const conv::BackwardJob& job, const conv::Til
   }
 }
 
-// dx of the inputs [from, step) before the tile, which have no steps of their own there.
+// Computes dx of the inputs [from, step) before the tile, which have no steps of their own there.
 HWY_INLINE void history_gradients(const conv::Input& in, const conv::Tile& tile, const Taps& taps,
                                   int64_t from, GradientTile& g) {
   const F32 d;
@@ -93,9 +93,9 @@ HWY_INLINE void history_gradients(const conv::Input& in, const conv::Tile& tile,
   }
 }
 
-// Of the tile's own `count` steps: dx, and their share of dweight and dbias, in `sums`, the rows of
-// which are `row` apart. `ahead` steps are left in the sequence: past them no tap is multiplied,
-// not even with 0, since it may be infinite.
+// Computes dx of the tile's own `count` steps, and their share of dweight and dbias in `sums`, the
+// rows of which are `row` apart. `ahead` steps are left in the sequence: past them no tap is
+// multiplied, not even with 0, since it may be infinite.
 template <int kWidth>
 HWY_INLINE void step_gradients(const Taps& taps, int64_t count, int64_t ahead,
                                const GradientTile& g, float* dx, float* sums, int64_t row) {
@@ -130,7 +130,7 @@ HWY_INLINE void step_gradients(const Taps& taps, int64_t count, int64_t ahead,
   hn::StoreU(dbias, d, sums + kWidth * row);
 }
 
-// What the final state's rows give the inputs [from, end).
+// Adds what the final state's rows give the inputs [from, end).
 HWY_INLINE void add_final_gradients(const conv::Input& in, const conv::Tile& tile, int64_t from,
                                     GradientTile& g) {
   const F32 d;
@@ -180,7 +180,7 @@ void backward_item(const conv::BackwardJob& job, int64_t item) {
   }
 }
 
-// dweight and dbias: the items' sums added up, in order.
+// Adds the items' sums of dweight and dbias up, in order.
 void finish(const conv::BackwardJob& job) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d), width = job.in.width;

@@ -1,7 +1,7 @@
 // Vector code that causal_conv1d, its backward and its update share: some steps of one vector of
 // channels, in float, with the W-1 inputs before them.
 
-// Once per target.
+// Highway includes this file once for each target.
 #if defined(FK_OPS_CAUSAL_CONV1D_CPU_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_OPS_CAUSAL_CONV1D_CPU_SIMD_PER_TARGET
 #undef FK_OPS_CAUSAL_CONV1D_CPU_SIMD_PER_TARGET
@@ -23,7 +23,7 @@ using conv::kHistory;
 using conv::kSteps;
 using Vec = hn::Vec<F32>;
 
-// The taps and the bias of a vector of channels.
+// Holds the taps and the bias of a vector of channels.
 struct Taps {
   alignas(64) float weight[kMaxConvWidth * kMaxLanes];
   alignas(64) float bias[kMaxLanes] = {};
@@ -37,7 +37,7 @@ struct Taps {
   }
 };
 
-// body(a constant), the width as one: loops over taps unroll then.
+// Calls body with the width as a compile-time constant, so that loops over taps unroll.
 template <class Body>
 HWY_INLINE void for_width(int64_t width, const Body& body) {
   switch (width) {
@@ -58,7 +58,8 @@ HWY_INLINE void for_width(int64_t width, const Body& body) {
   }
 }
 
-// out[t] = bias + sum over k of weight[k] x[t + k], for `count` steps; x begins with the history.
+// Computes out[t] = bias + sum over k of weight[k] x[t + k], for `count` steps. x begins with the
+// history.
 template <int kWidth>
 HWY_INLINE void convolve_width(const Taps& taps, const float* x, int64_t count, float* out) {
   const F32 d;
@@ -89,14 +90,14 @@ HWY_INLINE void activate(int64_t activation, int64_t count, float* y) {
   }
 }
 
-// The W-1 rows of one sequence's state.
+// Returns the W-1 rows of one sequence's state.
 HWY_INLINE TileRows state_rows(const Tensor& t, int64_t sequence, int64_t channel) {
   const TileRows rows{t.data, t.dtype, t.stride(1), t.stride(2)};
   return rows.at(sequence * t.stride(0) + channel * t.stride(2));
 }
 
-// Inputs [from, to) of a sequence into out; those before its first come from the initial state,
-// those after its last are 0.
+// Loads the inputs [from, to) of a sequence into out. Those before its first come from the initial
+// state, and those after its last are 0.
 HWY_INLINE void load_steps(const conv::Input& in, int64_t s, const SequenceSteps& sequence,
                            int64_t from, int64_t to, int64_t channel, int64_t channels,
                            float* out) {

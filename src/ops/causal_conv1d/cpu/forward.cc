@@ -7,6 +7,7 @@
 // vector at a time: the tile is loaded as float, in whichever order it lies in memory, with the W-1
 // inputs before it.
 
+#include "core/integers.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 
 #ifndef FK_OPS_CAUSAL_CONV1D_CPU_ONCE_
@@ -50,7 +51,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Tiles [begin, end).
+// Computes tiles [begin, end).
 void convolve_tiles(const conv::ForwardJob& job, int64_t begin, int64_t end) {
   const conv::Input& in = job.in;
   const int64_t lanes = hn::Lanes(F32()), history = in.width - 1;
@@ -71,7 +72,7 @@ void convolve_tiles(const conv::ForwardJob& job, int64_t begin, int64_t end) {
   }
 }
 
-// The last inputs of sequences [begin, end).
+// Stores the last inputs of sequences [begin, end).
 void store_final_states(const conv::ForwardJob& job, int64_t begin, int64_t end) {
   const conv::Input& in = job.in;
   const int64_t lanes = hn::Lanes(F32()), history = in.width - 1;
@@ -86,11 +87,11 @@ void store_final_states(const conv::ForwardJob& job, int64_t begin, int64_t end)
   }
 }
 
-// Batch rows and vectors of channels [begin, end). The state is read before it is written, which
-// may be in the same place.
+// Updates the batch rows and vectors of channels [begin, end). The state is read before it is
+// written, which may be in the same place.
 void update_items(const conv::UpdateJob& job, int64_t begin, int64_t end) {
   const int64_t lanes = hn::Lanes(F32()), history = job.width - 1;
-  const int64_t blocks = (job.channels + lanes - 1) / lanes;
+  const int64_t blocks = ceil_div(job.channels, lanes);
   alignas(64) float x[(kSteps + kHistory) * kMaxLanes];
   alignas(64) float y[kSteps * kMaxLanes];
   for (int64_t item = begin; item < end; ++item) {
@@ -128,7 +129,7 @@ FK_CPU_EXPORT(store_final_states);
 FK_CPU_EXPORT(update_items);
 FK_CPU_EXPORT(conv_lanes);
 
-// Elements worth waking a thread for.
+// So many elements are worth waking a thread for.
 constexpr int64_t kGrain = 16384;
 
 }  // namespace
@@ -161,7 +162,7 @@ Status run(const CausalConv1dUpdateFwd& a, const Exec& exec) {
   job.width = a.weight.size(1);
   job.activation = a.activation;
   const int64_t lanes = FK_CPU_DISPATCH(conv_lanes)();
-  const int64_t blocks = (job.channels + lanes - 1) / lanes;
+  const int64_t blocks = ceil_div(job.channels, lanes);
   const int64_t grain = std::max<int64_t>(1, kGrain / (lanes * (job.length + job.width)));
   const auto kernel = FK_CPU_DISPATCH(update_items);
   exec.parallel_for(job.batch * blocks, grain, [&](int64_t b, int64_t e) { kernel(job, b, e); });

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/integers.h"
 #include "core/sequences.h"
 #include "core/workspace.h"
 #include "cpu/tile_rows.h"
@@ -20,8 +21,8 @@ struct Input {
   Tensor weight, bias, initial_state;
   int64_t width, channels, activation;
 
-  // Tiles of a sequence; an empty one has one too, for its states.
-  int64_t tiles() const { return std::max<int64_t>(1, (sequences.length + kSteps - 1) / kSteps); }
+  // Returns the tiles of a sequence. An empty one has one too, for its states.
+  int64_t tiles() const { return std::max<int64_t>(1, ceil_div(sequences.length, kSteps)); }
 };
 
 template <class Args>
@@ -32,7 +33,7 @@ Input input_of(const Args& a) {
           a.x.size(2),     a.activation};
 }
 
-// One tile of one sequence, or nothing of it: [step, end).
+// One tile of one sequence has the steps [step, end), which may be none.
 struct Tile {
   int64_t s, step, end;
   SequenceSteps sequence;

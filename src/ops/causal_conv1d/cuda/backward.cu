@@ -18,16 +18,17 @@ namespace fk::cuda {
 namespace {
 
 constexpr int kBackWarps = 4, kBackThreads = 32 * kBackWarps;
-// Blocks on a multiprocessor at once.
+// So many blocks share a multiprocessor.
 template <int kTaps>
 constexpr int kBackBlocks = kTaps == kUsualTaps ? 4 : 3;
-// Channels of a thread: 8 bytes, or 4 where more taps take its registers.
+// A thread's channels take 8 bytes, or 4 where more taps need its registers.
 template <int kTaps>
 constexpr int kBackBytes = kTaps == kUsualTaps ? 8 : 4;
 template <class T, int kTaps>
 constexpr int kBackVec = kBackBytes<kTaps> / static_cast<int>(sizeof(T));
 
-// Gradient i of those of state and inputs together, which may come from the final state too.
+// Returns gradient i of those of state and inputs together, as far as it comes from the final
+// state.
 template <class T>
 __device__ __forceinline__ float from_final(const ConvArgs& a, const Segment& g, int64_t i,
                                             int64_t channel) {
@@ -73,15 +74,15 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
     };
 #pragma unroll 1
     for (int i = 0; i < Ring::kStages - 1; ++i) copy();
-    // Asked for together with the taps.
+    // These loads are issued together with those of the taps.
     RawVec<T, kVec> before[kTaps - 1];
     const int64_t channel = active ? place.channel : a.channels - kVec;
     inputs_before(a, g, g.first + start - g.begin, channel, before);
     const ConvWeights<kTaps, kVec> w = channel_weights<T, kTaps, kVec>(a, channel);
     RowWindow<kTaps, kVec> window(before);
-    // With ds_t the gradient of step t - (kTaps - 1) is whole.
+    // Once ds_t is there, the gradient of step t - (kTaps - 1) is whole.
     const int own = a.dx.data == nullptr || !active ? INT_MAX : g.opens ? kTaps - 1 : 0;
-    // later[k]: what the values of ds so far give to the step kTaps - 1 - k before the next one.
+    // later[k] is what the values of ds so far give to the step kTaps - 1 - k before the next one.
     float later[kTaps][kVec] = {};
     const auto give = [&](float value, int c) {
       const float whole =
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
       }
       return whole;
     };
-    // Row t, with its input at `r` in the window.
+    // Takes row t, with its input at `r` in the window.
     const auto row = [&](int r, int t, const float(&value)[kVec]) {
       float out[kVec];
 #pragma unroll
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
       if (t >= own) store_streaming(dx, pack<T, kVec>(out));
       dx += a.dx.step;
     };
-    // Has the next rows be there, and others come where the last ones were.
+    // Waits for the next rows, and asks for others in the place of the last ones.
     const auto turn = [&] {
       copies_wait<Ring::kStages - 2>();
       __syncwarp();
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
         }
       }
       if (end == steps) break;
-        // The rows so far are not the segment's own.
+        // The rows so far do not belong to the segment itself.
 #pragma unroll
       for (int c = 0; c < kVec; ++c) {
         dbias[c] = 0;
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(kBackThreads, kBackBlocks<kTaps>)
   }
 }
 
-// ds of one step, from nothing.
+// Computes ds of one step from the inputs alone.
 template <class T>
 __device__ __forceinline__ float slope_at(const ConvArgs& a, const Segment& g, int64_t i,
                                           int64_t channel) {
@@ -215,8 +216,8 @@ __device__ __forceinline__ float slope_at(const ConvArgs& a, const Segment& g, i
   return dy * silu_slope(sum);
 }
 
-// The gradient of the state before each sequence: of few steps, so that what they share with dx is
-// computed again, in a kernel that only calls with such a state launch.
+// Computes the gradient of the state before each sequence. It comes from few steps, so what they
+// share with dx is computed again, in a kernel that only calls with such a state launch.
 template <class T>
 __global__ void __launch_bounds__(kConvThreads)
     conv_back_state(const __grid_constant__ ConvArgs a) {
@@ -248,7 +249,7 @@ struct ConvSums {
   bool weight_is_float, bias_is_float;
 };
 
-// So few threads a block that it waits on the multiprocessors beside the kernel whose parts it
+// A block has so few threads that it waits on the multiprocessors beside the kernel whose parts it
 // adds.
 constexpr int kSumThreads = 128;
 
@@ -281,12 +282,12 @@ __global__ void __launch_bounds__(kSumThreads) conv_sums(const __grid_constant__
   }
 }
 
-// How a call is spread over blocks; `parts` of the sums over time.
+// Says how a call is spread over blocks, with `parts` of the sums over time.
 struct BackwardPlan {
   ConvLayout layout;
   int64_t blocks = 0, parts = 0;
 
-  // Cuts a.segments.sequences.
+  // Cuts the sequences of a.segments.
   BackwardPlan(const CausalConv1dBwd& op, const ConvLayout& layout, ConvArgs& a) : layout(layout) {
     const bool usual = a.width == kUsualTaps;
     const int taps = usual ? kUsualTaps : kMaxConvWidth;
@@ -309,7 +310,8 @@ struct BackwardPlan {
   }
 };
 
-// Both ways vectors are of 16 bytes: so much a lane copies at once.
+// Returns the layout. In both directions vectors have 16 bytes, which is what a lane copies at
+// once.
 ConvLayout layout_of_call(const CausalConv1dBwd& op) {
   const std::initializer_list<const Tensor*> with = {&op.x, &op.dy, &op.dx},
                                              without = {&op.x, &op.dy};
@@ -374,7 +376,7 @@ Status run_backward(const CausalConv1dBwd& op, const Exec& exec) {
 
 size_t workspace(const CausalConv1dBwd& a) {
   if (a.x.size(2) == 0) return 0;
-  // Where the tensors lie is not known here: enough for every layout.
+  // It is not known here where the tensors lie, so this is enough for every layout.
   int64_t parts = 0;
   for (const ConvLayout layout : {ConvLayout{true, false}, {false, true}, {false, false}}) {
     ConvArgs args = conv_args(a);

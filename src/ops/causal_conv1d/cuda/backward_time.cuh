@@ -6,13 +6,13 @@
 namespace fk::cuda {
 
 constexpr int kBackTimeWarps = 2;
-// Blocks on a multiprocessor at once.
+// Returns how many blocks share a multiprocessor.
 constexpr int back_time_blocks(int size, int taps) {
   return taps > kUsualTaps ? 6 : size == 4 ? 8 : 10;
 }
 
-// Lane l gets from lane l + kAway, around the end: `near` from lanes that are within the row of
-// vectors, `far` from those that are reached around its end.
+// Lane l gets a value from lane l + kAway, around the end: `near` from lanes that are within the
+// row of vectors, `far` from those that are reached around its end.
 template <int kAway>
 __device__ __forceinline__ float from_lane(float near, float far, int lane) {
   const bool around = lane < kAway;
@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(32 * kBackTimeWarps, back_time_blocks(sizeof(T
     next.next(a);
     if (next.exists(a)) tap.load(a, next.channel, lane);
     const int steps = item.steps(a), rest = item.rest(a);
-    // Backwards: what dx needs of later values of ds is then there already. Those behind the item's
-    // end come from a row of the next part.
-    int t = item.part + 1 < a.per_row ? steps : (steps + kStride - 1) / kStride * kStride - kStride;
+    // Rows are taken backwards, so that the later values of ds which dx needs are there already.
+    // Those behind the item's end come from a row of the next part.
+    int t = item.part + 1 < a.per_row ? steps : round_up(steps, kStride) - kStride;
     T* dx = item.at<T>(a, a.dx) + t + lane * kVec;
     float dw[kTaps] = {}, dbias = 0;
     float later[kLater] = {};  // the lane's first values of ds in the row after
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(32 * kBackTimeWarps, back_time_blocks(sizeof(T
         const float slope = silu_slope(time_sum(a, w, window, e));
         ds[e] = a.silu ? value[e] * slope : value[e];
       }
-      // Nothing beyond the sequence, even where the slope there is no number.
+      // Nothing beyond the sequence counts, even where the slope there is no number.
       if (edge) {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) ds[e] = e < left ? ds[e] : 0.f;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(32 * kBackTimeWarps, back_time_blocks(sizeof(T
         }
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
-          // dx_p = sum over k of w_k ds_{p + W - 1 - k}; tap k stands at k + missing.
+          // dx_p is the sum over k of w_k ds_{p + W - 1 - k}; tap k stands at k + missing.
 #pragma unroll
           for (int k = 0; k < kTaps; ++k) {
             if (has_tap<kTaps>(a, k)) out[e] = fmaf(w.tap[k][0], ds[e + kTaps - 1 - k], out[e]);
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(32 * kBackTimeWarps, back_time_blocks(sizeof(T
       }
       dx -= kStride;
     }
-    // Lane k stores the sum of tap k, the one after the taps that of the bias.
+    // Lane k stores the sum of tap k, and the lane after the taps that of the bias.
     float sum = warp_sum(dbias);
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {

@@ -19,7 +19,7 @@ namespace fk::cuda {
 
 constexpr int kConvThreads = 256;
 
-// (sequence, place in the state, channel)
+// A state is indexed by (sequence, place in the state, channel).
 struct ConvState {
   void* data = nullptr;  // NULL: not there
   int64_t sequence = 0, place = 0, channel = 0;
@@ -63,8 +63,8 @@ __device__ __forceinline__ Segment segment_at(const ConvArgs& a, int64_t slot) {
   return g;
 }
 
-// For kernels of a thread per channel and sequence: this one's, the sequence as one segment; false
-// where there is none.
+// Finds what this thread has, in kernels with a thread per channel and sequence: the sequence is
+// one segment. Returns false where there is none.
 __device__ __forceinline__ bool find_sequence(const ConvArgs& a, int64_t* channel, Segment* g) {
   const int64_t index = block_index() * kConvThreads + threadIdx.x;
   if (index >= a.channels * a.segments.sequences.count) return false;
@@ -77,8 +77,8 @@ __device__ __forceinline__ bool find_sequence(const ConvArgs& a, int64_t* channe
   return true;
 }
 
-// Inputs are counted from the beginning of the sequence; before it, at -1, -2, ..., stands the
-// state.
+// Returns an input. Inputs are counted from the beginning of the sequence; before it, at -1, -2,
+// ..., stands the state.
 template <class T>
 __device__ __forceinline__ float conv_input(const ConvArgs& a, const Segment& g, int64_t i,
                                             int64_t channel) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ float conv_input(const ConvArgs& a, const Segment& g,
 // Kernels are compiled for exactly 4 taps, and for up to 8.
 constexpr int kUsualTaps = 4;
 
-// Taps that are missing on the left.
+// Returns how many taps are missing on the left.
 template <int kTaps>
 __device__ __forceinline__ int missing_taps(const ConvArgs& a) {
   return kTaps == kUsualTaps ? 0 : kTaps - a.width;
@@ -105,7 +105,8 @@ __device__ __forceinline__ bool has_tap(const ConvArgs& a, int k) {
   return k >= missing_taps<kTaps>(a);
 }
 
-// The taps of kCount channels, right-aligned in kTaps: what is missing on the left is not applied.
+// Holds the taps of kCount channels, right-aligned in kTaps. What is missing on the left is not
+// applied.
 template <int kTaps, int kCount>
 struct ConvWeights {
   float tap[kTaps][kCount], bias[kCount];
@@ -160,8 +161,8 @@ __device__ __forceinline__ ConvWeights<kTaps, kCount> channel_weights(const Conv
   return w;
 }
 
-// The kCount inputs before input `first` of a sequence, oldest first, for kVec channels. `first` is
-// 0 or not below kCount.
+// Loads the kCount inputs before input `first` of a sequence, oldest first, for kVec channels.
+// `first` is 0 or not below kCount.
 template <class T, int kVec, int kCount>
 __device__ __forceinline__ void inputs_before(const ConvArgs& a, const Segment& g, int64_t first,
                                               int64_t channel, RawVec<T, kVec> (&in)[kCount]) {
@@ -198,7 +199,7 @@ inline ConvState conv_state(const Tensor& t) {
   return {t.data, t.stride(0), t.stride(1), t.stride(2)};
 }
 
-// x or y of the update, of one step or several.
+// Returns x or y of the update, of one step or several.
 inline StepView update_view(const Tensor& t) {
   if (!t) return {};
   return {t.data, t.dtype, t.stride(0), t.ndim == 3 ? t.stride(1) : 0, t.stride(-1)};
@@ -223,8 +224,8 @@ ConvArgs conv_args(const Op& op) {
   return a;
 }
 
-// What a kernel takes at once: `tiles` units beside each other for each `rows` segments, of which
-// the device runs `at_once`.
+// A kernel takes so much at once: `tiles` units beside each other for each `rows` segments, of
+// which the device runs `at_once`.
 struct RunShape {
   int64_t tiles, rows, at_once;
   int waves;                // at least
@@ -232,8 +233,8 @@ struct RunShape {
   int64_t extra;            // what a segment costs beside its own, in steps
 };
 
-// Segments such that the device is done soonest: long ones do little twice, short ones fill the
-// last wave.
+// Returns segments such that the device is done soonest: long ones do little twice, short ones fill
+// the last wave.
 inline Segments best_runs(const Sequences& sequences, const RunShape& shape) {
   constexpr int64_t kLongest = 1 << 20;
   const int64_t length = std::max<int64_t>(sequences.length, 1);
@@ -258,12 +259,13 @@ inline Segments best_runs(const Sequences& sequences, const RunShape& shape) {
   return best;
 }
 
-// Which way vectors lie in all tensors of a call; neither: single elements.
+// Says which way vectors lie in all tensors of a call. If neither is set, there are single
+// elements.
 struct ConvLayout {
   bool channels = true, time = true;
 };
 
-// `vector`: channels of a thread; along time, vectors of 16 bytes.
+// `vector` is the number of channels of a thread. Along time, vectors have 16 bytes.
 inline ConvLayout layout_of(std::initializer_list<const Tensor*> tensors, bool packed, int vector) {
   ConvLayout layout;
   layout.time = !packed;

@@ -18,15 +18,15 @@ namespace {
 
 constexpr int kWarps = kConvThreads / 32;
 constexpr int kTimeWarps = 2;
-// Blocks on a multiprocessor at once.
+// So many blocks share a multiprocessor.
 constexpr int kChannelBlocks = 2;
 template <int kTaps>
 constexpr int kTimeBlocks = kTaps == kUsualTaps ? 16 : 12;
-// Blocks that follow each other there: many even out how fast multiprocessors are, but where few
+// So many blocks follow each other there. Many even out how fast multiprocessors are, but where few
 // bytes make up for what a run costs beside its steps, they cost more than that.
 template <class T>
 constexpr int kWaves = sizeof(T) == 4 ? 16 : 1;
-// Channels of a thread.
+// A thread has so many channels.
 template <class T, int kTaps>
 constexpr int kForwardVec = (kTaps == kUsualTaps ? 8 : 4) / static_cast<int>(sizeof(T));
 
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kConvThreads, kChannelBlocks)
          place.channel * a.y.channel;
   const RowPrefetch<T, kVec, kRows> prefetch(x, a.x.step, place.lane);
   if (kVec > 1) prefetch(0, a.x.step, steps);
-  // Asked for together with the taps.
+  // These loads are issued together with those of the taps.
   RawVec<T, kVec> before[kTaps - 1];
   inputs_before(a, g, g.first - g.begin, place.channel, before);
   const ConvWeights<kTaps, kVec> w = channel_weights<T, kTaps, kVec>(a, place.channel);
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(32 * kTimeWarps, kTimeBlocks<kTaps>)
   }
 }
 
-// The last W - 1 inputs of each sequence. In the update, in place of the state they were in.
+// Stores the last W - 1 inputs of each sequence. In the update they replace the state they were in.
 template <class T>
 __global__ void __launch_bounds__(kConvThreads) conv_final(const __grid_constant__ ConvArgs a) {
   wait_for_earlier_kernels();
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_final(const __grid_constant
   int64_t channel;
   Segment g{};
   if (!find_sequence(a, &channel, &g)) return;
-  // Ascending: in place, an entry is read before it is written.
+  // Entries go in ascending order, so that in place one is read before it is written.
   for (int k = 0; k < a.width - 1; ++k) {
     static_cast<T*>(a.final.data)[g.sequence * a.final.sequence + k * a.final.place +
                                   channel * a.final.channel] =
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_final(const __grid_constant
   }
 }
 
-// The step: outputs first, then the state, which may be where it was.
+// Takes one step: outputs first, then the state, which may be where it was.
 template <class T>
 __global__ void __launch_bounds__(kConvThreads) conv_update(const __grid_constant__ ConvArgs a) {
   wait_for_earlier_kernels();

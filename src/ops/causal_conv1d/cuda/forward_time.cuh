@@ -18,7 +18,7 @@ struct TimeItem {
     part = slot - sequence * a.per_row;
   }
 
-  // To the warp's next one, without a division.
+  // Goes to the warp's next item, without a division.
   __device__ __forceinline__ void next(const ConvArgs& a) {
     channel += a.stride.channel;
     part += a.stride.part;
@@ -45,7 +45,7 @@ struct TimeItem {
   __device__ __forceinline__ int steps(const ConvArgs& a) const {
     return static_cast<int>(min(a.segments.steps, a.segments.sequences.length - first(a)));
   }
-  // The steps of the sequence from the item's first on, as far as they matter.
+  // Returns the steps of the sequence from the item's first on, as far as they matter.
   __device__ __forceinline__ int rest(const ConvArgs& a) const {
     return static_cast<int>(
         min(a.segments.sequences.length - first(a), a.segments.steps + int64_t{1 << 20}));
@@ -56,7 +56,7 @@ struct TimeItem {
   }
 };
 
-// Lane k holds tap k of a channel, lane W its bias, as they stand in memory.
+// Lane k holds tap k of a channel and lane W its bias, as they stand in memory.
 template <class T>
 struct LaneTap {
   uint32_t word = 0;
@@ -93,7 +93,7 @@ struct LaneTap {
   }
 };
 
-// The first `count` elements of 16 bytes to shared memory, zeros behind them.
+// Copies the first `count` elements of 16 bytes to shared memory, with zeros behind them.
 template <class T>
 __device__ __forceinline__ void copy_part(T* to, const T* from, int count) {
 #if __CUDA_ARCH__ >= 800
@@ -107,9 +107,9 @@ __device__ __forceinline__ void copy_part(T* to, const T* from, int count) {
 #endif
 }
 
-// The rows of a warp's items, one after another, on their way through a ring in shared memory:
-// forwards, the row before an item ahead of it, or with kBack backwards, that row last. Places in
-// the ring (`to`, `at`) count on; their lower bits count.
+// The rows of a warp's items pass through a ring in shared memory, one after another. Forwards, the
+// row before an item comes ahead of it; with kBack they go backwards, and that row comes last.
+// Places in the ring (`to`, `at`) count on, and only their lower bits matter.
 template <class T, bool kBack>
 struct TimeStream {
   static constexpr int kVec = kVecWidth<T>, kStride = 32 * kVec, kDepth = 8,
@@ -142,7 +142,7 @@ struct TimeStream {
 
   __device__ __forceinline__ void open(const ConvArgs& a) {
     const int steps = item.steps(a);
-    rows = (steps + kStride - 1) / kStride;
+    rows = ceil_div(steps, kStride);
     full = item.rest(a) / kStride;
     row = kBack ? rows - (item.part + 1 == a.per_row) : -1;
     x = item.at<const T>(a, a.x) + row * kStride + lane * kVec;
@@ -178,7 +178,7 @@ struct TimeStream {
       if (kBack) copy_part(ring.dy + place, dy, left);
       return;
     }
-    // The row before an item, of which the last elements matter.
+    // This is the row before an item, of which the last elements matter.
     if ((lane + 1) * kVec <= kStride - (kMaxConvWidth - 1)) return;
     if (item.part > 0) {
       copy_part(ring.x + place, x, kVec);
@@ -205,7 +205,7 @@ struct TimeStream {
     at += kStep;
   }
 
-  // The lane's inputs and the kHalo before them.
+  // Loads the lane's inputs and the kHalo before them.
   template <int kHalo>
   __device__ __forceinline__ void inputs(float (&window)[kHalo + kVec]) const {
     RawVec<T, kVec> own;
@@ -214,7 +214,7 @@ struct TimeStream {
     own.unpack_to(values);
 #pragma unroll
     for (int e = 0; e < kVec; ++e) window[kHalo + e] = values[e];
-    constexpr int kPart = kHalo <= 4 ? 4 : kVec, kParts = (kHalo + kPart - 1) / kPart;
+    constexpr int kPart = kHalo <= 4 ? 4 : kVec, kParts = ceil_div(kHalo, kPart);
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       RawVec<T, kPart> held;
@@ -261,7 +261,8 @@ __device__ __forceinline__ void store_part(T* to, const float (&out)[kVec], int 
 
 // Cuts a call into items for blocks of `warps` warps, of which the device runs `at_once`; returns
 // how many blocks there are to be. Several follow each other, which evens out how fast
-// multiprocessors are; only beyond that a warp takes more than one item. `size`: of an element.
+// multiprocessors are; only beyond that a warp takes more than one item. `size` is that of an
+// element.
 inline int64_t cut_time(ConvArgs& a, int size, int64_t at_once, int warps) {
   constexpr int kWaves = 8;
   const int64_t stride = 32 * 16 / size;

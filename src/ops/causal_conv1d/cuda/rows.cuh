@@ -14,28 +14,28 @@ __device__ __forceinline__ void prefetch_to_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-// Brings kCount rows to L2 at once, each lane a line of 128 bytes of them.
+// Brings kCount rows to L2 at once; each lane brings a line of 128 bytes of them.
 template <class T, int kVec, int kCount>
 struct RowPrefetch {
   static constexpr int kLine = 128 / static_cast<int>(sizeof(T));
-  static constexpr int kLines = (32 * kVec + kLine - 1) / kLine;  // of a row
+  static constexpr int kLines = ceil_div(32 * kVec, kLine);  // of a row
   static_assert(kCount * kLines <= 32);
   const T* from;
   int row;
 
-  // `x`: the lane's vector in the first row.
+  // `x` is the lane's vector in the first row.
   __device__ __forceinline__ RowPrefetch(const T* x, int64_t step, int lane)
       : from(x - lane * kVec + lane / kLines * step + lane % kLines * kLine),
         row(lane < kCount * kLines ? lane / kLines : INT_MAX / 2) {}
 
-  // Rows from `t` on, where there are `rows`.
+  // Brings rows from `t` on, where there are `rows`.
   __device__ __forceinline__ void operator()(int t, int64_t step, int rows) const {
     if (row + t < rows) prefetch_to_l2(from + t * step);
   }
 };
 
-// The rows of a warp on their way through a ring in shared memory, kRows at a time: a lane copies
-// 16 bytes of them at once, which other lanes use. Single elements (kVec = 1) lie anyhow: each lane
+// The rows of a warp pass through a ring in shared memory, kRows at a time. A lane copies 16 bytes
+// of them at once, which other lanes use. Single elements (kVec = 1) may have any stride: each lane
 // copies its own, and waits.
 template <class T, int kVec, int kRows>
 struct RowRing {
@@ -52,7 +52,7 @@ struct RowRing {
   int lane_row, rows;        // `rows` there are to copy
   bool there;                // the lane's piece is within the channels
 
-  // `x`: the lane's vector in row 0. `channels` there are from the warp's first on.
+  // `x` is the lane's vector in row 0. `channels` exist from the warp's first on.
   __device__ __forceinline__ RowRing(Shared& ring, const T* x, int64_t step, int lane,
                                      int64_t channels, int rows)
       : step(step), rows(rows) {
@@ -88,18 +88,18 @@ struct RowRing {
     ++copied;
   }
 
-  // The lane's vector in row r of the stage in use.
+  // Returns the lane's vector in row r of the stage in use.
   __device__ __forceinline__ const T* at(int r) const {
     return own + used % kStages * kStage + r * kWide;
   }
 };
 
-// The last kTaps inputs, row t of the walk at t % kTaps.
+// Holds the last kTaps inputs; row t of the walk is at t % kTaps.
 template <int kTaps, int kVec>
 struct RowWindow {
   float rows[kTaps][kVec];
 
-  // With the inputs before row 0.
+  // Begins with the inputs before row 0.
   template <class T>
   __device__ __forceinline__ explicit RowWindow(const RawVec<T, kVec> (&before)[kTaps - 1])
       : rows{} {
@@ -107,7 +107,7 @@ struct RowWindow {
     for (int k = 1; k < kTaps; ++k) before[k - 1].unpack_to(rows[k]);
   }
 
-  // The input of tap k at row r.
+  // Returns the input of tap k at row r.
   __device__ __forceinline__ float at(int r, int k, int c) const {
     return rows[(r + 1 + k) % kTaps][c];
   }
@@ -122,7 +122,7 @@ struct RowWindow {
     return sum;
   }
 
-  // Has row 0 be the next one again, after a row 0.
+  // Makes row 0 the next one again, after a row 0.
   __device__ __forceinline__ void turn() {
 #pragma unroll
     for (int c = 0; c < kVec; ++c) {
@@ -133,8 +133,8 @@ struct RowWindow {
   }
 };
 
-// Which segment and channels a warp of a block has: tiles of 32 vectors across the channels, strips
-// of a segment for each warp.
+// Tells which segment and channels a warp of a block has: tiles of 32 vectors across the channels,
+// and strips of a segment for each warp.
 template <int kVec, int kWarps>
 struct RowPlace {
   int lane, warp;

@@ -19,8 +19,8 @@
 namespace fk::cpu {
 namespace {
 
-// Rows of the backward that share a load and store of the partial sums. Four are no faster: their
-// pointers no longer fit the registers.
+// So many rows of the backward share a load and store of the partial sums. Four are no faster:
+// their pointers no longer fit the registers.
 constexpr int kGroup = 2;
 
 struct BackwardJob {
@@ -58,16 +58,32 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// What the deviations of a row are multiplied by. A single column deviates by nothing, and g -
-// mean(g) is 0: not quite where the product in g is fused with the difference, so that it is made
-// so here.
+// Returns what the deviations of a row are multiplied by. A single column deviates by nothing, and
+// g - mean(g) is 0. It would not be quite 0 where the product in g is fused with the difference, so
+// it is made 0 here.
 float scale_of_layer(float rstd, int64_t columns) { return columns == 1 ? 0.0f * rstd : rstd; }
+
+// Says how a group of rows is worked on: how many there are, whether all strides along a row are 1,
+// and whether outputs go past the caches.
+struct CachedGroup {
+  static constexpr int kRows = kGroup;
+  static constexpr bool kUnit = true, kStream = false;
+};
+struct StreamedGroup : CachedGroup {
+  static constexpr bool kStream = true;
+};
+struct SingleRow {
+  static constexpr int kRows = 1;
+  static constexpr bool kUnit = false, kStream = false;
+};
 
 // dx = rstd (g - mean(g) - xhat mean(g xhat)) + dsum, with g = dy w and xhat = (x - mean) rstd; the
 // root-mean-square norm has neither mean. `first`: nothing is in the partial sums yet.
-template <class T, bool kLayer, int kRows, bool kUnit, bool kStream>
+template <class T, bool kLayer, class Group>
 HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweight, float* dbias,
                                  bool first) {
+  constexpr int kRows = Group::kRows;
+  constexpr bool kUnit = Group::kUnit;
   const F32 d;
   const int64_t columns = job.columns, block = job.block, summed_block = summed_block_of(block);
   const float per_column = 1.0f / static_cast<float>(columns);
@@ -163,7 +179,7 @@ HWY_NOINLINE void backward_group(const BackwardJob& job, int64_t r, float* dweig
         if constexpr (kLayer) v = hn::Sub(v, shift[k]);
         v = hn::Mul(hn::NegMulAdd(xhat, slope[k], v), scale[k]);
         if (dsums[0] != nullptr) v = hn::Add(v, load(dsums[k] + i, lanes));
-        if constexpr (kStream) {
+        if constexpr (Group::kStream) {
           // These rows are near by now: meanwhile memory can bring the next ones.
           __builtin_prefetch(gs[k] + i + kRows * job.dy.row_stride, 0, 2);
           __builtin_prefetch(xs[k] + i + kRows * job.x.row_stride, 0, 2);
@@ -200,14 +216,14 @@ void backward_chunks(const BackwardJob& job, int64_t begin, int64_t end) {
     if (job.unit) {
       for (; r + kGroup <= last; r += kGroup) {
         if (job.stream) {
-          backward_group<T, kLayer, kGroup, true, true>(job, r, dweight, dbias, r == first);
+          backward_group<T, kLayer, StreamedGroup>(job, r, dweight, dbias, r == first);
         } else {
-          backward_group<T, kLayer, kGroup, true, false>(job, r, dweight, dbias, r == first);
+          backward_group<T, kLayer, CachedGroup>(job, r, dweight, dbias, r == first);
         }
       }
     }
     for (; r < last; ++r) {
-      backward_group<T, kLayer, 1, false, false>(job, r, dweight, dbias, r == first);
+      backward_group<T, kLayer, SingleRow>(job, r, dweight, dbias, r == first);
     }
   }
   if (job.stream) hwy::FlushStream();
@@ -271,9 +287,10 @@ namespace {
 FK_CPU_EXPORT(backward_kernel);
 FK_CPU_EXPORT(reduce_kernel);
 
-// How many chunks the rows are cut into, from the shape alone. Each costs a pass over a buffer as
-// long as a row, so chunks have at least 32 rows, or 8 where that is what it takes to have some for
-// all threads. The more rows, the less exact the sums: 64 are enough, while chunks are few.
+// Returns how many chunks the rows are cut into, from the shape alone. Each costs a pass over a
+// buffer as long as a row, so chunks have at least 32 rows, or 8 where that is what it takes to
+// have some for all threads. The more rows, the less exact the sums: 64 are enough, while chunks
+// are few.
 int64_t chunk_count(int64_t rows, int64_t columns) {
   const int64_t by_rows = std::max(rows / 32, std::min<int64_t>(rows / 8, 4));
   const int64_t by_work = rows * columns / kInlineElements;

@@ -57,8 +57,8 @@ void forward_rows(const ForwardJob& job, int64_t begin, int64_t end) {
     residual.bind(job.residual.row<const T>(r), job.residual.column_stride);
     y.bind(job.y.row<T>(r), job.y.column_stride);
     sum.bind(job.sum.row<T>(r), job.sum.column_stride);
-    // x + residual is kept in `sum`; where that is not wanted in y, until it is overwritten; where
-    // that is not wanted either, or what is stored leaves the caches, it is computed again.
+    // `sum` keeps x + residual. If that is not wanted, y keeps it until it is overwritten. If y is
+    // not wanted either, or what is stored leaves the caches, it is computed again.
     Output<T, false>& kept = job.stream ? none : sum.p != nullptr ? sum : y;
 
     Means means(columns, summed_block);

@@ -26,19 +26,19 @@ struct Matrix {
     row_stride = rows.last_stride;
     if (inner_dims == 1 && t.size(-1) > 1) column_stride = t.stride(-1);
   }
-  // NULL where there is no tensor.
+  // Returns NULL where there is no tensor.
   template <class T>
   T* row(int64_t r) const {
     return static_cast<T*>(data) + (even ? r * row_stride : uneven_offset(r));
   }
 
-  // Whether StreamF32 may write it.
+  // Returns whether StreamF32 may write it.
   bool streams(int64_t element_bytes) const {
     return data == nullptr || (even && streamable(data, row_stride * element_bytes));
   }
 
  private:
-  // Not inlined: this is rare, and its divisions would crowd every caller.
+  // This is not inlined, because it is rare and its divisions would crowd every caller.
   __attribute__((noinline, pure)) int64_t uneven_offset(int64_t r) const { return rows.offset(r); }
 };
 
@@ -56,7 +56,7 @@ struct Parameter {
   }
 };
 
-// Columns that are copied at a time where a stride is not 1.
+// So many columns are copied at a time where a stride is not 1.
 constexpr int64_t kCopied = 256;
 
 template <class... Views>
@@ -64,7 +64,7 @@ bool all_unit(const Views&... views) {
   return ((views.column_stride == 1) && ...);
 }
 
-// Columns to work on at a time: all of them, or few enough to be copied.
+// Returns how many columns to work on at a time: all of them, or few enough to be copied.
 inline int64_t block_of(int64_t columns, bool unit) {
   return unit ? std::max<int64_t>(1, columns) : kCopied;
 }

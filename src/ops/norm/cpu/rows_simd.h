@@ -20,7 +20,7 @@ namespace {
 
 using V = hn::Vec<F32>;
 
-// How many lanes of a vector are in the row: all, or the first few.
+// Says how many lanes of a vector are in the row: all, or the first few.
 struct Full {};
 using Part = size_t;
 
@@ -40,7 +40,7 @@ template <class T>
 HWY_INLINE void store(V v, T* p, Part lanes) {
   StoreNF32(F32(), v, p, lanes);
 }
-// Past the caches.
+// Stores past the caches.
 template <class T>
 HWY_INLINE void stream(V v, T* p, Full) {
   StreamF32(F32(), v, p);
@@ -63,8 +63,9 @@ HWY_INLINE V round_and_store(V v, T* p, Part lanes) {
 HWY_INLINE V keep(V v, Full) { return v; }
 HWY_INLINE V keep(V v, Part lanes) { return hn::IfThenElseZero(hn::FirstN(F32(), lanes), v); }
 
-// Blocks of a row as contiguous memory: the row itself where its stride is 1 (kUnit: it is, and an
-// output's only block is the whole row), else a copy. NULL where there is no row.
+// Gives blocks of a row as contiguous memory: the row itself where its stride is 1 (kUnit says that
+// it is, and an output's only block is the whole row), else a copy. It is NULL where there is no
+// row.
 template <class T, bool kUnit>
 struct Input {
   const T* p = nullptr;
@@ -114,7 +115,7 @@ struct Output {
   }
 };
 
-// Weight or bias.
+// Gives blocks of the weight or the bias.
 template <class T, bool kUnit>
 struct ParameterInput {
   static constexpr bool kHalf = sizeof(T) == 2;
@@ -157,12 +158,12 @@ struct Sums {
   }
 };
 
-// Columns that are added up in float32, whose error grows with their number.
+// Returns how many columns are added up in float32, whose error grows with their number.
 HWY_INLINE int64_t summed_block_of(int64_t block) {
   return std::min<int64_t>(block, 64 * hn::Lanes(F32()));
 }
 
-// Means over a row of which each block of `block` columns is added up in float32, the blocks in
+// Means over a row of which each block of `block` columns is added up in float32, and the blocks in
 // double. A single block needs no double, which would show in the time of short rows.
 class Means {
  public:
@@ -190,8 +191,8 @@ class Means {
 // Lambdas below are vector code, to be inlined into every loop of their caller.
 #define FK_BODY HWY_ATTR __attribute__((always_inline))
 
-// Sums of body(i, lanes, sums) over n columns. Four vectors with sums of their own at a time:
-// enough independent additions to hide an addition's latency.
+// Adds up body(i, lanes, sums) over n columns. Four vectors at a time have sums of their own, which
+// are enough independent additions to hide an addition's latency.
 template <class Body>
 HWY_INLINE Sums accumulate(int64_t n, const Body& body) {
   const int64_t lanes = hn::Lanes(F32());
@@ -211,7 +212,7 @@ HWY_INLINE Sums accumulate(int64_t n, const Body& body) {
   return s0;
 }
 
-// body(i, lanes) over n columns.
+// Calls body(i, lanes) over n columns.
 template <class Body>
 HWY_INLINE void for_columns(int64_t n, const Body& body) {
   const int64_t lanes = hn::Lanes(F32());
@@ -220,7 +221,7 @@ HWY_INLINE void for_columns(int64_t n, const Body& body) {
   if (i < n) body(i, static_cast<Part>(n - i));
 }
 
-// body(k) for k in [0, kCount), unrolled, so that arrays indexed by k can live in registers.
+// Calls body(k) for k in [0, kCount), unrolled, so that arrays indexed by k can live in registers.
 template <int kCount, class Body>
 HWY_INLINE void unrolled(const Body& body) {
   if constexpr (kCount > 0) {

@@ -69,14 +69,14 @@ __device__ __forceinline__ void store_partial(const float (&sums)[kVecs][kWidth]
   }
 }
 
-// Shared memory that store_partial needs.
+// Returns the shared memory that store_partial needs.
 template <class Team>
 int partial_bytes(int64_t columns) {
   return Team::kCount > 1 ? static_cast<int>(Team::kCount * columns * sizeof(float)) : 0;
 }
 
-// kPlain: all inputs and dx are given, the weight in T, and no rows are split over dims. Needs
-// kHasSpecial.
+// kPlain says that all inputs and dx are given, the weight in T, and that no rows are split over
+// dims. It needs kHasSpecial.
 template <class T, bool kLayer, bool kPlain, class Tile>
 __global__ void __launch_bounds__(Tile::Team::kThreads,
                                   min_blocks(Tile::Team::kThreads, Tile::kBlocks))
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
 #endif
   constexpr int kWidth = kVecWidth<T>;
   using Scratch = std::conditional_t<kLayer, Pair, float>;
-  // Two, taken in turn, so that one barrier a row is enough.
+  // Two are taken in turn, so that one barrier a row is enough.
   __shared__ Scratch scratch[2][Team::kCount][Team::kWarps];
   let_next_kernel_start();
   const uint32_t rows = static_cast<uint32_t>(p.rows);
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
 
   wait_for_earlier_kernels();
   Loader loader(p.inputs, first, step, vectors, rows, p.stages);
-  // Read for each row from L1, the weights would be what a row waits for.
+  // If these were read for each row from L1, the weights would be what a row waits for.
   const HeldParameter<T, Team, kVecs, kPlain> weight(p.weight, vectors);
   // The statistics are fetched a row ahead: a row must not begin with a wait for them.
   float next_mean = 0, next_rstd = 0;
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
     for (int i = 0; i < kVecs; ++i) {
       const int v = Team::rank() + i * Team::kSize;
       if (v >= vectors) continue;
-      // g again, rather than in registers since the sums.
+      // g is computed again, rather than kept in registers since the sums.
       float dy[kWidth], x[kWidth], g[kWidth], out[kWidth];
       weight.template get<!kLayer>(i, g);
       unpack(parts[0][i], dy);
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(kThreads) backward_looped(const __grid_constan
   const float scale = 1.f / static_cast<float>(p.columns);
   float* dweight = p.dweight ? p.dweight + blockIdx.x * p.columns : nullptr;
   float* dbias = p.dbias ? p.dbias + blockIdx.x * p.columns : nullptr;
-  // A single column of layer_norm deviates by nothing, and g - mean(g) is 0: not quite where the
-  // product in g is fused with the difference, so that it is made so here.
+  // A single column of layer_norm deviates by nothing, and g - mean(g) is 0. It would not be quite
+  // 0 where the product in g is fused with the difference, so it is made 0 here.
   const float deviates = p.mean && p.columns == 1 ? 0.f : 1.f;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     const float rstd = *p.rstd.row<float>(row) * deviates;
@@ -303,7 +303,7 @@ static __global__ void __launch_bounds__(kGradientThreads)
   }
   sums[share][column] = sum;
   __syncthreads();
-  // A warp for each column.
+  // A warp adds up each column.
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   sum = warp_sum(sums[lane][warp]);
   if (lane > 0 || first + warp >= p.columns) return;

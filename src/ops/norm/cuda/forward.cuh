@@ -40,7 +40,7 @@ struct Statistics {
   float mean, rstd;
 };
 
-// The sum of the row's squares.
+// Returns the sum of the row's squares.
 template <class T, class Team, int kVecs>
 __device__ __forceinline__ float row_squares(const RowVectors<T, kVecs>& s, int vectors,
                                              float* scratch) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ float row_squares(const RowVectors<T, kVecs>& s, int 
   return Team::reduce(sum, Sum(), scratch);
 }
 
-// Mean and sum of squared deviations over `count` entries.
+// Holds the mean and the sum of squared deviations over `count` entries.
 struct alignas(16) Moments {
   float count, mean, m2;
 };
@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   const int vectors = static_cast<int>(p.columns) / kWidth;
   const uint32_t row = blockIdx.x * Team::kCount + Team::index();
   if (row >= p.rows) return;
-  // Both addresses ahead of the loads: the branches that find them, between the loads, cost up to
-  // 8%.
+  // Both addresses are found ahead of the loads: the branches that find them, between the loads,
+  // cost up to 8%.
   const T* x = p.inputs[0].row<T>(row);
   const T* added = kAll || p.inputs[1] ? p.inputs[1].row<T>(row) : nullptr;
   wait_for_earlier_kernels();

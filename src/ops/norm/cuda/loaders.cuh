@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/async_copy.cuh"
+#include "cuda/pipeline.cuh"
 #include "ops/norm/cuda/rows.cuh"
 
 namespace fk::cuda::norm {
@@ -59,8 +60,8 @@ class BulkLoader {
     }
   }
   __device__ __forceinline__ void take(uint32_t, RowVectors<T, kVecs> (&parts)[kInputs]) {
-    barrier_wait(&full_[stage_], phase_);
-    const uint4* slot = ring_ + stage_ * kInputs * vectors_;
+    barrier_wait(&full_[stage_.index], stage_.phase);
+    const uint4* slot = ring_ + stage_.index * kInputs * vectors_;
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
       if (!kPlain && !sources_[k]) continue;
@@ -75,11 +76,8 @@ class BulkLoader {
   __device__ __forceinline__ void refill(uint32_t row) {
     if (Team::kSize == kWarpSize) __syncwarp();
     const uint32_t next = row + stages_ * step_;
-    if (Team::rank() == 0 && next < rows_) issue(stage_, next);
-    if (++stage_ == stages_) {
-      stage_ = 0;
-      phase_ ^= 1;
-    }
+    if (Team::rank() == 0 && next < rows_) issue(stage_.index, next);
+    stage_.next(stages_);
   }
 
  private:
@@ -100,8 +98,7 @@ class BulkLoader {
   const UntypedRows* sources_;
   uint32_t step_, rows_;
   int vectors_, stages_;
-  int stage_ = 0;
-  uint32_t phase_ = 0;
+  RingStep stage_;
   uint4* ring_;
   uint64_t* full_;
 };

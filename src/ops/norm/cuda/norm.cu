@@ -15,22 +15,23 @@ namespace norm {
 // The tiles of the forward, by the longest rows that they take. Each row of the table says what it
 // gained (NOTES.md has the figures).
 struct Forward32 : ForwardRow {
-  // A warp per row: no barriers, and four rows per block keep the block scheduler quiet.
+  // A warp takes a row: there are no barriers, and four rows per block keep the block scheduler
+  // quiet.
   static constexpr int kTeamThreads = 32, kThreads = 128, kVecs = 1, kMinBlocks = 8;
   static constexpr bool kSpecial = true;
 };
 struct Forward96 : ForwardRow {
-  // The same for longer rows.
+  // This does the same for longer rows.
   static constexpr int kTeamThreads = 32, kThreads = 128, kVecs = 3, kMinBlocks = 8;
 };
 struct Forward256 : ForwardRow {
-  // A block per row, with just enough threads: the fewer, the shorter the wait at the barrier.
+  // A block takes a row, with just enough threads: the fewer, the shorter the wait at the barrier.
   static constexpr int kTeamThreads = 128, kThreads = 128, kVecs = 2, kMinBlocks = 10;
   static constexpr bool kSpecial = true;
 };
 struct Forward512 : ForwardRow {
-  // Four vectors a thread: half the warps of 256 x 2 to meet at the barrier, as many bytes under
-  // way.
+  // With four vectors a thread there are half the warps of 256 x 2 to meet at the barrier, and as
+  // many bytes under way.
   static constexpr int kTeamThreads = 128, kThreads = 128, kVecs = 4, kMinBlocks = 9;
 };
 template <bool kLayer>
@@ -39,25 +40,25 @@ struct Forward1024 : ForwardRow {
   static constexpr int kTeamThreads = 256, kThreads = 256, kVecs = 4, kMinBlocks = kLayer ? 4 : 5;
 };
 struct Forward2048 : ForwardRow {
-  // The longest rows that registers hold.
+  // These are the longest rows that registers hold.
   static constexpr int kTeamThreads = 512, kThreads = 512, kVecs = 4, kMinBlocks = 2;
 };
 
-// The tiles of the backward.
+// These are the tiles of the backward.
 template <bool kLayer>
 struct Backward32 : BackwardRow {
-  // A warp per row, as in the forward; the block's warps share a row of partial sums. Blocks are as
-  // many as the sums leave registers for; layer_norm has twice the sums.
+  // A warp takes a row, as in the forward, and the block's warps share a row of partial sums.
+  // Blocks are as many as the sums leave registers for; layer_norm has twice the sums.
   static constexpr int kTeamThreads = 32, kThreads = 256, kVecs = 1, kBlocks = kLayer ? 3 : 4;
   static constexpr bool kSpecial = true;
 };
 struct Backward96 : BackwardRow {
-  // The same for longer rows.
+  // This does the same for longer rows.
   static constexpr int kTeamThreads = 32, kThreads = 256, kVecs = 3, kBlocks = 2;
 };
 template <bool kLayer>
 struct Backward256 : BackwardRow {
-  // A block per row.
+  // A block takes a row.
   static constexpr int kTeamThreads = 128, kThreads = 128, kVecs = 2, kBlocks = kLayer ? 5 : 6;
   static constexpr bool kSpecial = true;
 };
@@ -68,7 +69,7 @@ struct Backward512 : BackwardRow {
   static constexpr bool kBulk = true;
 };
 struct Backward1024 : BackwardRow {
-  // The same for longer rows.
+  // This does the same for longer rows.
   static constexpr int kTeamThreads = 512, kThreads = 512, kVecs = 2, kBlocks = 1;
   static constexpr bool kBulk = true;
 };
@@ -84,10 +85,10 @@ using namespace norm;  // NOLINT: the kernels' own namespace
 template <class T>
 constexpr bool kSpecialType = !std::is_same_v<T, float>;
 
-// Whether the special kernels and tiles are there.
+// Returns whether the special kernels and tiles are there.
 bool has_special(const Tensor& x) { return device_properties(x.device_id).code >= kSpecialCode; }
 
-// body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward.
+// Calls body(Tile) for the forward of rows of `vectors` 16-byte vectors, at most kMaxForward.
 constexpr int64_t kMaxForward = 2048;
 template <class T, bool kLayer, class Body>
 Status with_forward_tile(int64_t vectors, bool special, const Body& body) {
@@ -105,8 +106,8 @@ Status with_forward_tile(int64_t vectors, bool special, const Body& body) {
   return body(ForwardTile<Forward2048>());
 }
 
-// body(Tile) for the backward, at most kMaxBackward. Longer rows would not fit the registers beside
-// the sums of their columns.
+// Calls body(Tile) for the backward, at most kMaxBackward. Longer rows would not fit the registers
+// beside the sums of their columns.
 constexpr int64_t kMaxBackward = 1024;
 template <class T, bool kLayer, class Body>
 Status with_backward_tile(int64_t vectors, bool special, const Body& body) {
@@ -121,7 +122,7 @@ Status with_backward_tile(int64_t vectors, bool special, const Body& body) {
   return body(BackwardTile<Backward1024>());
 }
 
-// The looped kernels: enough threads for the long rows that come there.
+// The looped kernels have threads enough for the long rows that come there.
 constexpr int kLoopedThreads = 512;
 constexpr int kLoopedBlocksPerMultiprocessor = 2;
 
@@ -145,7 +146,7 @@ Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
   return parameter;
 }
 
-// Whether every row of `t` can be read in 16-byte vectors.
+// Returns whether every row of `t` can be read in 16-byte vectors.
 bool vectorised(const Tensor& t) {
   if (!t) return true;
   if (t.stride(-1) != 1 || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
@@ -162,18 +163,18 @@ bool all_vectorised(const Tensors&... tensors) {
 
 int64_t vectors_of(const Tensor& x) { return x.size(-1) * size_of(x.dtype) / 16; }
 
-// Whether the tiled kernels take rows of x, if all tensors are vectorised.
+// Returns whether the tiled kernels take rows of x, if all tensors are vectorised.
 bool fits_tiled(const Tensor& x, int64_t rows, int64_t max_vectors) {
   return x.size(-1) > 0 && vectors_of(x) <= max_vectors && rows < (int64_t{1} << 31);
 }
 
-// Whether rows need no division to be found.
+// Returns whether rows need no division to be found.
 template <class... Views>
 bool unsplit(const Views&... views) {
   return ((views.rows.ndim <= 1) && ...);
 }
 
-// Whether a kernel may take it that `p` is there and read it as T.
+// Returns whether a kernel may rely on `p` being there and read it as T.
 template <class T>
 bool given(const Parameter& p) {
   return p.data != nullptr && (std::is_same_v<T, float> || !p.is_float);
@@ -188,7 +189,7 @@ Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStrea
       return with_forward_tile<T, kLayer>(vectors_of(x), special, [&](auto tile) {
         using Tile = decltype(tile);
         using Team = typename Tile::Team;
-        const auto blocks = static_cast<unsigned>((p.rows + Team::kCount - 1) / Team::kCount);
+        const auto blocks = static_cast<unsigned>(ceil_div(p.rows, Team::kCount));
         const bool all = special && p.inputs[1].data != nullptr && p.y.data != nullptr &&
                          p.sum.data != nullptr && given<T>(p.weight) &&
                          (!kLayer || given<T>(p.bias));
@@ -229,7 +230,7 @@ int tiled_backward_blocks(const Tensor& x, int64_t rows) {
       using Tile = decltype(tile);
       constexpr int kTeams = Tile::Team::kCount;
       const int64_t most = Tile::kBlocks * device_properties(x.device_id).multiprocessors;
-      blocks = std::min((rows + kTeams - 1) / kTeams, most);
+      blocks = std::min(ceil_div(rows, kTeams), most);
       return Status();
     });
   });
@@ -251,8 +252,8 @@ size_t backward_workspace(const Tensor& x, int outputs) {
   return sizeof(float) * outputs * blocks * x.size(-1);
 }
 
-// Shared memory for the bulk loader's ring, and its depth: 4 rows, or what blocks that share a
-// multiprocessor can have. 0 where rows are not loaded so.
+// Returns the shared memory for the bulk loader's ring, and its depth: 4 rows, or what blocks that
+// share a multiprocessor can have. It is 0 where rows are not loaded so.
 template <class Tile>
 int ring_bytes(int64_t vectors, int device, int* stages) {
   const DeviceProperties& properties = device_properties(device);
@@ -304,12 +305,12 @@ Gradient gradient_of(const Tensor& t, const float* partials) {
 }
 
 Status launch_add_partials(const Gradients& p, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((p.columns + kGradientColumns - 1) / kGradientColumns),
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.columns, kGradientColumns)),
                   p.gradients[1].out != nullptr ? 2 : 1);
   return launch_early(add_partials, "norm add_partials", {grid, kGradientThreads}, stream, p);
 }
 
-// What the two backwards share. `dbias` and the mean are layer_norm's.
+// Runs what the two backwards share. `dbias` and the mean are layer_norm's.
 template <bool kLayer, class Args>
 Status run_backward(const Args& a, Backward p, const Tensor& dbias, bool aligned,
                     const Exec& exec) {

@@ -9,7 +9,7 @@
 
 namespace fk::cuda::norm {
 
-// A tensor of type [..., N], or of one entry per row. Without data: not given.
+// A tensor of type [..., N], or of one entry per row. Without data it was not given.
 struct UntypedRows {
   void* data = nullptr;
   Rows rows;
@@ -21,8 +21,8 @@ struct UntypedRows {
   __device__ __forceinline__ T* row(int64_t row) const {
     return static_cast<T*>(data) + rows.offset(row);
   }
-  // The tiled kernels take fewer than 2^31 rows, so that rows split over several dims cost 32-bit
-  // divisions. kUnsplit: they are known not to be.
+  // Returns a row's address. The tiled kernels take fewer than 2^31 rows, so that rows split over
+  // several dims cost 32-bit divisions. kUnsplit says that they are known not to be split.
   template <class T, bool kUnsplit = false>
   __device__ __forceinline__ T* row(uint32_t row) const {
     if (kUnsplit || rows.ndim <= 1) return static_cast<T*>(data) + row * rows.last_stride;
@@ -47,8 +47,8 @@ struct Parameter {
   float offset = 0;       // added where it is given; else 0
 };
 
-// Entries [column, column + N) of a parameter that is given, in float32. N > 1 needs stride 1 and
-// 16-byte alignment.
+// Loads the entries [column, column + N) of a parameter that is given, in float32. N > 1 needs
+// stride 1 and 16-byte alignment.
 template <int N>
 __device__ __forceinline__ void load_floats(const Parameter& p, int64_t column, float (&out)[N]) {
   constexpr int kPart = N < 4 ? N : 4;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void load_floats(const Parameter& p, int64_t column, 
   }
 }
 
-// The same of any parameter. kGiven: it is known to be given, in T.
+// Does so for any parameter. kGiven says that it is known to be given, in T.
 template <class T, bool kGiven = false, int N>
 __device__ __forceinline__ void load_parameter(const Parameter& p, int64_t column,
                                                float (&out)[N]) {
@@ -102,7 +102,8 @@ struct Team {
       if constexpr (kWarps > 4) {
         value = warp_reduce<kWarps>(scratch[lane % kWarps], merge);
       } else {
-        // Few enough for every thread to read them all, which is sooner done than shuffles.
+        // The values are few enough for every thread to read them all, which is sooner done than
+        // shuffles.
         value = scratch[0];
 #pragma unroll
         for (int w = 1; w < kWarps; ++w) value = merge(value, scratch[w]);
@@ -135,13 +136,13 @@ constexpr bool kHasSpecial = true;
 #endif
 constexpr int kSpecialCode = 90;  // DeviceProperties::code from which on there are such kernels
 
-// A thread's share of a row: kVecs vectors, vector i at position rank + i * team size.
+// A thread's share of a row has kVecs vectors, vector i at position rank + i * team size.
 template <class T, int kVecs>
 using RowVectors = Vec<T, kVecWidth<T>>[kVecs];
 
-// A thread's share of a parameter, held in registers as it is stored. One in float32 beside 16-bit
-// activations would take twice the room and is read again whenever it is asked for. kGiven: it is
-// known to be given, in T.
+// A thread's share of a parameter is held in registers as it is stored. One in float32 beside
+// 16-bit activations would take twice the room, so it is read again whenever it is asked for.
+// kGiven says that it is known to be given, in T.
 template <class T, class Team, int kVecs, bool kGiven>
 class HeldParameter {
  public:
@@ -169,7 +170,8 @@ class HeldParameter {
     }
     Vec<T, kWidth> v = held_[i];
     if constexpr (!std::is_same_v<T, float>) {
-      // Or a compiler converts once, ahead of the loop over the rows, and runs out of registers.
+      // Without this a compiler converts once, ahead of the loop over the rows, and runs out of
+      // registers.
       uint4 words;
       memcpy(&words, &v, sizeof(v));
       asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));

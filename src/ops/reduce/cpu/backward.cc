@@ -42,7 +42,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// out[0...n) = value, as the bits that it is stored in.
+// Sets out[0...n) to value, as the bits that it is stored in.
 template <class T>
 HWY_INLINE void Fill(T* out, int64_t n, T value) {
   using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
@@ -87,7 +87,7 @@ void SumBackwardColumns(const SumBackward& job, int64_t begin, int64_t end) {
   }
 }
 
-// Where x is the largest entry; a NaN is where the largest is NaN.
+// Marks where x is the largest entry. If the largest is NaN, that is where x is NaN.
 template <class V>
 HWY_INLINE auto IsLargest(V x, V y) {
   return hn::Or(hn::Eq(x, y), hn::And(hn::IsNaN(x), hn::IsNaN(y)));

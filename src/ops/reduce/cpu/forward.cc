@@ -63,7 +63,7 @@ struct Sum {
     return RowSum(x, stride, n);
   }
 
-  // Four rows at once. One chain of additions each, hence the shorter blocks.
+  // Adds up four rows at once. Each has one chain of additions, hence the shorter blocks.
   template <class T>
   static HWY_INLINE void FourRows(const T* const* x, int64_t n, double* result) {
     constexpr int64_t kShortBlock = kBlock / 4;
@@ -143,7 +143,7 @@ struct Max {
   }
 };
 
-// `width` numbers to the results of the rows from `row` on.
+// Stores `width` numbers as the results of the rows from `row` on.
 template <class T>
 HWY_INLINE void StoreResults(const ReduceForward& job, int64_t row, const double* results,
                              int64_t width) {
@@ -153,7 +153,7 @@ HWY_INLINE void StoreResults(const ReduceForward& job, int64_t row, const double
   }
 }
 
-// Rows of one block each.
+// Reduces rows of one block each.
 template <class Op, class T>
 void ForwardShortRows(const ReduceForward& job, int64_t begin, int64_t end) {
   const int64_t n = job.x.size(-1);
@@ -163,7 +163,7 @@ void ForwardShortRows(const ReduceForward& job, int64_t begin, int64_t end) {
   }
 }
 
-// Piece i of the call: a chunk of a row or of a tile.
+// Piece i of the call is a chunk of a row or of a tile.
 struct Piece {
   Tiles::Tile tile;
   int64_t chunk, begin, end;  // end: of the axis's steps
@@ -208,7 +208,7 @@ void ForwardPieces(const ReduceForward& job, int64_t begin, int64_t end) {
   }
 }
 
-// The same for unit-stride rows, four at a time. A row's result must not depend on which others it
+// Does so for unit-stride rows, four at a time. A row's result must not depend on which others it
 // meets, so those left over are taken together with themselves.
 template <class Op, class T>
 void ForwardDistant(const ReduceForward& job, int64_t begin, int64_t end) {
@@ -290,7 +290,7 @@ FK_CPU_EXPORT(reduce_join);
 
 namespace {
 
-// Looks at shapes and strides only.
+// Plans a call from shapes and strides only.
 ReduceForward plan(Reduce what, const Tensor& x, const Tensor& y) {
   constexpr int64_t kPieces = 64;       // enough for the threads of a large machine
   constexpr int64_t kFewPieces = 8;     // so few items would leave threads idle

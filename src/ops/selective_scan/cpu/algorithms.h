@@ -7,7 +7,7 @@
 // having the steps of one channel at the same time. Beside them, the power of two of the walk that
 // does win.
 
-// Once per target.
+// Highway includes this file once for each target.
 #if defined(FK_OPS_SELECTIVE_SCAN_CPU_ALGORITHMS_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_OPS_SELECTIVE_SCAN_CPU_ALGORITHMS_PER_TARGET
 #undef FK_OPS_SELECTIVE_SCAN_CPU_ALGORITHMS_PER_TARGET
@@ -25,21 +25,21 @@ namespace HWY_NAMESPACE {
 namespace {
 
 #if HWY_TARGET == HWY_AVX3
-// 2^(i/16)
+// Entry i is 2^(i/16).
 alignas(64) constexpr float kSixteenths[16] = {
     0x1.000000p0f, 0x1.0b5586p0f, 0x1.172b84p0f, 0x1.2387a6p0f, 0x1.306fe0p0f, 0x1.3dea64p0f,
     0x1.4bfdaep0f, 0x1.5ab07ep0f, 0x1.6a09e6p0f, 0x1.7a1148p0f, 0x1.8ace54p0f, 0x1.9c4918p0f,
     0x1.ae89fap0f, 0x1.c199bep0f, 0x1.d5818ep0f, 0x1.ea4afap0f};
 #endif
 
-// 2^x for the walk through time, where multiply-adds are what is waited for. As Exp2: to 2 ulp,
-// and near 0, where many of them are multiplied, to 1.
+// Returns 2^x for the walk through time, where multiply-adds are what is waited for. It is as good
+// as Exp2: to 2 ulp, and near 0, where many of them are multiplied, to 1.
 HWY_INLINE Vec Decay(Vec x) {
   const F32 d;
 #if HWY_TARGET == HWY_AVX3
-  // Sixteenths from a table in a register, which leaves a polynomial of degree 3. Adding 1.5 * 2^19
-  // rounds to sixteenths, whose number then stands in the low bits, of which a permutation reads
-  // four.
+  // Sixteenths come from a table in a register, which leaves a polynomial of degree 3. Adding 1.5 *
+  // 2^19 rounds to sixteenths, whose number then stands in the low bits, of which a permutation
+  // reads four.
   const Vec magic = hn::Set(d, 0x1.8p19f);
   const Vec shifted = hn::Add(x, magic);
   const Vec n = hn::Sub(shifted, magic);
@@ -54,14 +54,15 @@ HWY_INLINE Vec Decay(Vec x) {
 #endif
 }
 
-// exponent: log2(a). b becomes h; the other two are scratch.
+// `exponent` is log2(a), b becomes h, and the other two are scratch.
 struct Pairs {
   alignas(64) float exponent[kTile];
   alignas(64) float a[kTile];
   alignas(64) float b[kTile];
 };
 
-// Work-efficient: a tree of sums up, prefixes down. n - 1 + n - 1 combinations in 2 log2(n) rounds.
+// This one is work-efficient: a tree of sums up, prefixes down, with n - 1 + n - 1 combinations in
+// 2 log2(n) rounds.
 HWY_INLINE void scan_blelloch(Pairs& pairs, int64_t steps) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
@@ -95,12 +96,12 @@ HWY_INLINE void scan_blelloch(Pairs& pairs, int64_t steps) {
       hn::Store(hn::MulAdd(left_a, before_b, left_b), d, b(t));
     }
   }
-  // Now b has the state before each step: that after it stands one further.
+  // Now b has the state before each step; the state after it stands one further.
   for (int64_t t = 0; t + 1 < size; ++t) hn::Store(hn::Load(d, b(t + 1)), d, b(t));
   hn::Store(total, d, b(size - 1));
 }
 
-// Few rounds: log2(n), each of up to n combinations.
+// This one has few rounds: log2(n), each of up to n combinations.
 HWY_INLINE void scan_hillis_steele(Pairs& pairs, int64_t steps) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
@@ -108,7 +109,7 @@ HWY_INLINE void scan_hillis_steele(Pairs& pairs, int64_t steps) {
     hn::Store(Exp2(d, hn::Load(d, pairs.exponent + i)), d, pairs.a + i);
   }
   for (int64_t stride = 1; stride < steps; stride *= 2) {
-    // From the end, so that what is combined is still the last round's.
+    // Steps go from the end, so that what is combined is still the last round's.
     for (int64_t t = steps - 1; t >= stride; --t) {
       float *a = pairs.a + t * lanes, *b = pairs.b + t * lanes;
       const Vec right = hn::Load(d, a);
@@ -118,10 +119,10 @@ HWY_INLINE void scan_hillis_steele(Pairs& pairs, int64_t steps) {
   }
 }
 
-// Sums in log space: with P_t the sum of the exponents, h_t = 2^P_t * (h_0 + sum of b_s 2^-P_s).
-// The powers must stay within float32 and P keep its digits, so a run of steps ends where P would
-// leave [-kRange, kRange], and the next begins with P = 0. A step that leaves it by itself is taken
-// as it is.
+// This one adds up in log space: with P_t the sum of the exponents, h_t = 2^P_t * (h_0 + sum of b_s
+// 2^-P_s). The powers must stay within float32 and P keep its digits, so a run of steps ends where
+// P would leave [-kRange, kRange], and the next begins with P = 0. A step that leaves it by itself
+// is taken as it is.
 HWY_INLINE void scan_cumsum(Pairs& pairs, int64_t steps) {
   constexpr float kRange = 10.0f;
   const F32 d;

@@ -12,6 +12,7 @@
 //
 // The walk is sequential in time whatever the forward's algorithm.
 
+#include "core/integers.h"
 #include "ops/selective_scan/selective_scan.h"
 
 #ifndef FK_OPS_SELECTIVE_SCAN_CPU_BACKWARD_ONCE_
@@ -37,7 +38,7 @@ using scan::BackwardScratch;
 constexpr float kLn2 = 0.693147181f;
 constexpr int kStates = 4;  // that go through a tile together
 
-// Tensors of a tile of one block of channels.
+// Holds the tensors of a tile of one block of channels.
 struct GradientTile {
   InputTile in;
   alignas(64) float slope[kTile];  // of softplus
@@ -52,7 +53,7 @@ struct GradientTile {
   alignas(64) float h[(kTileSteps + 1) * kMaxLanes * kStates];
 };
 
-// The block's part of one tile.
+// Says which part of one tile a block has.
 struct TilePlace {
   int64_t batch, step, count;
   const float *B, *C;
@@ -70,8 +71,8 @@ struct TilePlace {
         C_state(in.C.state) {}
 };
 
-// States [n, n + kCount) of a tile: forwards from `state`, then backwards from `dstate`, which
-// moves on.
+// Walks states [n, n + kCount) of a tile: forwards from `state`, then backwards from `dstate`,
+// which moves on.
 template <int kCount>
 HWY_INLINE void walk_back(const TilePlace& place, const Inputs& in, const Block& block, int64_t n,
                           const float* state, float* dstate, float* sum_dA,
@@ -134,8 +135,8 @@ HWY_INLINE void walk_back(const TilePlace& place, const Inputs& in, const Block&
   }
 }
 
-// A tile of one block: its share of every gradient. `state`: before the tile; `dstate`, the sums:
-// of the block.
+// Computes a tile of one block: its share of every gradient. `state` is the one before the tile;
+// `dstate` and the sums are the block's.
 void backward_tile(const BackwardJob& job, const Block& block, const TilePlace& place,
                    const float* state, float* dstate, float* sum_dA, float* sum_dD, float* sum_bias,
                    const BackwardScratch& scratch, GradientTile& tile) {
@@ -200,7 +201,7 @@ void backward_tile(const BackwardJob& job, const Block& block, const TilePlace& 
   }
 }
 
-// Only the states: `state` moves on over a tile.
+// Computes the states only: `state` moves on over a tile.
 void walk_forward(const Inputs& in, const Block& block, const TilePlace& place, InputTile& tile,
                   float* state) {
   const F32 d;
@@ -232,7 +233,7 @@ struct Part {
   }
 };
 
-// The state before `step`, from the initial one or from those that were kept.
+// Loads the state before `step`, from the initial one or from those that were kept.
 void load_state(const BackwardJob& job, const Block& block, int64_t s,
                 const SequenceSteps& sequence, int64_t step, float* state) {
   if (step == sequence.begin) return load_initial_state(job.in, block, s, state);
@@ -271,7 +272,7 @@ void backward_sequence(const BackwardJob& job, const Part& part, int64_t s,
   }
   for (int64_t end = sequence.end, begin; end > sequence.begin; end = begin) {
     begin = std::max(sequence.begin, (end - 1) / job.interval * job.interval);
-    const int64_t tiles = (end - begin + kTileSteps - 1) / kTileSteps;
+    const int64_t tiles = ceil_div(end - begin, kTileSteps);
     const auto place_of = [&](int64_t k) {
       const int64_t step = begin + k * kTileSteps;
       return TilePlace(in, sequence.batch, part.group, step, std::min(kTileSteps, end - step));
@@ -381,7 +382,7 @@ Status run(const SelectiveScanBwd& a, const Exec& exec) {
                               memory.scratch,
                               memory.scratch_floats};
   const auto kernel = FK_CPU_DISPATCH(backward_item);
-  // Too little work to wake a thread for.
+  // So little work is not worth waking a thread for.
   constexpr int64_t kInline = 1 << 16;
   const int64_t work = in.p.batch * in.p.length * in.p.channels * in.p.states;
   run_on_workers(exec, work < kInline ? 1 : memory.workers, job.items(),

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/integers.h"
 #include "core/workspace.h"
 #include "cpu/workers.h"
 #include "ops/selective_scan/cpu/plan.h"
@@ -34,8 +35,8 @@ struct BackwardJob {
   Cut cut;
   int64_t lanes, blocks_per_group;
   int64_t interval;  // steps between known states; more than a tile where few or none were kept
-  // Sums of items: dA [slice, block, state, lane], dD and ddelta_bias [slice, block, lane],
-  // dB and dC [part, batch, step, group, state].
+  // These are the sums of items: dA [slice, block, state, lane], dD and ddelta_bias [slice, block,
+  // lane], dB and dC [part, batch, step, group, state].
   float *sum_dA, *sum_dD, *sum_bias, *sum_dB, *sum_dC;
   float* scratch;          // of all workers
   int64_t scratch_floats;  // of one
@@ -44,7 +45,7 @@ struct BackwardJob {
   int64_t shared_floats() const { return in.p.batch * in.p.length * in.p.groups * in.p.states; }
 };
 
-// A worker's memory.
+// Cuts up a worker's memory.
 struct BackwardScratch {
   float *dB, *dC;      // [step, state, lane] of a tile, all blocks of the part added up
   float* dstate;       // [block, state, lane]: what later steps make of the state
@@ -52,8 +53,8 @@ struct BackwardScratch {
 
   BackwardScratch(const Problem& p, const Cut& cut, int64_t blocks_per_group, int64_t lanes,
                   int64_t interval, WorkspaceParts& parts) {
-    const int64_t blocks = (blocks_per_group + cut.parts - 1) / cut.parts;
-    const int64_t tiles = (std::min(interval, p.length) + kTileSteps - 1) / kTileSteps;
+    const int64_t blocks = ceil_div(blocks_per_group, cut.parts);
+    const int64_t tiles = ceil_div(std::min(interval, p.length), kTileSteps);
     dB = parts.take(kTileSteps * p.states * lanes);
     dC = parts.take(kTileSteps * p.states * lanes);
     dstate = parts.take(blocks * p.states * lanes);
@@ -88,9 +89,10 @@ struct BackwardMemory {
 
  private:
   static int64_t blocks_of(const SelectiveScanBwd& a, int64_t lanes) {
-    return (problem_of(a).channels_per_group() + lanes - 1) / lanes;
+    return ceil_div(problem_of(a).channels_per_group(), lanes);
   }
-  // As many whole distances between kept states as a tile holds, or one if it is longer.
+  // Returns how many steps a piece has: as many whole distances between kept states as a tile
+  // holds, or one if it is longer.
   static int64_t interval_of(const Problem& p) {
     if (p.spacing == 0) return std::max<int64_t>(p.length, 1);
     return p.spacing <= kTileSteps ? kTileSteps / p.spacing * p.spacing : p.spacing;
@@ -101,7 +103,7 @@ struct BackwardMemory {
 
 namespace fk::cpu {
 
-// What items added up, each by itself, put together: dA, dB, dC, dD, ddelta_bias.
+// Puts together what items added up, each by itself: dA, dB, dC, dD, ddelta_bias.
 void finish_sums(const scan::BackwardJob& job, const Exec& exec);
 
 }  // namespace fk::cpu

@@ -25,7 +25,7 @@ using scan::BackwardJob;
 using scan::Block;
 using Vec = hn::Vec<F32>;
 
-// dA, dD and ddelta_bias of blocks [begin, end): the slices' sums added up, in order.
+// Adds up the slices' sums of dA, dD and ddelta_bias of blocks [begin, end), in order.
 void finish_channels(const BackwardJob& job, int64_t begin, int64_t end) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d), states = job.in.p.states;
@@ -61,7 +61,7 @@ void finish_channels(const BackwardJob& job, int64_t begin, int64_t end) {
   }
 }
 
-// Rows [begin, end) of dB or dC, a row being one step of one group: the parts' sums added up.
+// Adds up the parts' sums of rows [begin, end) of dB or dC, a row being one step of one group.
 void finish_shared(const BackwardJob& job, const float* sums, const scan::GroupView& out,
                    int64_t begin, int64_t end) {
   const F32 d;

@@ -11,6 +11,7 @@
 // one, at the same time; its decay as a whole is exp(A * sum of dt), so that the states between
 // chunks follow in one short walk; then each chunk is scanned from its own first state.
 
+#include "core/integers.h"
 #include "ops/selective_scan/selective_scan.h"
 
 #ifndef FK_OPS_SELECTIVE_SCAN_CPU_ONCE_
@@ -25,18 +26,18 @@ namespace {
 
 constexpr int64_t kChunkSteps = 256;
 
-// Where the chunks of a sequence stand among those of all sequences.
+// Returns where the chunks of a sequence stand among those of all sequences.
 int64_t first_chunk(const Problem& p, int64_t s) {
   if (p.sequences.packed) return p.sequences[s].begin / kChunkSteps + s;
-  return s * ((p.length + kChunkSteps - 1) / kChunkSteps);
+  return s * ceil_div(p.length, kChunkSteps);
 }
 
 int64_t chunk_limit(const Problem& p) {
-  const int64_t per_row = (p.length + kChunkSteps - 1) / kChunkSteps;
+  const int64_t per_row = ceil_div(p.length, kChunkSteps);
   return p.batch * per_row + (p.sequences.packed ? p.sequences.count : 0);
 }
 
-// A chunk's memory: its states and, behind them, its sum of dt, for every block of channels.
+// A chunk's memory holds its states and, behind them, its sum of dt, for every block of channels.
 struct ChunkMemory {
   int64_t lanes, block, chunk;  // in floats
 
@@ -61,14 +62,14 @@ namespace {
 
 using scan::ForwardJob;
 
-// The steps of a tile, and what is shared by the channels there.
+// Holds the steps of a tile, and what is shared by the channels there.
 struct Steps {
   int64_t count;
   const float *B, *C;  // of the tile's first step
   int64_t B_step, B_state, C_step, C_state;
 };
 
-// kStates states from `n` on, all steps, in registers.
+// Scans kStates states from `n` on over all steps, in registers.
 template <int kStates>
 HWY_INLINE void walk(const Steps& steps, const InputTile& tile, const Inputs& in,
                      const Block& block, int64_t n, float* state, float* sum) {
@@ -102,7 +103,7 @@ HWY_INLINE void walk_all(const Steps& steps, const InputTile& tile, const Inputs
   for (; n < states; ++n) walk<1>(steps, tile, in, block, n, state, sum);
 }
 
-// One state after another by one of the parallel algorithms.
+// Scans one state after another by one of the parallel algorithms.
 void scan_all(int64_t algorithm, const Steps& steps, const InputTile& tile, const Inputs& in,
               const Block& block, float* state, float* sum) {
   const F32 d;
@@ -144,7 +145,7 @@ Steps steps_of(const Inputs& in, int64_t batch, int64_t group, int64_t step, int
           in.C.state};
 }
 
-// y of a tile, in `sum` before: the gate, and out.
+// Makes y of a tile from `sum`: applies the gate, and stores it.
 HWY_INLINE void finish_tile(const ForwardJob& job, const Block& block, int64_t batch, int64_t step,
                             int64_t count, float* sum, float* z) {
   const F32 d;
@@ -158,7 +159,7 @@ HWY_INLINE void finish_tile(const ForwardJob& job, const Block& block, int64_t b
   store_tile(sum, count, block.count, cpu::tile_rows(job.y, batch, step, block.first));
 }
 
-// Steps [begin, end) of a block of channels, from `state`, which is moved on.
+// Scans the steps [begin, end) of a block of channels, from `state`, which is moved on.
 void scan_steps(const ForwardJob& job, const Block& block, int64_t batch, int64_t begin,
                 int64_t end, float* state) {
   const F32 d;
@@ -209,7 +210,7 @@ void store_last_state(const ForwardJob& job, const Block& block, int64_t sequenc
 
 int64_t vector_lanes() { return hn::Lanes(F32()); }
 
-// Items [begin, end): a sequence and a block of channels each.
+// Scans the items [begin, end), a sequence and a block of channels each.
 void scan_items(const ForwardJob& job, int64_t begin, int64_t end) {
   alignas(64) float state[kMaxScanStates * kMaxLanes];
   const int64_t lanes = hn::Lanes(F32()), blocks = job.in.blocks(lanes);
@@ -225,7 +226,7 @@ void scan_items(const ForwardJob& job, int64_t begin, int64_t end) {
 
 // ---- Chunked --------------------------------------------------------------------------------
 
-// A chunk of a sequence, for one block of channels.
+// Describes a chunk of a sequence, for one block of channels.
 struct Chunk {
   int64_t s, batch, begin, end;
   bool last;
@@ -236,7 +237,7 @@ struct Chunk {
       : block(job.in, hn::Lanes(F32()), item % job.in.blocks(hn::Lanes(F32()))) {
     const scan::Problem& p = job.in.p;
     const int64_t lanes = hn::Lanes(F32()), blocks = job.in.blocks(lanes);
-    const int64_t chunks = (p.length + scan::kChunkSteps - 1) / scan::kChunkSteps;
+    const int64_t chunks = ceil_div(p.length, scan::kChunkSteps);
     const int64_t number = item / blocks % chunks;
     s = item / blocks / chunks;
     const SequenceSteps sequence = p.sequences[s];
@@ -250,7 +251,7 @@ struct Chunk {
   }
 };
 
-// The last state of each chunk from a first one of 0, and its sum of dt.
+// Finds the last state of each chunk from a first one of 0, and its sum of dt.
 void scan_chunks_alone(const ForwardJob& job, int64_t first, int64_t last) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d), states = job.in.p.states;
@@ -272,7 +273,7 @@ void scan_chunks_alone(const ForwardJob& job, int64_t first, int64_t last) {
   }
 }
 
-// The first state of each chunk, from those before it. Items as in scan_items.
+// Finds the first state of each chunk, from those before it. Items are as in scan_items.
 void join_chunks(const ForwardJob& job, int64_t first, int64_t last) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d), states = job.in.p.states, blocks = job.in.blocks(lanes);
@@ -282,8 +283,7 @@ void join_chunks(const ForwardJob& job, int64_t first, int64_t last) {
     const int64_t s = item / blocks;
     const Block block(job.in, lanes, item % blocks);
     const SequenceSteps sequence = job.in.p.sequences[s];
-    const int64_t chunks =
-        (sequence.end - sequence.begin + scan::kChunkSteps - 1) / scan::kChunkSteps;
+    const int64_t chunks = ceil_div(sequence.end - sequence.begin, scan::kChunkSteps);
     float* chunk = job.chunk_states + scan::first_chunk(job.in.p, s) * memory.chunk +
                    item % blocks * memory.block;
     load_initial_state(job.in, block, s, initial);
@@ -333,7 +333,7 @@ struct Memory {
 
   Memory(const SelectiveScanFwd& a, WorkspaceParts& parts) : parameters(a, parts) {
     const scan::Problem p = scan::problem_of(a);
-    // Channels of a group in whole vectors.
+    // Counts the channels of a group in whole vectors.
     const int64_t channels = p.groups * (p.channels_per_group() + kMaxLanes - 1);
     const bool chunked = a.algorithm == kChunkedScan || a.algorithm == kAutoScan;
     chunk_states = parts.take(chunked ? scan::chunk_limit(p) * channels * (p.states + 1) : 0);
@@ -360,13 +360,13 @@ Status run(const SelectiveScanFwd& a, const Exec& exec) {
   const scan::Problem& p = job.in.p;
   const int64_t lanes = FK_CPU_DISPATCH(vector_lanes)(), blocks = job.in.blocks(lanes);
   const int64_t items = p.sequences.count * blocks;
-  // One item, and long: several threads can only share it by its steps.
+  // This is one item, and long: several threads can only share it by its steps.
   constexpr int64_t kLong = 8 * scan::kChunkSteps;
   job.algorithm = a.algorithm;
   if (a.algorithm == kAutoScan) {
     job.algorithm = items == 1 && p.length >= kLong ? kChunkedScan : kSequentialScan;
   }
-  // Steps and states worth waking a thread for.
+  // So many steps and states are worth waking a thread for.
   constexpr int64_t kGrain = 8192;
   if (job.algorithm != kChunkedScan) {
     const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, p.length * p.states));
@@ -374,7 +374,7 @@ Status run(const SelectiveScanFwd& a, const Exec& exec) {
     exec.parallel_for(items, grain, [&](int64_t b, int64_t e) { kernel(job, b, e); });
     return {};
   }
-  const int64_t chunks = (p.length + scan::kChunkSteps - 1) / scan::kChunkSteps;
+  const int64_t chunks = ceil_div(p.length, scan::kChunkSteps);
   const int64_t grain = std::max<int64_t>(1, kGrain / (scan::kChunkSteps * p.states));
   const auto alone = FK_CPU_DISPATCH(scan_chunks_alone), all = FK_CPU_DISPATCH(scan_chunks);
   const auto join = FK_CPU_DISPATCH(join_chunks);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/integers.h"
 #include "core/workspace.h"
 #include "cpu/tile_rows.h"
 #include "ops/selective_scan/problem.h"
@@ -13,7 +14,7 @@ namespace fk::scan {
 using cpu::kMaxLanes;
 using cpu::TileRows;
 
-// Steps that are staged at a time: a tensor's tile then takes 4 KiB.
+// So many steps are staged at a time: a tensor's tile then takes 4 KiB.
 constexpr int64_t kTileSteps = 64;
 constexpr int64_t kTile = kTileSteps * kMaxLanes;
 
@@ -34,7 +35,7 @@ struct Parameters {
   }
 };
 
-// The inputs of a forward and of a backward, prepared.
+// Holds the inputs of a forward and of a backward, prepared.
 struct Inputs {
   Problem p;
   StepView u, delta, z;
@@ -44,16 +45,14 @@ struct Inputs {
   Tensor D, delta_bias, initial_state;
   bool softplus;
 
-  int64_t blocks_per_group(int64_t lanes) const {
-    return (p.channels_per_group() + lanes - 1) / lanes;
-  }
+  int64_t blocks_per_group(int64_t lanes) const { return ceil_div(p.channels_per_group(), lanes); }
   int64_t blocks(int64_t lanes) const { return p.groups * blocks_per_group(lanes); }
   const float* shared(const GroupView& v, int64_t batch, int64_t group) const {
     return static_cast<const float*>(v.data) + batch * v.batch + group * v.group;
   }
 };
 
-// The channels of a block: [first, first + count), of one group.
+// The channels of a block are [first, first + count), of one group.
 struct Block {
   int64_t group, first, count;
 
@@ -71,7 +70,8 @@ struct ForwardJob {
   StepView y;
   Tensor last_state, checkpoints;
   int64_t algorithm;
-  // Chunked: the state each chunk begins with, and its sum of dt; see cpu/forward.cc.
+  // A chunked call keeps here the state each chunk begins with, and its sum of dt; see
+  // cpu/forward.cc.
   float* chunk_states;
 };
 
@@ -79,7 +79,7 @@ struct ForwardJob {
 
 namespace fk::cpu {
 
-// B, C and A as the kernels take them.
+// Prepares B, C and A as the kernels take them.
 void prepare_inputs(const SelectiveScanFwd& a, const scan::Parameters& memory, const Exec& exec,
                     scan::Inputs* in);
 void prepare_inputs(const SelectiveScanBwd& a, const scan::Parameters& memory, const Exec& exec,

@@ -21,7 +21,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Channels [begin, end) of A.
+// Transposes the channels [begin, end) of A.
 void turn_decays(const Tensor& A, float* out, int64_t begin, int64_t end) {
   constexpr float kLog2e = 1.44269504f;
   const F32 d;
@@ -42,7 +42,7 @@ void turn_decays(const Tensor& A, float* out, int64_t begin, int64_t end) {
   }
 }
 
-// Rows [begin, end) of B or C, a row being one step of one group.
+// Widens the rows [begin, end) of B or C, a row being one step of one group.
 void widen_rows(const scan::GroupView& v, const scan::Problem& p, float* out, int64_t begin,
                 int64_t end) {
   const F32 d;

@@ -1,7 +1,7 @@
 // Vector code that the forward and the backward of the selective scan share: a tile of time steps,
 // a channel per lane.
 
-// Once per target.
+// Highway includes this file once for each target.
 #if defined(FK_OPS_SELECTIVE_SCAN_CPU_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_OPS_SELECTIVE_SCAN_CPU_SIMD_PER_TARGET
 #undef FK_OPS_SELECTIVE_SCAN_CPU_SIMD_PER_TARGET
@@ -25,14 +25,14 @@ using scan::kTile;
 using scan::kTileSteps;
 using Vec = hn::Vec<F32>;
 
-// The inputs of some steps of a block of channels.
+// Holds the inputs of some steps of a block of channels.
 struct InputTile {
   alignas(64) float u[kTile];
   alignas(64) float dt[kTile];
   alignas(64) float dtu[kTile];  // dt * u
 };
 
-// A parameter of a block's channels; 0 where it is absent.
+// Loads a parameter of a block's channels, or 0 where it is absent.
 HWY_INLINE Vec load_parameter(const Tensor& t, const Block& block) {
   const F32 d;
   if (!t) return hn::Zero(d);
@@ -42,7 +42,7 @@ HWY_INLINE Vec load_parameter(const Tensor& t, const Block& block) {
   return hn::Load(d, out);
 }
 
-// log2(e) A of a block's channels and one state; 0 in lanes without a channel.
+// Loads log2(e) A of a block's channels and one state, with 0 in lanes without a channel.
 HWY_INLINE Vec load_decay(const Inputs& in, const Block& block, int64_t n) {
   const F32 d;
   const float* p = in.A + n * in.A_stride + block.first;
@@ -59,8 +59,8 @@ HWY_INLINE void prefetch_next(const TileRows& r, int64_t steps) {
   for (int64_t t = 0; t < steps; ++t) hwy::Prefetch(p + t * r.step * size);
 }
 
-// Loads `steps` steps from `step` on, delta through bias and softplus. `slope`: where softplus's
-// slope is kept as well, or NULL.
+// Loads `steps` steps from `step` on, delta through bias and softplus. `slope` gets softplus's
+// slope as well, unless it is NULL.
 HWY_INLINE void load_inputs(const Inputs& in, const Block& block, int64_t batch, int64_t step,
                             int64_t steps, InputTile* tile, float* slope = nullptr) {
   const F32 d;
@@ -84,7 +84,7 @@ HWY_INLINE void load_inputs(const Inputs& in, const Block& block, int64_t batch,
   }
 }
 
-// The state before a sequence's first step: state[n * lanes + lane].
+// Loads the state before a sequence's first step: state[n * lanes + lane].
 HWY_INLINE void load_initial_state(const Inputs& in, const Block& block, int64_t sequence,
                                    float* state) {
   const Tensor& t = in.initial_state;

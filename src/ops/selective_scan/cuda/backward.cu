@@ -31,7 +31,7 @@ BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
   constexpr int kStaticBytes = 1400;  // of a block: static variables, and what the system keeps
   BackwardPlan plan{};
   plan.chunks = segments_of(p.sequences, kChunk);
-  // Sequences that fit shared memory and fill the GPU a few times at most.
+  // Sequences fit shared memory and fill the GPU a few times at most.
   constexpr int64_t kMostTimes = 3;
   const int64_t bytes = short_shared_bytes(std::min(p.length, kShortSteps)) + kStaticBytes;
   plan.in_short_kernel =
@@ -45,7 +45,8 @@ BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
     plan.segments.slots = p.sequences.count;
     return plan;
   }
-  // As many warps a multiprocessor as shared memory and registers have room for, in large blocks.
+  // A multiprocessor gets as many warps as shared memory and registers have room for, in large
+  // blocks.
   const auto resident_blocks = [&](int warps) {
     const int64_t bytes = backward_shared_bytes(warps, several) + kStaticBytes;
     if (bytes > device.shared_bytes_per_block) return int64_t{0};
@@ -59,13 +60,13 @@ BackwardPlan plan_of(const SelectiveScanBwd& op, const scan::Problem& p) {
     }
   }
   const int64_t at_once = std::max<int64_t>(resident_blocks(plan.warps), 1);
-  // Few and short sequences: a warp a multiprocessor is faster than several on some.
+  // Sequences are few and short here: a warp a multiprocessor is faster than several on some.
   constexpr int64_t kShort = 4 * kChunk;
   while (p.length < kShort && plan.warps > 1 && blocks(plan.warps / 2) <= device.multiprocessors) {
     plan.warps /= 2;
   }
   plan.blocks_per_group = blocks_per_group(plan.warps);
-  // One wave of blocks; those of carry_states, which are half as long, fit twice as often.
+  // There is one wave of blocks; those of carry_states, which are half as long, fit twice as often.
   const int64_t room = at_once * device.multiprocessors / std::max<int64_t>(blocks(plan.warps), 1);
   int64_t steps = std::max<int64_t>(p.length, 1), carry_steps = steps;
   if (room > 1 && p.length >= kShort) {
@@ -112,8 +113,8 @@ struct BackwardMemory {
   }
 };
 
-// Whether all of them can be read and written by pairs of channels, and whether their steps lie
-// closer than their channels.
+// Sets whether all of them can be read and written by pairs of channels, and whether their steps
+// lie closer than their channels.
 void set_layout(std::initializer_list<const Tensor*> tensors, BackwardArgs& a) {
   a.pairs = a.channels / a.groups % 2 == 0;
   bool time = true;

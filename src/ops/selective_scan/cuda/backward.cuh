@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   if (place.slot >= a.segments.slots) return;
   enum { kDelta, kU, kDy, kZ, kDu, kDdelta, kDz, kTensors };
   __shared__ BlockTensor tensors[kTensors];
-  // Each by another warp, where there are so many.
+  // Each tensor is set by another warp, where there are so many.
   const auto set_tensor = [&](int which, const StepView& view) {
     if (threadIdx.x == which * 32 % blockDim.x) tensors[which].template set<T>(a, place, view);
   };
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     const int64_t left = segment.last - segment.first - int64_t{i} * kChunk;
     return static_cast<int>(left < kChunk ? left : kChunk);
   };
-  // Chunk i of all inputs is to come nearer.
+  // Asks for chunk i of all inputs to come nearer.
   const auto ask_for = [&](int i) {
     constexpr int kRows = kMostWarps * kWarpChannels;
     for (int row = threadIdx.x; row < kDu * kRows; row += blockDim.x) {
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   const int channel = warp * kWarpChannels + lane % 4 + lane / 16 * 4;  // of the block
   const int order = order_of(lane);
   float* const states = shared;
-  // Of a warp: states before pieces and sums over channels, its channels of the chunk, its sums
-  // over groups of states.
+  // A warp has the states before pieces and the sums over channels, its channels of the chunk, and
+  // its sums over groups of states.
   const int warp_floats = kWarpStarts + kWarpChunk + (a.state_groups > 1 ? kWarpStateSums : 0);
   const auto parts_of = [&](int w) { return shared + kStateFloats + w * warp_floats; };
   const auto chunk_of = [&](int w) { return parts_of(w) + kWarpStarts; };
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
       A[s] = a.A[(place.channel + channel) * a.A_channel + (first_state + state_of(s)) * a.A_state];
     }
   };
-  // What enters the segment from the right: through all segments after it.
+  // Finds what enters the segment from the right, through all segments after it.
   const auto enter = [&](int first_state) {
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     const int64_t last = (slots - 1) * a.channels + place.channel + channel;
     const float* sum = a.carry_sums + last;
     const float* adjoints = a.carry_adjoints + last * a.states + first_state + 4 * quad;
-    // All loads of kAtOnce of them first.
+    // All loads of kAtOnce of them come first.
     constexpr int kAtOnce = 8;
 #pragma unroll 1
     for (int64_t left = segment.closes ? 0 : slots - after; left > 0; left -= kAtOnce) {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
                       state_at(a.dinitial_state, s, first_state), ag[s]);
     }
   };
-  // Adjoints between chunks; of one group of states they stay in registers.
+  // Adjoints between chunks lie here; with one group of states they stay in registers.
   const bool several = a.state_groups > 1;
   const auto carried = [&](int group) {
     return reinterpret_cast<float4*>(a.carried) +
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
     of_channel()[a.channels] = 0;
   }
   if (place.chunks == 0) return;
-  // A chunk's and a group's parts of dB and dC.
+  // Returns a chunk's and a group's parts of dB and dC.
   const auto parts = [&](int i, int group) {
     return a.parts_of_states + ((place.part_row + i) * a.state_groups + group) * kChunkParts;
   };
@@ -185,8 +185,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   }
   __syncthreads();
 
-  // The gradients of chunk i from shared memory. A thread takes what it staged, nobody else's, so
-  // that it may stage the next there.
+  // Stores the gradients of chunk i from shared memory. A thread takes what it staged, nobody
+  // else's, so that it may stage the next there.
   const auto put_outputs = [&](int i) {
     const ChunkPairs pairs(a.warps, a.time_contiguous, make_again(thread));
     const float* const chunk = chunk_of(pairs.warp());
@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
       put_all(std::false_type());
     }
   };
-  // The warps' parts of dB and dC, to [piece][half of a quad][step][quad][dB, dC][state of the
-  // half].
+  // Adds the warps' parts of dB and dC and stores them to [piece][half of a quad][step][quad][dB,
+  // dC][state of the half].
   const auto put_state_sums = [&](float* out, int pieces) {
     for (int k = threadIdx.x; k < pieces * 32; k += blockDim.x) {
       const float* from = parts_of(0) + k * kStates;
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
 #pragma unroll 1
         for (int w = 1; w < a.warps; ++w) add(w);
       }
-      // Of one state, in two steps.
+      // These belong to one state, in two steps.
       const int of_lane = order_of(k);
       float* const to = out + k / 32 * kStartFloats + (of_lane >> 1) * 64 + k % 2 * 32 +
                         k / 4 % 4 * 4 + (of_lane & 1);
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   for (int i = place.chunks - 1; i >= 0; --i) {
     const int64_t step = segment.first + int64_t{i} * kChunk;
     const int steps = steps_of(i);
-    const int pieces = (steps + kPieceSteps - 1) / kPieceSteps;
+    const int pieces = ceil_div(steps, kPieceSteps);
     const int own_steps = channel < place.channels ? steps : 0;
     float of_D = 0, of_bias = 0;
 
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
         ag[2] = v.z;
         ag[3] = v.w;
       }
-      // All loads first.
+      // All loads come first.
       float h[kStates];
 #pragma unroll
       for (int s = 0; s < kStates; ++s) h[s] = 0;
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
       float* const warp_parts = parts_of(again / 32);
       float* const chunk = warp_parts + kWarpStarts;
       float* const gradients = chunk + kGradientsAt + c;
-      // x: where the lane's inputs lie in a piece's first step. In the third they lie `third`
+      // x is where the lane's inputs lie in a piece's first step. In the third they lie `third`
       // beside, in step `quad` `own` further, in the next piece `odd` beside.
       const int third = c < kWarpChannels / 2 ? 8 : -8;
       const int own = quad * kStepInputs + (quad & 2 ? third : 0);
@@ -430,7 +430,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
         halve<4>(of_states, 1, lane & 1);  // ends with dB and dC of two steps
         start[piece * kNextStart] =
             make_float4(of_states[0], of_states[1], of_states[2], of_states[3]);
-        // Ends with the sums over states of one step, `quad` of the piece.
+        // This ends with the sums over states of one step, `quad` of the piece.
         halve_to_one<2, 8>(lane, gB, aghA, Ch);
         const int l = first + quad;
         float2* const in = reinterpret_cast<float2*>(x + own);

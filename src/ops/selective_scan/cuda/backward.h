@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/integers.h"
 #include "core/status.h"
 #include "ops/selective_scan/cuda/scan.h"
 
@@ -13,14 +14,15 @@ constexpr int kPieceSteps = 4;    // of which states and decays are in registers
 constexpr int kWarpChannels = 8;  // a channel for every four lanes
 constexpr int kGroupStates = 16;  // that a warp takes at a time, four a thread
 constexpr int kMostWarps = 8;     // of a block
-// A chunk's parts of dB and dC, of one block and group of states: 32 lanes' float4 a piece.
+// A chunk's parts of dB and dC take so many floats, for one block and group of states: 32 lanes'
+// float4 a piece.
 constexpr int kChunkParts = kChunk * 2 * kGroupStates;
 
-// Short sequences of few channels: a state a thread, kWarpChannels channels a block.
+// For short sequences of few channels a thread has a state, and a block kWarpChannels channels.
 constexpr int kShortThreads = kWarpChannels * kGroupStates;
 constexpr int kShortPiece = 16;  // steps of which sums are in registers
 constexpr int short_shared_bytes(int64_t steps) {
-  const int padded = static_cast<int>((steps + kShortPiece - 1) / kShortPiece) * kShortPiece;
+  const int padded = static_cast<int>(ceil_div(steps, kShortPiece)) * kShortPiece;
   return 8 * padded * (kShortThreads + kGroupStates) + 24 * kWarpChannels * (padded + 1);
 }
 
@@ -42,8 +44,8 @@ struct BackwardArgs {
   Segments segments;     // that blocks take side by side
   Segments chunks;       // of kChunk steps
   KeptStates kept;       // every kChunk steps
-  // Parts of segments, what each makes of an adjoint of 0, (slot, channel, state), and its sum of
-  // dt log2(e), (slot, channel); NULL where sequences are whole.
+  // These are parts of segments: what each makes of an adjoint of 0, (slot, channel, state), and
+  // its sum of dt log2(e), (slot, channel). They are NULL where sequences are whole.
   Segments carry_segments;
   float* carry_adjoints;
   float* carry_sums;
@@ -57,9 +59,9 @@ struct BackwardArgs {
   }
 };
 
-// A warp's channels of a chunk in shared memory: {dt log2(e), u ln(2)}, whose product is dt u, as
-// [step][channel]; {factor of dz, d dt / d delta}; dy silu(z); bias and D. Pairs of channels are
-// where place_of_pair says. du, ddelta and dz take the places of the first and the third.
+// A warp keeps its channels of a chunk in shared memory: {dt log2(e), u ln(2)}, whose product is dt
+// u, as [step][channel]; {factor of dz, d dt / d delta}; dy silu(z); bias and D. Pairs of channels
+// are where place_of_pair says. du, ddelta and dz take the places of the first and the third.
 constexpr int kStepInputs = 2 * kWarpChannels;
 constexpr int kFactorsAt = kChunk * kStepInputs;
 constexpr int kGradientsAt = 2 * kFactorsAt;
@@ -68,22 +70,24 @@ constexpr int kSkipAt = kBiasAt + kWarpChannels;
 constexpr int kWarpChunk = kSkipAt + kWarpChannels;
 constexpr int kWarpStateSums = 3 * kChunk * kWarpChannels;
 
-// Floats of B and C of a step in shared memory, in all four orders of cuda/backward_stage.cuh.
+// B and C of a step take so many floats in shared memory, in all four orders of
+// cuda/backward_stage.cuh.
 constexpr int kStepStates = 8 * kGroupStates;
 
-// Of a block: B and C; of its warps the states before pieces, the chunk and the sums over groups
-// of states.
+// Returns what a block keeps in shared memory: B and C, and for each of its warps the states before
+// pieces, the chunk and the sums over groups of states.
 constexpr int backward_shared_bytes(int warps, bool several_groups) {
   return 4 * (kChunk * kStepStates + warps * (kChunk / kPieceSteps * 128 + kWarpChunk +
                                               (several_groups ? kWarpStateSums : 0)));
 }
 
-// Forward: kept states of whole sequences; in reverse: what segments make of an adjoint of 0.
+// Launches the recurrence alone. Forward it finds the kept states of whole sequences, in reverse
+// what segments make of an adjoint of 0.
 template <class T>
 Status launch_carry(bool reverse, const BackwardArgs& a, void* stream);
 template <class T>
 Status launch_backward(const BackwardArgs& a, void* stream);
-// Whole sequences of at most `steps` steps, up to kGroupStates states.
+// Launches the kernel for whole sequences of at most `steps` steps and up to kGroupStates states.
 template <class T>
 Status launch_short(int64_t steps, const BackwardArgs& a, void* stream);
 

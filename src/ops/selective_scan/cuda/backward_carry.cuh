@@ -19,7 +19,8 @@ constexpr int carry_shared_floats(int warps) {
   return 2 * kChunk * (kGroupStates + 2 * warps * kWarpChannels + 4) + warps * kWarpChannels;
 }
 
-// Two neighbouring channels; 0 where there are not so many. kPairs: loaded at once.
+// Loads two neighbouring channels, with 0 where there are not so many. kPairs says that they are
+// loaded at once.
 template <bool kPairs, class T>
 __device__ __forceinline__ Vec<T, 2> load_pair(const T* p, int64_t next, int channels) {
   if constexpr (kPairs) {
@@ -49,8 +50,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, kCarryBlocks)
   const int thread = threadIdx.x, lane = thread % 32, first = first_state + lane % 4 * 4;
   const int channel = thread / 32 * kWarpChannels + lane / 4;
   const int pitch = 2 * a.warps * kWarpChannels + 4;
-  // Two chunks: B or C, and {dt log2(e), dy silu(z) or dt u}. One is staged while warps that are
-  // ahead or behind scan the other.
+  // There are two chunks of B or C, and of {dt log2(e), dy silu(z) or dt u}. One is staged while
+  // warps that are ahead or behind scan the other.
   const int buffer = kChunk * (kGroupStates + pitch);
   float* const biases = shared + 2 * buffer;
   for (int c = thread; c < a.warps * kWarpChannels; c += blockDim.x) {
@@ -169,8 +170,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, kCarryBlocks)
     };
     float x[4];
     if constexpr (kReverse) {
-      // Not step by step: from each step to the chunk's first one at once, by the sum of dt between
-      // them. Errors of powers then do not add up, and one instruction is good enough for them.
+      // This goes not step by step, but from each step to the chunk's first one at once, by the sum
+      // of dt between them. Errors of powers then do not add up, and one instruction is good enough
+      // for them.
       float of_chunk = 0, from_here[4] = {};
 #pragma unroll 4
       for (int l = 0; l < kChunk; ++l) {

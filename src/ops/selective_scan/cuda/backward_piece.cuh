@@ -7,7 +7,7 @@ namespace fk::cuda {
 
 constexpr int kStates = 4;  // of a thread
 
-// B or C of a step in the thread's order.
+// Loads B or C of a step in the thread's order.
 __device__ __forceinline__ void load_states(const float* row, float (&out)[kStates]) {
   const float4 all = *reinterpret_cast<const float4*>(row);
   out[0] = all.x;
@@ -16,19 +16,19 @@ __device__ __forceinline__ void load_states(const float* row, float (&out)[kStat
   out[3] = all.w;
 }
 
-// x[0] y over all channels of the warp but those of the lane beside. x is in the thread's order:
-// what another lane wants is always in the same place.
+// Returns the sum of x[0] y over all channels of the warp but those of the lane beside. x is in the
+// thread's order: what another lane wants is always in the same place.
 __device__ __forceinline__ float sum_of_first(const float (&x)[kStates], float y) {
   const float first = fmaf(x[0], y, __shfl_xor_sync(0xffffffffu, x[2] * y, 16));
   const float second = fmaf(x[1], y, __shfl_xor_sync(0xffffffffu, x[3] * y, 16));
   return first + __shfl_xor_sync(0xffffffffu, second, 2);
 }
 
-// Decays of kPieceSteps steps, dt log2(e) and dt u.
+// Holds the decays of kPieceSteps steps, dt log2(e) and dt u.
 struct Piece {
   float dt2[kPieceSteps], dtu[kPieceSteps], decay[kPieceSteps][kStates];
 
-  // x: the first step's inputs; the last two steps' lie `third` beside.
+  // x is where the first step's inputs lie; those of the last two steps lie `third` beside.
   template <class T>
   __device__ __forceinline__ static Piece of(const float* x, int third, const float (&A)[kStates]) {
     Piece p;
@@ -47,11 +47,11 @@ struct Piece {
   }
 };
 
-// Float: what single instructions leave of an error goes with the exponent, so equal steps still
-// add it up, in an adjoint that passes chunk after chunk. So what has gone through a whole chunk is
-// put right, by what an exact power is more than the product of its decays. (States begin every
-// chunk from what the forward kept.) Products beyond 1 stay as they are: both are 1 then, and no
-// infinity is taken from another.
+// In float, what single instructions leave of an error goes with the exponent. So equal steps add
+// it up, in an adjoint that passes chunk after chunk. What has gone through a whole chunk is
+// therefore put right, by what an exact power is more than the product of its decays. (States begin
+// every chunk from what the forward kept.) Products beyond 1 stay as they are: both are 1 then, and
+// no infinity is taken from another.
 struct ThroughChunk {
   float entered[kStates], product[kStates], sum;  // sum: of dt log2(e)
 
@@ -70,7 +70,7 @@ struct ThroughChunk {
       product[s] *= (p.decay[0][s] * p.decay[1][s]) * (p.decay[2][s] * p.decay[3][s]);
     }
   }
-  // h: before the chunk. Went through all decays, so it is in every step of dA.
+  // h is the state before the chunk. It went through all decays, so it is in every step of dA.
   __device__ __forceinline__ void put_right(const float (&A)[kStates], const float (&h)[kStates],
                                             float (&ag)[kStates], float (&dA)[kStates]) const {
     const float within = within_power<float>(sum);

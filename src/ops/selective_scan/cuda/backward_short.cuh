@@ -18,14 +18,14 @@
 
 namespace fk::cuda {
 
-// What a thread stages of kShortPiece steps.
+// A thread stages these of kShortPiece steps.
 template <class T>
 struct ShortInputs {
   T delta, u, dy, z;
   T B[2], C[2];
 };
 
-// A value of dtype float or T on its way: nothing waits for it before it is used.
+// A value of dtype float or T is on its way: nothing waits for it before it is used.
 template <class T>
 struct EitherValue {
   bool is_float;
@@ -39,7 +39,8 @@ struct EitherValue {
   __device__ __forceinline__ operator float() const { return is_float ? wide : to_float(narrow); }
 };
 
-// As exact as T shows. A few steps, of which some cancel, show more of it than many.
+// Returns a sigmoid as exact as T shows. A few steps, of which some cancel, show more of it than
+// many.
 template <class T>
 __device__ __forceinline__ float exact_sigmoid(float x) {
   if constexpr (!std::is_same_v<T, float>) return sigmoid(x);
@@ -61,15 +62,15 @@ __global__ void __launch_bounds__(kShortThreads)
     place = a.segments.sequences[sequence];
   }
   const int steps = static_cast<int>(place.end - place.begin);
-  const int pieces = (steps + kPiece - 1) / kPiece;
+  const int pieces = ceil_div(steps, kPiece);
   const int per_group = static_cast<int>(a.channels) / a.groups;
   const int within = blockIdx.x * kChannels;
   const int first_channel = blockIdx.y * per_group + within;
   const int channels = min(per_group - within, kChannels);
   const bool exists = channel < channels && n < a.states;
-  // [step][thread]: {state before, decay}, then {dB, dC} of the channel. [step][state]: {B, C}.
-  // [channel][step]: {dt log2(e), dt u, dy silu(z), u}, then {du, ddelta, dz}. [channel][step]:
-  // {factor of dz, d dt / d delta}.
+  // Shared memory holds, by [step][thread], {state before, decay}, then {dB, dC} of the channel; by
+  // [step][state], {B, C}; by [channel][step], {dt log2(e), dt u, dy silu(z), u}, then {du, ddelta,
+  // dz}; by [channel][step], {factor of dz, d dt / d delta}.
   const int pitch = pieces * kPiece + 1;
   float2* const kept = reinterpret_cast<float2*>(shared);
   float2* const bc = kept + pieces * kPiece * kShortThreads;
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kShortThreads)
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      // Chosen, not branched to: several are computed at once.
+      // Values are chosen, not branched to, because several are computed at once.
       const int l = (from + i) * kPiece + stage_l;
       const float x = to_float(in[i].delta) + bias, v = to_float(in[i].u);
       const TimeStep soft = TimeStep::of<T>(x, true);
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(kShortThreads)
     for (int k = 0; k < kPiece; ++k) {
       own_kept[(piece * kPiece + k) * kShortThreads] = at_step[k];
     }
-    // Ends with the sums over states of step n of the piece.
+    // This ends with the sums over states of step n of the piece.
     halve_to_one<8, 8>(lane, gB, aghA, Ch);
     const int l = piece * kPiece + n;
     const float4 v = own_inputs[l];
@@ -250,11 +251,10 @@ __global__ void __launch_bounds__(kShortThreads)
   }
   __syncthreads();
 
-  // dB and dC of eight steps at a time, to where cuda/backward_sums.cuh finds them.
-  const int64_t first_chunk =
-      a.segments.sequences.packed
-          ? place.begin / kChunk + sequence
-          : sequence * ((a.segments.sequences.length + kChunk - 1) / kChunk);
+  // dB and dC of eight steps at a time go to where cuda/backward_sums.cuh finds them.
+  const int64_t first_chunk = a.segments.sequences.packed
+                                  ? place.begin / kChunk + sequence
+                                  : sequence * ceil_div(a.segments.sequences.length, kChunk);
   const int part_l = thread / kStates;
   float* const parts =
       a.parts_of_states +

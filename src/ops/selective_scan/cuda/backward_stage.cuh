@@ -16,23 +16,25 @@ __device__ __forceinline__ int make_again(int x) {
   return x;
 }
 
-// 2^(x y) by one instruction. The special function unit's results are too small, by 0.1 of 2^-24 on
-// average for exponents up to 2^-8, by 0.4 up to 1 and by 0.8 beyond. Float, whose states that fade
-// slowly add that up, therefore asks for as much more: in the product, where it costs nothing.
+// Returns 2^(x y) by one instruction. The special function unit's results are too small, by 0.1 of
+// 2^-24 on average for exponents up to 2^-8, by 0.4 up to 1 and by 0.8 beyond. Float, whose states
+// that fade slowly add that up, therefore asks for as much more: in the product, where it costs
+// nothing.
 template <class T>
 __device__ __forceinline__ float fast_power(float x, float y) {
   constexpr float kMore = 3.3e-8f;
   return exp2_fast(std::is_same_v<T, float> ? fmaf(x, y, kMore) : x * y);
 }
 
-// An adjoint after many steps, `sum` of dt log2(e), and what those add. 0 stays 0, whatever decays
-// beyond 1 make of the others.
+// Returns an adjoint after many steps, of which `sum` is that of dt log2(e), with what those add. 0
+// stays 0, whatever decays beyond 1 make of the others.
 template <class T>
 __device__ __forceinline__ float pass_through(float sum, float A, float adjoint, float added) {
   return adjoint == 0 ? added : fmaf(power<T>(within_power<T>(sum), A), adjoint, added);
 }
 
-// Where a block works. It lies in shared memory, found by one thread: registers are for the states.
+// Says where a block works. It lies in shared memory, found by one thread, because registers are
+// for the states.
 struct BackwardPlace {
   Segment segment;
   int64_t slot;
@@ -68,8 +70,7 @@ struct BackwardPlace {
     const int64_t within = block * width;
     channel = group * per_group + within;
     channels = static_cast<int>(per_group - within < width ? per_group - within : width);
-    chunks =
-        segment.exists ? static_cast<int>((segment.last - segment.first + kChunk - 1) / kChunk) : 0;
+    chunks = segment.exists ? static_cast<int>(ceil_div(segment.last - segment.first, kChunk)) : 0;
     of_A = (slot * a.channels + channel) * a.states;
     of_D = slot * 2 * a.channels + channel;
     B = segment.batch * a.B.batch + group * a.B.group;
@@ -91,7 +92,7 @@ struct BackwardPlace {
   }
 };
 
-// What a block begins with, all its threads: its first one finds its place.
+// Begins a block, with all its threads: the first one finds its place.
 __device__ __forceinline__ void begin_block(const BackwardArgs& a, BackwardPlace& place) {
   if (threadIdx.x == 0) {
     if (a.segments.sequences.packed) wait_for_earlier_kernels();  // offsets lie in memory
@@ -102,20 +103,21 @@ __device__ __forceinline__ void begin_block(const BackwardArgs& a, BackwardPlace
   __syncthreads();
 }
 
-// x steps or channels of a stride, in fewer instructions than of an int64_t.
+// Returns x steps or channels of a stride, in fewer instructions than a product of int64_t takes.
 __device__ __forceinline__ int64_t times(int x, int64_t stride) {
   return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(x)) *
                               static_cast<uint64_t>(stride));
 }
 
-// Where a step's pair of channels lies among a warp's inputs: spread over the banks, whether
-// threads take neighbouring pairs, neighbouring steps or four steps of a channel each.
+// Returns where a step's pair of channels lies among a warp's inputs. These are spread over the
+// banks, whether threads take neighbouring pairs, neighbouring steps or four steps of a channel
+// each.
 __device__ __forceinline__ int place_of_pair(int step, int pair) {
   return step * kStepInputs + 4 * (pair ^ (step & 2) ^ (step >> 2 & 1));
 }
 
-// The four pairs of channels of a chunk that a thread stages: neighbouring threads take
-// neighbouring pairs of channels, or steps where those lie side by side.
+// A thread stages four pairs of channels of a chunk. Neighbouring threads take neighbouring pairs
+// of channels, or steps where those lie side by side.
 struct ChunkPairs {
   static constexpr int kCount = 4;
   int step, pair, next_step, next_pair;  // of the first, and on to the next
@@ -141,7 +143,7 @@ struct ChunkPairs {
   }
   __device__ __forceinline__ int step_of(int i) const { return step + i * next_step; }
   __device__ __forceinline__ int pair_of(int i) const { return pair + i * next_pair; }
-  // How many channels of pair i there are, of a chunk of `steps` steps.
+  // Returns how many channels of pair i there are, of a chunk of `steps` steps.
   __device__ __forceinline__ int channels(int i, int steps, const BackwardPlace& place) const {
     return step_of(i) < steps ? place.channels - 2 * pair_of(i) : 0;
   }
@@ -150,7 +152,7 @@ struct ChunkPairs {
                                    int64_t first) const {
     return at(place.at<T>(view, first), view);
   }
-  // Bit i: pair i has a first channel; bit kCount + i: a second one.
+  // Bit i says that pair i has a first channel, and bit kCount + i that it has a second one.
   __device__ __forceinline__ int exist(int steps, int channels) const {
     if (steps == kChunk && channels == kMostWarps * kWarpChannels) return (1 << 2 * kCount) - 1;
     int bits = 0;
@@ -162,7 +164,8 @@ struct ChunkPairs {
     }
     return bits;
   }
-  // Of a tensor at a chunk's beginning, where the first is. kPairs: channels are neighbours.
+  // Returns where the first pair lies in a tensor at a chunk's beginning. kPairs says that channels
+  // are neighbours.
   template <bool kPairs = false, class T>
   __device__ __forceinline__ T* at(T* chunk, const StepView& view) const {
     return chunk + (times(step, view.step) + (kPairs ? 2 * pair : times(2 * pair, view.channel)));
@@ -172,7 +175,7 @@ struct ChunkPairs {
   }
 };
 
-// A tensor where a block works, in shared memory. Strides in elements.
+// Describes a tensor where a block works, in shared memory. Strides count elements.
 struct BlockTensor {
   void* first;    // chunk of the segment; NULL: not there
   int64_t chunk;  // from one to the next
@@ -193,7 +196,8 @@ struct BlockTensor {
   }
 };
 
-// A load without a branch around it, 0 where there is nothing: many are on their way at once.
+// Loads without a branch around it, with 0 where there is nothing, so that many loads are on their
+// way at once.
 template <class T>
 __device__ __forceinline__ T load_if(bool exists, const T* p) {
   if constexpr (sizeof(T) == 2) {
@@ -219,14 +223,14 @@ __device__ __forceinline__ T load_if(bool exists, const T* p) {
   }
 }
 
-// A thread's pairs of one tensor; 0 where there is nothing.
+// Holds a thread's pairs of one tensor, with 0 where there is nothing.
 template <class T>
 struct PairValues {
   using Bits = std::conditional_t<sizeof(T) == 2, uint32_t, uint2>;
   Bits both[ChunkPairs::kCount];
 
-  // p: of the first; next: from one to the next; exist: as of ChunkPairs. kPairs: two channels at
-  // once.
+  // p is where the first pair lies, `next` leads from one to the next, and `exist` is that of
+  // ChunkPairs. kPairs says that two channels are loaded at once.
   template <bool kPairs>
   __device__ __forceinline__ void load(const T* p, int64_t next, int64_t channel, int exist) {
 #pragma unroll
@@ -272,8 +276,9 @@ struct TimeStep {
 
   template <class T>
   __device__ __forceinline__ static TimeStep of(float delta, bool through_softplus) {
-    // log(1 + e) as 2 atanh(e / (2 + e)): small results keep their relative precision. Without
-    // branches, so that elements wait for the special function unit together.
+    // log(1 + e) is computed as 2 atanh(e / (2 + e)), so that small results keep their relative
+    // precision. There are no branches, so that elements wait for the special function unit
+    // together.
     const float e = exp2_fast(-kLog2E * fabsf(delta));
     const float w = e * reciprocal_fast(2.f + e), v = w * w;
     float p = 2.f / 9;
@@ -288,7 +293,7 @@ struct TimeStep {
   }
 };
 
-// dy silu(z), and what dz is of the output before the gate; s is sigmoid(z).
+// Holds dy silu(z), and what dz is of the output before the gate; s is sigmoid(z).
 struct Gate {
   float dy, dz;
   __device__ __forceinline__ Gate(float dy_value, float z, float s, bool gated) {
@@ -298,18 +303,18 @@ struct Gate {
   }
 };
 
-// A lane has its four states in an order of its own, state s ^ order_of(lane) as the s-th: lanes
-// that differ in one channel bit then exchange halves, or single states, without choosing between
-// registers.
+// Returns the order in which a lane has its four states, state s ^ order_of(lane) as the s-th:
+// lanes that differ in one channel bit then exchange halves, or single states, without choosing
+// between registers.
 __device__ __forceinline__ int order_of(int lane) { return (lane >> 3 & 2) | (lane >> 1 & 1); }
 
-// Where B of a step lies in that order; C is 2 * kGroupStates behind.
+// Returns where B of a step lies in that order; C is 2 * kGroupStates behind.
 __device__ __forceinline__ int place_of_order(int order) {
   return (order & 2) * 2 * kGroupStates + (order & 1) * kGroupStates;
 }
 
-// B and C of kChunk steps and kGroupStates states, on their way to kStepStates a step; 0 where
-// there is nothing. A block of kMostWarps takes all of them at once, another in turns.
+// Brings B and C of kChunk steps and kGroupStates states, kStepStates a step, with 0 where there is
+// nothing. A block of kMostWarps takes all of them at once, another in turns.
 template <class T>
 struct ChunkStates {
   static constexpr int kCount = kChunk * kGroupStates / 32 / kMostWarps;
@@ -340,7 +345,7 @@ struct ChunkStates {
   }
   __device__ __forceinline__ void load(int steps, int states) { load(steps, states, 0, B, C); }
   __device__ __forceinline__ void put(float* shared) const { put<false>(shared, 0, B, C); }
-  // What is left where a block has fewer warps.
+  // Takes what is left where a block has fewer warps.
   __device__ __forceinline__ void take_rest(int steps, int states, float* shared) const {
 #pragma unroll 1
     for (int i = kCount; i < kCount * kMostWarps / a.warps; i += 8) {
@@ -383,7 +388,7 @@ struct ChunkStates {
   }
 };
 
-// Sums over two lanes of twice kCount values: a lane keeps those of its half, in the first kCount.
+// Adds 2 kCount values up over two lanes: a lane keeps the sums of its half, in the first kCount.
 template <int kCount, int kAll>
 __device__ __forceinline__ void halve(float (&v)[kAll], int mask, bool upper) {
   static_assert(2 * kCount <= kAll);
@@ -394,8 +399,8 @@ __device__ __forceinline__ void halve(float (&v)[kAll], int mask, bool upper) {
   }
 }
 
-// The same of each array again and again, over lanes that differ in kMask, in the bit below it and
-// so on, until a lane has one sum of each: of 2 kCount values at first.
+// Does so for each array again and again, over lanes that differ in kMask, in the bit below it and
+// so on, until a lane has one sum of each. At first there are 2 kCount values.
 template <int kCount, int kMask, class... Arrays>
 __device__ __forceinline__ void halve_to_one(int lane, Arrays&... v) {
   (halve<kCount>(v, kMask, lane & kMask), ...);

@@ -16,7 +16,8 @@ struct BackwardSums {
   int64_t dA_channel, dA_state;
   ChannelView dD, dbias;
   int64_t state_parts, of_A;  // sums of four for dB and dC, and sums for dA
-  // Threads for one sum, 1 or a power of two from 8 to 32: over blocks of channels, over segments.
+  // So many threads make one sum, 1 or a power of two from 8 to 32: over blocks of channels, over
+  // segments.
   int split, time_split;
 
   FK_HOST_DEVICE int64_t state_blocks() const { return blocks_for(state_parts, split); }
@@ -26,16 +27,18 @@ struct BackwardSums {
   }
   FK_HOST_DEVICE static int64_t blocks_for(int64_t sums, int split) {
     const int each = kSumThreads / split;
-    return (sums + each - 1) / each;
+    return ceil_div(sums, each);
   }
-  // So many that each adds up a few, as long as `room` threads are enough for all `sums`.
+  // Returns so many threads that each adds up a few, as long as `room` threads are enough for all
+  // `sums`.
   static int split_of(int64_t sums, int64_t parts, int64_t room) {
     return parts > 64 && sums * 32 <= room ? 32 : parts > 4 && sums * 8 <= room ? 8 : 1;
   }
 };
 
-// The sum of `count` rows at one place, by `split` threads of the block: thread i and those that
-// are a multiple of kSumThreads / split after it. The first has the sum; none without `exists`.
+// Returns the sum of `count` rows at one place, by `split` threads of the block: thread i and those
+// that are a multiple of kSumThreads / split after it. The first has the sum; there is none without
+// `exists`.
 template <int kWidth>
 __device__ __forceinline__ Vec<float, kWidth> sum_rows(const float* place, int64_t pitch,
                                                        int64_t count, int split, bool exists) {

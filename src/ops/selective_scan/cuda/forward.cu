@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kJoinThreads = 128;
 
-// Turns what each segment makes of nothing (its last state and the sum of dt) into what enters
-// each, in place.
+// Turns what each segment makes of a state of 0 (its last state and the sum of dt) into the state
+// that enters each, in place.
 __global__ void __launch_bounds__(kJoinThreads) join_segments(const __grid_constant__ ScanArgs a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_segments(const __grid_const
   }
 }
 
-// Which shape, and how long the segments are.
+// Says which shape of kernel a call takes, and how long the segments are.
 struct ScanPlan {
   ScanShape shape;
   int width;  // channels of a block
@@ -53,8 +53,8 @@ struct ScanPlan {
 
 constexpr int64_t kLeastSteps = 64;
 
-// Segments of at least kLeastSteps, about as many as fill the device once, if those are `worth`
-// pieces of a sequence or more: each is scanned twice.
+// Returns segments of at least kLeastSteps, about as many as fill the device once, if those are
+// `worth` pieces of a sequence or more: each is scanned twice.
 Segments cut(const Sequences& sequences, int64_t blocks, int64_t room, int64_t multiple,
              int64_t worth) {
   const int64_t pieces = blocks == 0 ? 1 : room / blocks;
@@ -68,8 +68,8 @@ Segments cut(const Sequences& sequences, int64_t blocks, int64_t room, int64_t m
   return segments_of(sequences, std::max(steps, kLeastSteps));
 }
 
-// kMany takes the fewest instructions and needs two blocks a multiprocessor; with fewer channels
-// kFew spreads them over the device, as thinly as it takes.
+// Plans a call. kMany takes the fewest instructions and needs two blocks a multiprocessor; with
+// fewer channels kFew spreads them over the device, as thinly as it takes.
 ScanPlan plan_of(const SelectiveScanFwd& op, const scan::Problem& p) {
   const DeviceProperties& properties = device_properties(op.u.device_id);
   const int64_t multiprocessors = properties.multiprocessors;
@@ -89,7 +89,7 @@ ScanPlan plan_of(const SelectiveScanFwd& op, const scan::Problem& p) {
   }
   plan.cut = plan.segments.steps < p.length;
   if (plan.cut) {
-    // As it is.
+    // The shape stays as it is.
   } else if (p.states > many.states) {
     plan.shape = ScanShape::kWide;
   } else if (ceil_div(sharing, many.channels) * groups * 2 >= 3 * multiprocessors) {
@@ -122,8 +122,8 @@ bool named(int64_t algorithm) {
   return algorithm == kBlellochScan || algorithm == kHillisSteeleScan || algorithm == kCumsumScan;
 }
 
-// Which dimension of u, delta, z and y is contiguous, and whether their channels, their steps and
-// the states of B and C can be read in units of several elements.
+// Says which dimension of u, delta, z and y is contiguous, and whether their channels, their steps
+// and the states of B and C can be read in units of several elements.
 struct Units {
   bool in_time = true, channels = true, steps = true, states = true;
 
@@ -151,7 +151,7 @@ struct Units {
   }
 };
 
-// Which layout the tensors have.
+// Sets which layout the tensors have.
 void set_quads(ScanArgs& a) {
   const auto [in_time, channels, steps, states] = Units(a, 4);
   a.time_contiguous = in_time && !channels;
@@ -160,8 +160,8 @@ void set_quads(ScanArgs& a) {
   a.state_quads = states;
 }
 
-// Whether kChunks takes the call, instead of what is planned: the copy engine and Hopper's barriers
-// are what it is made of.
+// Returns whether kChunks takes the call, instead of what is planned. It is made of the copy engine
+// and Hopper's barriers.
 bool in_chunks(const SelectiveScanFwd& op, const scan::Problem& p, const ScanPlan& plan,
                const ScanArgs& a) {
   const DeviceProperties& properties = device_properties(op.u.device_id);
@@ -185,7 +185,7 @@ bool in_chunks(const SelectiveScanFwd& op, const scan::Problem& p, const ScanPla
   }
   const int64_t blocks = ceil_div(p.channels_per_group(), ChunkTile::kChannels) * p.groups *
                          p.batch * ChunkTile::kTurns;
-  // Where there are few, segments fill the device.
+  // Where there are few blocks, segments fill the device.
   return blocks <= multiprocessors && !(plan.cut && 3 * blocks < multiprocessors);
 }
 
@@ -198,7 +198,7 @@ ScanArgs scan_args(const Op& op, const scan::Problem& p) {
   return a;
 }
 
-// The same with the outputs that the forward writes.
+// Adds the outputs that the forward writes.
 ScanArgs forward_args(const SelectiveScanFwd& op, const scan::Problem& p) {
   ScanArgs a = scan_args(op, p);
   a.y = step_view(op.y);
@@ -207,7 +207,7 @@ ScanArgs forward_args(const SelectiveScanFwd& op, const scan::Problem& p) {
   return a;
 }
 
-// The scan of `a`, all states, as planned.
+// Scans `a` over all states, as planned.
 template <class T>
 Status scan_all(ScanArgs a, const ScanPlan& plan, const ScanMemory& memory, cudaStream_t stream) {
   a.segments = plan.segments;
@@ -235,7 +235,7 @@ Status scan_all(ScanArgs a, const ScanPlan& plan, const ScanMemory& memory, cuda
   return {};
 }
 
-// `chunks`: by the kernel of kChunks, which takes the call.
+// `chunks` says that the kernel of kChunks takes the call.
 template <class T>
 Status run_forward(const SelectiveScanFwd& op, bool chunks, const Exec& exec) {
   const cudaStream_t stream = stream_of(exec);

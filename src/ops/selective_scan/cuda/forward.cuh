@@ -44,7 +44,8 @@ struct ForwardTile : Cut {
   static_assert(Cut::kLanes >= Cut::kC && kWarpChannels % 4 == 0 && Cut::kT % 4 == 0);
 };
 
-// Many channels of up to 16 states: four blocks a multiprocessor, which do not wait for each other.
+// This is for many channels of up to 16 states: four blocks share a multiprocessor, which do not
+// wait for each other.
 struct ManyCut {
   static constexpr int kC = 2, kLanes = 4;
   static constexpr int kScanWarps = 2, kInputWarps = 2, kOutputWarps = 2;
@@ -53,7 +54,7 @@ struct ManyCut {
 };
 using ManyTile = ForwardTile<ManyCut>;
 
-// 64 states at a time: a value of B or C serves four channels.
+// This takes 64 states at a time: a value of B or C serves four channels.
 struct WideCut {
   static constexpr int kC = 4, kLanes = 16;
   static constexpr int kScanWarps = 4, kInputWarps = 2, kOutputWarps = 2;
@@ -62,14 +63,14 @@ struct WideCut {
 };
 using WideTile = ForwardTile<WideCut>;
 
-// What a scanning thread reads from shared memory for a step.
+// A scanning thread reads these from shared memory for a step.
 template <class Tile>
 struct StepValues {
   float B[Tile::kS], C[Tile::kS];
   float2 x[Tile::kC];
 
   StepValues() = default;
-  // Of the thread's slots j, channel j ^ turn: sums over threads then move whole slots.
+  // Slot j of the thread has channel j ^ turn: sums over threads then move whole slots.
   __device__ __forceinline__ StepValues(const float* inputs, const float* states, int turn,
                                         int step) {
     const float* at = states + step * Tile::kStatePitch;
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       BlockChannels::of_block(a, Tile::kNarrow ? a.block_channels : Tile::kChannels);
   const Segment& segment = place.segment;
   if (!segment.exists) return;
-  const int tiles = static_cast<int>((segment.last - segment.first + kT - 1) / kT);
+  const int tiles = static_cast<int>(ceil_div(segment.last - segment.first, kT));
   if (threadIdx.x < Tile::kStage) {
     with_layout(a, place, [&](auto layout) {
       constexpr ScanLayout kLayout = decltype(layout)::value;
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   inputs += base * 2;
   outputs += channel(0) / 4 * Tile::kQuadPitch + channel(0) % 4 * Tile::kParts + lane / kC;
   __syncthreads();
-  // The step whose state is kept next.
+  // After this step the state is kept next.
   int64_t next_kept = a.kept.data != nullptr ? segment.begin + a.kept.spacing : -1;
 #pragma unroll 1
   for (int i = 0; i < tiles; ++i) {

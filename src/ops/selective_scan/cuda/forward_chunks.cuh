@@ -24,7 +24,7 @@ namespace fk::cuda {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// What the threads do that chain chunks: a warp for even states, one for odd ones.
+// Some threads chain chunks: a warp does so for even states, one for odd ones.
 __device__ __forceinline__ void chain_chunks(const ScanArgs& a, const BlockChannels& place,
                                              const ChunkTurns& turns, ChunkTile::Shared& s,
                                              int thread) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void chain_chunks(const ScanArgs& a, const BlockChann
     const int tile = turns.tile(i);
 #pragma unroll 1
     for (int n = warp; n < Tile::kStates; n += 2) {
-      // From the block before, mostly here already.
+      // This comes from the block before, and is mostly here already.
       if (tile > 0) {
         barrier_wait(&s.came[n], (turns.first == 0 ? i - 1 : i) & 1);
         if (leads) barrier_arrive_expect(&s.came[n], 4 * kC);
@@ -77,7 +77,7 @@ __device__ __forceinline__ void chain_chunks(const ScanArgs& a, const BlockChann
           // The state after step t - 1 is the one that enters at t.
           const int spacing = static_cast<int>(a.kept.spacing);
           const int begin = tile * Tile::kT, end = min(begin + Tile::kT, turns.steps);
-          int row = max((begin + spacing - 1) / spacing, 1);
+          int row = max(ceil_div(begin, spacing), 1);
           const int64_t apart = Tile::kStates * a.channels;
           float* to = a.kept.data + (a.kept.base(a.segments, place.segment) + row) * apart +
                       int64_t{n} * a.channels + channel;
@@ -128,7 +128,7 @@ struct ChunkPlace {
   }
 };
 
-// A chunk of a channel in shared memory.
+// Loads a chunk of a channel from shared memory.
 template <class T, bool kTime>
 __device__ __forceinline__ void load_steps(const unsigned char* tensor, int own,
                                            float (&to)[ChunkTile::kK]) {
@@ -169,7 +169,7 @@ __device__ __forceinline__ void store_steps(unsigned char* tensor, int own,
   }
 }
 
-// What the threads do that scan.
+// The threads that scan do this.
 template <class T, bool kTime>
 struct ChunkScanner {
   using Tile = ChunkTile;
@@ -199,7 +199,7 @@ struct ChunkScanner {
     return reinterpret_cast<Element*>(reinterpret_cast<unsigned char*>(const_cast<void*>(base)) +
                                       bytes);
   }
-  // Made again where it is needed, not kept.
+  // The place is made again where it is needed, and not kept.
   __device__ __forceinline__ static ChunkPlace<kTime> place_of_thread() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -235,7 +235,7 @@ struct ChunkScanner {
     }
   }
 
-  // What does not depend on the states before.
+  // Makes what does not depend on the states before.
   __device__ __forceinline__ void make(Made& m, const Tile::Stage& stage, int n, int slot) {
     const float A = *at<const float>(s.A[n], decay);
     const float4* B = at<const float4>(stage.B[n], states);
@@ -273,7 +273,7 @@ struct ChunkScanner {
     }
   }
 
-  // y to where z was.
+  // Writes y to where z was.
   __device__ __forceinline__ void finish(Tile::Stage& stage, int parity) {
     float other[kK];
     const int own = place_of_thread().own;

@@ -39,7 +39,8 @@ struct ChunkTile {
   };
   struct Shared {
     Stage stage[kStages];
-    // Of a state: the product of a chunk's decays and what it makes of nothing; what enters it.
+    // For a state, `made` is the product of a chunk's decays and what it makes of 0, and `entered`
+    // is what enters it.
     float made[2][kChannels][kMadePitch];
     float entered[2][kChannels][kEnteredPitch];
     float A[kStates][kChannels];
@@ -50,14 +51,14 @@ struct ChunkTile {
   static constexpr int kSharedBytes = sizeof(Shared);
 };
 
-// u, delta, z and y as (channel, group, step, batch) or (step, channel, group, batch).
+// These are u, delta, z and y as (channel, group, step, batch) or (step, channel, group, batch).
 struct ChunkMaps {
   CUtensorMap delta, u, z, y;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// The tiles of one block, every kTurns-th of a sequence.
+// A block takes every kTurns-th tile of a sequence.
 struct ChunkTurns {
   int first, steps;  // the first tile; of the sequence
   int tiles, count;  // of the sequence, of this block
@@ -65,13 +66,14 @@ struct ChunkTurns {
   __device__ __forceinline__ explicit ChunkTurns(const ScanArgs& a) {
     first = static_cast<int>(blockIdx.z);
     steps = static_cast<int>(a.length);
-    tiles = (steps + ChunkTile::kT - 1) / ChunkTile::kT;
-    count = (tiles - first + ChunkTile::kTurns - 1) / ChunkTile::kTurns;
+    tiles = ceil_div(steps, ChunkTile::kT);
+    count = ceil_div(tiles - first, ChunkTile::kTurns);
   }
   __device__ __forceinline__ int tile(int turn) const { return turn * ChunkTile::kTurns + first; }
 };
 
-// Sequences are neither packed nor cut. Blocks of channels along x, groups and batches along y.
+// Returns a block's channels. Sequences are neither packed nor cut; blocks of channels go along x,
+// groups and batches along y.
 __device__ __forceinline__ BlockChannels chunk_channels(const ScanArgs& a) {
   BlockChannels p;
   p.block = static_cast<int>(blockIdx.x);
@@ -89,8 +91,8 @@ __device__ __forceinline__ BlockChannels chunk_channels(const ScanArgs& a) {
   return p;
 }
 
-// What the threads do that bring inputs and take y: one of them has the copy engine do it, all
-// bring B and C.
+// Some threads bring inputs and take y: one of them has the copy engine do it, and all bring B and
+// C.
 template <class T, bool kTime>
 struct ChunkLoader {
   using Tile = ChunkTile;
@@ -101,7 +103,7 @@ struct ChunkLoader {
   Tile::Shared& s;
   const int thread;
 
-  // copy(at, coordinates) for all pieces of a tensor's tile.
+  // Calls copy(at, coordinates) for all pieces of a tensor's tile.
   template <class Copy>
   __device__ __forceinline__ void for_pieces(int tile, const Copy& copy) const {
     const int step = tile * Tile::kT, batch = static_cast<int>(place.segment.batch);
@@ -142,8 +144,8 @@ struct ChunkLoader {
     return static_cast<const T*>(view.data) + place.segment.batch * view.batch +
            place.group * view.group;
   }
-  // Eight states of one step of B or C; the lanes of a warp have neighbouring steps and the same
-  // half of the states.
+  // Asks for eight states of one step of B or C. The lanes of a warp have neighbouring steps and
+  // the same half of the states.
   __device__ __forceinline__ uint4 ask_states(const T* states, int64_t apart, int step,
                                               int half) const {
     if (step >= turns.steps) return make_uint4(0, 0, 0, 0);
@@ -197,9 +199,9 @@ struct ChunkLoader {
   }
 };
 
-// Until the first tile is there: while the copy engine brings it, everybody brings its B and C and
-// the parameters. Addresses are made before the wait, and all loads asked for ahead of the first
-// use of one.
+// Runs until the first tile is there: while the copy engine brings it, everybody brings its B and C
+// and the parameters. Addresses are made before the wait, and all loads are asked for ahead of the
+// first use of one.
 template <class T, bool kTime, bool kScans>
 __device__ __forceinline__ void begin_chunks(const ChunkLoader<T, kTime>& loader, int thread) {
   using Tile = ChunkTile;

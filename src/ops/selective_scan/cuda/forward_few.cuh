@@ -22,7 +22,7 @@
 
 namespace fk::cuda {
 
-// Four steps of a thread as they come from shared memory.
+// Holds four steps of a thread as they come from shared memory.
 template <class Tile, ScanPass kPass>
 struct RowValues {
   static constexpr int kS = Tile::kS;
@@ -42,7 +42,7 @@ struct RowValues {
   }
 };
 
-// The same, all that does not depend on the state before them.
+// Holds all that these steps need and that does not depend on the state before them.
 template <class T, class Tile, ScanPass kPass>
 struct RowBatch {
   static constexpr int kS = Tile::kS;
@@ -128,11 +128,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scan_few(const __grid_const
   const int lane = threadIdx.x / 2 % Tile::kLanes;  // among the threads of a channel
   const int channel = (static_cast<int>(threadIdx.x) - kStage) / 32 * Tile::kWarpChannels +
                       threadIdx.x / 16 % 2 * 2 + threadIdx.x % 2;
-  // Of which the rows lie in different banks.
+  // A thread's states are such that their rows lie in different banks.
   const int own_state = lane / 2 * 4 + lane % 2;
   const auto state_of = [&](int s) { return a.first_state + own_state + 2 * s; };
   const auto exists = [&](int s) { return channel < place.channels && state_of(s) < a.states; };
-  // (slot, channel, state)
+  // Returns the index of (slot, channel, state).
   const auto segment_state = [&](int s) {
     return (place.slot * a.channels + place.channel + channel) * a.states + state_of(s);
   };
@@ -155,13 +155,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scan_few(const __grid_const
                             state_at(a.initial_state, s));
     }
   }
-  // Where the next state is kept, and after how many steps if that is before the segment's end.
+  // The next state is kept here, and after so many steps if that is before the segment's end.
   const int length = static_cast<int>(segment.last - segment.first);
   float* kept = nullptr;
   int kept_after = -1;
   if (kPass == ScanPass::kOutputs && a.kept.data != nullptr) {
     const int64_t spacing = a.kept.spacing;
-    const int64_t before = (segment.first - segment.begin + spacing - 1) / spacing;
+    const int64_t before = ceil_div(segment.first - segment.begin, spacing);
     const int64_t nth = before > 0 ? before : 1, row = a.kept.base(a.segments, segment) + nth;
     const int64_t after = segment.begin + nth * spacing - segment.first;
     kept = a.kept.data + (row * a.states + state_of(0)) * a.channels + place.channel + channel;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) scan_few(const __grid_const
       }
 #pragma unroll
       for (int k = 0; k < Tile::kBetween; k += 4) {
-        // The batch after next, perhaps of the next tile.
+        // This brings the batch after next, perhaps of the next tile.
         constexpr int kAhead = 8;
         if (k == Tile::kBetween - kAhead) {
           const int more = first + Tile::kBetween < kT ? 0 : to_next_tile;

@@ -16,13 +16,13 @@ struct RowTile {
   static constexpr int kT = kSteps, kBetween = 32, kBuffers = 3, kLead = kBuffers - 1;
   static constexpr int kWarpChannels = 4, kChannels = kWarpChannels * kScanWarps;
   static constexpr int kUnits = kT / 32;  // of a thread and tile
-  // Threads that bring inputs, as many that take outputs, and those for B and C.
+  // So many threads bring inputs, as many take outputs, and so many bring B and C.
   static constexpr int kUnitThreads = 32 * kScanWarps, kStateThreads = 2 * kT;
   template <ScanPass kPass>
   static constexpr int kStage = kStateThreads +
                                 (kPass == ScanPass::kOutputs ? 2 * kUnitThreads : kUnitThreads);
   static constexpr int kThreads = 3 * kUnitThreads + kStateThreads;
-  // In floats, spread over the banks.
+  // Pitches count floats, and spread rows over the banks.
   static constexpr int kPitch = kT + 4;                   // of a channel
   static constexpr int kStatePitch = kPitch;              // of a state
   static constexpr int kPartPitch = kPitch;               // of a part of a channel's sums
@@ -38,7 +38,7 @@ struct RowTile {
   static_assert(kT % 32 == 0);
 
   __device__ __forceinline__ static int step_at(int step) { return step; }
-  // B's states, then C's.
+  // B's states come first, then C's.
   __host__ __device__ static constexpr int state_at(int n) { return n * kPitch + n / 4 * 8; }
   __device__ __forceinline__ static int channel_at(int channel) {
     return channel / 4 * kQuadPitch + channel % 4 * kPitch;
@@ -53,14 +53,14 @@ __device__ __forceinline__ float* inputs_of(float* shared, int tile) {
   return shared + tile % Tile::kBuffers * Tile::kInputFloats;
 }
 
-// How many tiles a block scans, and how many steps the last one has.
+// Says how many tiles a block scans, and how many steps the last one has.
 struct RowSteps {
   int tiles, last_steps;
 
   template <class Tile>
   __device__ __forceinline__ static RowSteps of(const Segment& segment) {
     const int64_t length = segment.last - segment.first;
-    const int tiles = static_cast<int>((length + Tile::kT - 1) / Tile::kT);
+    const int tiles = static_cast<int>(ceil_div(length, Tile::kT));
     return {tiles, static_cast<int>(length - int64_t{tiles - 1} * Tile::kT)};
   }
   template <class Tile>
@@ -69,8 +69,8 @@ struct RowSteps {
   }
 };
 
-// What the threads do that bring something: put tiles kLead ahead of the one that is scanned, two
-// more on their way.
+// Runs the threads that bring something. They put down tiles kLead ahead of the one that is
+// scanned, and have two more on their way.
 template <class Tile, class TileInFlight, class Ask, class Put>
 __device__ __forceinline__ void bring_tiles(const RowSteps& steps, TileInFlight (&held)[2],
                                             const Ask& ask, const Put& put) {
@@ -93,7 +93,7 @@ struct HeldUnits {
   ScanQuad<T> u[kUnits], other[kUnits];  // delta or z
 };
 
-// What the threads do that bring u and delta, or take y. A thread's units are of four neighbouring
+// The threads that bring u and delta, or take y, do this. A thread's units are of four neighbouring
 // channels of a step or steps of a channel, one step or `across` channels apart.
 template <class T, class Tile, ScanLayout kLayout>
 struct UnitStager {
@@ -139,7 +139,7 @@ struct UnitStager {
       own[k] = channel_value<T>(view, place, channel + k * (kTime ? across : 1));
     }
   }
-  // From one unit to the next.
+  // Returns the distance from one unit to the next.
   __device__ __forceinline__ int64_t apart(const StepView& view) const {
     return kTime ? across * view.channel : view.step;
   }
@@ -150,7 +150,7 @@ struct UnitStager {
   __device__ __forceinline__ bool exists(int i, int count) const {
     return channel_of(i) < place.channels && step_of(i) < count;
   }
-  // A tile at `from`, which then is the next one.
+  // Loads a tile at `from`, which then is the next one.
   __device__ __forceinline__ void load(Quad (&to)[kUnits], const T*& from, const StepView& view,
                                        int count) const {
     if (!kAny && count == kT && place.channels == 4 * quads) {
@@ -345,7 +345,7 @@ struct UnitStager {
   }
 };
 
-// What the threads do that bring B and C: a thread takes four states of one of the two, every
+// The threads that bring B and C do this: a thread takes four states of one of the two, every
 // kApart-th step.
 template <class T, class Tile>
 struct StateStager {

@@ -23,7 +23,7 @@ struct ShortTile {
   static constexpr int kStates = 16, kTogether = 2, kS = 4, kParts = kStates / kS;
   static constexpr int kChannels = 8, kWarpChannels = kChannels;
   static constexpr int kUnits = 1, kUnitThreads = 128, kStateThreads = 128, kThreads = 256;
-  // In floats, spread over the banks.
+  // Pitches count floats, and spread rows over the banks.
   static constexpr int kChunkPitch = kK + 4;
   static constexpr int kStatePitch = kChunks * kChunkPitch;
   static constexpr int kPitch = kStatePitch + 8, kSumPitch = kPitch;  // of a channel
@@ -36,7 +36,7 @@ struct ShortTile {
   __host__ __device__ static constexpr int step_at(int step) {
     return step / kK * kChunkPitch + step % kK;
   }
-  // B's states, then C's.
+  // B's states come first, then C's.
   __host__ __device__ static constexpr int state_at(int n) { return n * kStatePitch + n / 4 * 4; }
   __device__ __forceinline__ static int channel_at(int channel) {
     return channel / 4 * kQuadPitch + channel % 4 * kPitch;
@@ -44,7 +44,7 @@ struct ShortTile {
   __device__ __forceinline__ static int sum_at(int channel) { return channel_at(channel); }
 };
 
-// kCount floats that lie side by side.
+// Loads kCount floats that lie side by side.
 template <int kCount>
 __device__ __forceinline__ void load_fours(const float* from, float (&to)[kCount]) {
 #pragma unroll
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(ShortTile::kThreads)
   const int part = threadIdx.x / 32 % Tile::kParts;
   const int chunk = threadIdx.x % 32 / 4;
   const int channel = threadIdx.x / (32 * Tile::kParts) * 4 + threadIdx.x % 4;
-  // So that all warps skip the same ones where there are fewer states.
+  // States are taken so that all warps skip the same ones where there are fewer.
   const auto state_of = [&](int s) { return s * Tile::kParts + part; };
   const auto exists = [&](int s) { return channel < place.channels && state_of(s) < a.states; };
   const auto state_at = [&](const StateView& view, int s) {
@@ -125,7 +125,8 @@ __global__ void __launch_bounds__(ShortTile::kThreads)
     time += dt[k];
     y[k] = 0;
   }
-  // Steps up to the end of the chunk, and whether the state then is one that is kept, or the last.
+  // These are the steps up to the end of the chunk, and whether the state then is one that is kept,
+  // or the last.
   const int after = (chunk + 1) * kK;
   const bool keeps =
       a.kept.data != nullptr && after <= steps.last_steps && after % a.kept.spacing == 0;

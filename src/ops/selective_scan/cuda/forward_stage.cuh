@@ -10,11 +10,11 @@
 
 namespace fk::cuda {
 
-// Which elements of u, delta, z and y lie side by side, in fours that can be read at once: those of
-// channels, of steps, or none.
+// Says which elements of u, delta, z and y lie side by side, in fours that can be read at once:
+// those of channels, of steps, or none.
 enum class ScanLayout { kChannels, kSteps, kAny };
 
-// stage(layout), the layout as a compile-time constant.
+// Calls stage(layout) with the layout as a compile-time constant.
 template <class Stage>
 __device__ __forceinline__ void with_layout(const ScanArgs& a, const BlockChannels& place,
                                             const Stage& stage) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void with_layout(const ScanArgs& a, const BlockChanne
   }
 }
 
-// Four elements as they were loaded, in whole registers.
+// Holds four elements as they were loaded, in whole registers.
 template <class T>
 struct alignas(4 * sizeof(T)) ScanQuad {
   uint32_t words[sizeof(T)];
@@ -44,7 +44,7 @@ struct alignas(4 * sizeof(T)) ScanQuad {
   __device__ __forceinline__ static ScanQuad at(const T* p) {
     return *reinterpret_cast<const ScanQuad*>(p);
   }
-  // Of which the first `count` exist.
+  // Loads four elements, of which the first `count` exist.
   __device__ __forceinline__ static ScanQuad at(const T* p, int64_t stride, int count) {
     Vec<T, 4> v = {};
 #pragma unroll
@@ -71,14 +71,15 @@ __device__ __forceinline__ void store_four(float* to, const float (&from)[4]) {
   *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
 }
 
-// The units of a tile, of four neighbouring channels or steps, over kThreads staging threads.
+// Spreads the units of a tile, of four neighbouring channels or steps, over kThreads staging
+// threads.
 template <class T, class Tile, ScanLayout kLayout, int kThreads>
 struct ForwardUnits {
   static constexpr int kT = Tile::kT;
-  static constexpr int kCount = (kT * Tile::kChannels / 4 + kThreads - 1) / kThreads;
+  static constexpr int kCount = ceil_div(kT * Tile::kChannels / 4, kThreads);
   static constexpr bool kTime = kLayout == ScanLayout::kSteps;
   static constexpr bool kAny = kLayout == ScanLayout::kAny;
-  // Different channels of a thread: of a unit, and of its units.
+  // A thread's unit has kOwn different channels, and its units kOwnUnits.
   static constexpr bool kAlike = !kTime && !Tile::kNarrow && kThreads % (Tile::kChannels / 4) == 0;
   static constexpr int kOwn = kTime ? 1 : 4, kOwnUnits = kAlike ? 1 : kCount;
   using Quad = ScanQuad<T>;
@@ -107,13 +108,13 @@ struct ForwardUnits {
   __device__ __forceinline__ int steps_of(int tile) const {
     return tile + 1 < tiles ? kT : last_steps;
   }
-  // In the first tile.
+  // Returns where unit i lies in the first tile.
   template <class Element>
   __device__ __forceinline__ Element* at(const StepView& view, int i) const {
     return place.template at<Element>(view, place.segment.first) + step[i] * view.step +
            channel[i] * view.channel;
   }
-  // Unit i at `from`, zeros where there is nothing.
+  // Loads unit i at `from`, with zeros where there is nothing.
   __device__ __forceinline__ Quad load(const T* from, const StepView& view, int i,
                                        int steps) const {
     if (step[i] >= steps) return Quad::zero();
@@ -137,14 +138,14 @@ struct ForwardUnits {
   }
 };
 
-// What the threads do that bring inputs.
+// The threads that bring inputs do this.
 template <class T, class Tile, ScanLayout kLayout>
 struct InputStager {
   using Units = ForwardUnits<T, Tile, kLayout, Tile::kInputs>;
   using Quad = ScanQuad<T>;
   static constexpr int kT = Tile::kT, kUnits = Units::kCount;
   static constexpr int kGroups = Tile::kStates / 4;  // of B or C at one step
-  static constexpr int kStateUnits = (2 * kT * kGroups + Tile::kInputs - 1) / Tile::kInputs;
+  static constexpr int kStateUnits = ceil_div(2 * kT * kGroups, Tile::kInputs);
   struct TileInFlight {  // of a tile on its way
     Quad delta[kUnits], u[kUnits], states[kStateUnits];
   };
@@ -275,7 +276,7 @@ struct InputStager {
   }
 };
 
-// What the threads do that take outputs.
+// The threads that take outputs do this.
 template <class T, class Tile, ScanLayout kLayout>
 struct OutputStager {
   using Units = ForwardUnits<T, Tile, kLayout, Tile::kOutputs>;
@@ -317,7 +318,7 @@ struct OutputStager {
     }
   }
 
-  // The sums over states of a unit.
+  // Returns the sums over states of a unit.
   __device__ __forceinline__ void sums_of(int tile, int i, float (&out)[4]) const {
     const int step = units.step[i] < kT ? units.step[i] : 0, channel = units.channel[i];
     const float* from = sums + ((tile & 1) * kT + step) * Tile::kSumPitch +

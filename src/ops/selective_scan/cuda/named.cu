@@ -19,12 +19,12 @@ constexpr float kRange = 10;
 struct Affine {
   float a, b;  // h -> a h + b
 };
-// `first`, then `second`.
+// Returns the map that applies `first`, then `second`.
 __device__ __forceinline__ Affine then(const Affine& first, const Affine& second) {
   return {first.a * second.a, fmaf(second.a, first.b, second.b)};
 }
 
-// Inclusive scans over the block's threads; all end with a barrier.
+// Computes inclusive scans over the block's threads. Every one of them ends with a barrier.
 __device__ __forceinline__ Affine hillis_steele(Affine x, Affine* scratch) {
 #pragma unroll 1
   for (int distance = 1; distance < kSteps; distance *= 2) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ float running_sum(float x, Affine* scratch) {
   return hillis_steele({1, x}, scratch).b;
 }
 
-// T: float, or __half for all dtypes of two bytes, which take the same arithmetic.
+// T is float, or __half for all dtypes of two bytes, which take the same arithmetic.
 template <class T>
 __global__ void __launch_bounds__(kSteps)
     scan_by_name(const __grid_constant__ ScanArgs a, int64_t algorithm) {

@@ -34,8 +34,8 @@ inline ChannelView channel_view(const Tensor& t) {
   return {t.data, t.dtype == DType::kFloat32, t.stride(0)};
 }
 
-// States after every `spacing` steps of a sequence, [row][state][channel]. The row of the state
-// after step t - 1 is base + (t - begin) / spacing, base being rows_per_batch * batch - 1 or,
+// States are kept after every `spacing` steps of a sequence, [row][state][channel]. The row of the
+// state after step t - 1 is base + (t - begin) / spacing, base being rows_per_batch * batch - 1 or,
 // without rows per batch, the sequence's first slot among segments of `spacing` steps.
 struct KeptStates {
   float* data = nullptr;
@@ -70,11 +70,12 @@ struct ScanArgs {
   bool time_contiguous;  // u, delta, z and y have stride 1 along time
   Segments segments;
   KeptStates kept;  // written by the forward, read by the backward
-  // Where sequences are cut: (slot, channel, state) and (slot, channel).
+  // Where sequences are cut, these are (slot, channel, state) and (slot, channel).
   float* segment_states;
   float* segment_sums;
-  // Where there are more states than a launch takes: sums over the states of earlier launches, and
-  // with those of this one, (batch, step, channel); NULL in the first, and in the last.
+  // Where there are more states than a launch takes, these are the sums over the states of earlier
+  // launches, and with those of this one, (batch, step, channel). They are NULL in the first launch
+  // and in the last.
   const float* sums_before;
   float* sums_after;
 
@@ -83,7 +84,7 @@ struct ScanArgs {
   }
 };
 
-// What forward and backward are given alike.
+// Sets what forward and backward are given alike.
 template <class Op, class Args>
 void set_inputs(const Op& op, const scan::Problem& p, Args* a) {
   a->u = step_view(op.u);
@@ -112,8 +113,8 @@ enum class ScanPass { kOutputs, kStates };
 // states at a time.
 enum class ScanShape { kMany, kFew, kSmall, kShort, kChunks, kWide };
 
-// What a block of the forward takes at most, and one of its warps; states can be kept after every
-// `between` steps.
+// A block of the forward takes so much at most, and so does one of its warps. States can be kept
+// after every `between` steps.
 struct ForwardBlock {
   int channels, warp_channels, states, between;
   int shared_bytes;
@@ -121,11 +122,11 @@ struct ForwardBlock {
 
 ForwardBlock block_of(ScanShape shape);
 
-// One launch; a.first_state and what a block takes say which states.
+// Launches one kernel. a.first_state and what a block takes say which states it scans.
 template <class T>
 Status launch_scan(ScanPass pass, ScanShape shape, const ScanArgs& a, void* stream);
 
-// blelloch, hillis_steele and cumsum, whole sequences, all states.
+// Launches blelloch, hillis_steele or cumsum, for whole sequences and all states.
 Status launch_named(int64_t algorithm, const ScanArgs& a, void* stream);
 
 }  // namespace fk::cuda

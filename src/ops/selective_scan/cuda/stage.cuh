@@ -1,4 +1,4 @@
-// Where a block of the forward works.
+// Tells a block of the forward where it works.
 #pragma once
 
 #include "cuda/convert.cuh"
@@ -8,7 +8,7 @@
 
 namespace fk::cuda {
 
-// Where a block works: which channels of which segment.
+// A block works on these channels of this segment.
 struct BlockChannels {
   Segment segment;
   int64_t slot;
@@ -16,7 +16,7 @@ struct BlockChannels {
   int channels;     // that exist
   int group, block;
 
-  // Blocks of `width` channels.
+  // Returns this block among blocks of `width` channels.
   __device__ __forceinline__ static BlockChannels of_block(const ScanArgs& a, int width) {
     BlockChannels p;
     const int64_t per_group = a.channels / a.groups;
@@ -47,7 +47,7 @@ struct BlockChannels {
   }
 };
 
-// Of one channel of the block; 0 where there is none.
+// Loads the value of one channel of the block, or 0 where there is none.
 template <class T>
 __device__ __forceinline__ float channel_value(const ChannelView& view, const BlockChannels& place,
                                                int c) {

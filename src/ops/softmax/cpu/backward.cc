@@ -48,7 +48,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// The gradients: a sum over the row of Term(dy, y), then dx = Gradient(dy, y, sum).
+// The gradients take a sum over the row of Term(dy, y), then dx = Gradient(dy, y, sum).
 struct SoftmaxGradient {
   static constexpr int kAtOnce = kManyAtOnce;
   template <class V>
@@ -123,8 +123,8 @@ void BackwardRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   }
 }
 
-// Unit-stride rows of kColumns, which stay in registers between the sum and the output, as far as
-// there are so many.
+// Takes unit-stride rows of kColumns, which stay in registers between the sum and the output, as
+// far as there are so many.
 template <class G, int kColumns, class T>
 void BackwardHeldRows(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   const F32 d;
@@ -173,7 +173,8 @@ void BackwardColumns(const SoftmaxBackward& job, int64_t begin, int64_t end) {
   }
 }
 
-// dx = exp(x - lse) * dlse. Where lse = -inf there is no mass to share, and every exp(x) is 0.
+// Computes dx = exp(x - lse) * dlse. Where lse = -inf there is no mass to share, and every exp(x)
+// is 0.
 struct ShiftAndFactor {
   float shift, factor;
 };

@@ -44,7 +44,7 @@ namespace {
 // fp32 rows up to this length keep their exponentials in the output.
 constexpr int64_t kLongRow = 256 * kBlock;
 
-// The statistics of a row of kVectors vectors, in all lanes, and its exponentials.
+// Computes the statistics of a row of kVectors vectors, in all lanes, and its exponentials.
 template <int kVectors>
 struct HeldRow {
   hn::Vec<F32> exps[kVectors], shift, sum;  // sum: NaN where the row is no distribution
@@ -66,8 +66,8 @@ struct HeldRow {
   }
 };
 
-// Unit-stride rows of kColumns, which stay in registers, as far as there are so many, from the load
-// to the output, or of log_softmax to the sum.
+// Takes unit-stride rows of kColumns, which stay in registers, as far as there are so many, from
+// the load to the output, or with log_softmax to the sum.
 template <int kColumns, class T>
 void ForwardHeldRows(const SoftmaxForward& job, int64_t begin, int64_t end) {
   const F32 d;

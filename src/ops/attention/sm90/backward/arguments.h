@@ -36,34 +36,34 @@ struct TileSize {
 
 enum MapOf { kMapQ, kMapDout, kMapK, kMapV };
 
-// All 0 at the start.
+// Both are 0 at the start.
 struct Counters {
   int tile;   // the next to take
   int block;  // of dQ: the next to bring into its final form
 };
 
-// Query blocks have places ("slots") in the workspace: sequence b of a batch from b * m_blocks on,
-// of packed ones from q_begin / kM + b on, which is always enough, and found without a sum over the
-// sequences before.
-//
-// Sequences are taken one after another, of each the key heads. The sums of dQ of such a pair stand
-// one after another, [slots of the sequence][group]; counted through all pairs, block i of sums has
-// place i % ring, but a pair goes on behind the ring's end.
+// Query blocks have places ("slots") in the workspace: sequence b of a batch has those from b *
+// m_blocks on, packed sequence b those from q_begin / kM + b on. That is always enough, and is
+// found without a sum over the sequences before. Sequences are taken one after another, and of each
+// the key heads. The sums of dQ of such a pair stand one after another, [slots of the
+// sequence][group]; counted through all pairs, block i of sums has place i % ring, but a pair goes
+// on behind the ring's end.
 
-// What the tiles, and the order in which blocks take them, follow from.
+// The tiles, and the order in which blocks take them, follow from these.
 struct TileParams {
   int slots, tiles, m_blocks, n_blocks, kv_heads, group;
   int ring, segment;
-  // Order of the tiles: key block by key block, so many heads of a sequence at a time as have
-  // `together` blocks of sums; those with the last `last_tiles` tiles all together, but no more
-  // than have `most_together` blocks.
+  // The tiles are ordered key block by key block, for so many heads of a sequence at a time as have
+  // `together` blocks of sums. The heads with the last `last_tiles` tiles go all together, but no
+  // more than have `most_together` blocks.
   int together, last_tiles, most_together;
   bool descending;  // key blocks from the last to the first
   int m_step;       // 1: query blocks from the first to the last; -1: from the last to the first
   int left, right;
 };
 
-// Heads of a packed sequence, or of a batch, whose tiles are taken together; how many at the end.
+// Says how many heads of a packed sequence, or of a batch, have their tiles taken together, and how
+// many at the end.
 struct HeadOrder {
   int together, last_heads;
 };
@@ -79,8 +79,8 @@ struct Params : TileParams {
   const ListedTile* list;  // of packed sequences (list_tiles)
   HeadOrder heads;         // of a batch
   Counters* counters;
-  // [batch][key heads]: warps of key blocks whose part of dQ is added. Null: nobody waits for it,
-  // and the sums stay what they are.
+  // These are [batch][key heads]: the warps of key blocks whose part of dQ is added. If null,
+  // nobody waits for it, and the sums stay what they are.
   int* done;
   int beside;  // so many of the first blocks of sums the main kernel brings into their final form
   int* converted;  // by `segment` blocks of sums: those in their final form, their place 0 again

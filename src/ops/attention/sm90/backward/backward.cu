@@ -39,7 +39,7 @@ Status launch_type(const AttentionBwd& a, const Exec& exec) {
                         : launch_kernel<T, 128, 64, Kind::kBatch>(a, exec);
 }
 
-// Strides that the copy engine and accesses of 16 bytes take.
+// Returns whether the copy engine and accesses of 16 bytes take the strides.
 bool strides_fit(const Tensor& t) {
   if (t.stride(-1) != 1) return false;
   for (int i = 0; i + 1 < t.ndim; ++i) {
@@ -53,8 +53,8 @@ Status launch_call(const AttentionBwd& a, const Exec& exec) {
                                       : launch_type<__nv_bfloat16>(a, exec);
 }
 
-// The call without its rotation: what is rotated, and its gradients, stand in the workspace behind
-// `bytes`, which grow by theirs.
+// Returns the call without its rotation. What is rotated, and its gradients, stand in the workspace
+// behind `bytes`, which grow by theirs.
 AttentionBwd without_rotation(const AttentionBwd& a, char* workspace, int64_t* bytes) {
   AttentionBwd b = a;
   b.rotary_cos = b.rotary_sin = {};

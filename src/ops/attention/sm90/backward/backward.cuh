@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// One warpgroup's part of a block: 64 keys, and a part of dQ.
+// One warpgroup computes its part of a block: 64 keys, and a part of dQ.
 template <class T, int kD, int kM, Kind kKind>
 struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
   using Base = Warpgroup<T, SharedTiles<kD, kM>, kKind>;
@@ -124,12 +124,13 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
   static constexpr int kDqQueries = kD == 64 ? kM / 2 : kM;
   static constexpr int kParts = kM == 80 ? 5 : 4;
 
-  // Low words of descriptors: this warpgroup's 64 keys of K and V, and its part of K^T for dQ.
+  // These are low words of descriptors: of this warpgroup's 64 keys of K and V, and of its part of
+  // K^T for dQ.
   struct Keys {
     uint32_t k, k_transposed, v;
   };
 
-  // a: this warpgroup's 64 rows of K or V; b: Q or dO.
+  // a is this warpgroup's 64 rows of K or V, and b is Q or dO.
   __device__ __forceinline__ void multiply_scores(float (&s)[kM / 2], uint32_t a,
                                                   const uint16_t* b) {
     const uint32_t b0 = low_word(k_major(b));
@@ -140,7 +141,7 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     }
   }
 
-  // kSteps times 16 queries from number 16 * first on.
+  // Multiplies kSteps times 16 queries, from number 16 * first on.
   template <int kSteps>
   __device__ __forceinline__ void multiply_dkv(float (&d)[kD / 2], const uint32_t (&a)[kSteps][4],
                                                const uint16_t* b, int first) {
@@ -168,8 +169,8 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     Base::template add_dq<0>(dq, tile, block, part, shared.dq[part]);
   }
 
-  // One pair of blocks. S of this one is there; at the end S of the next is, and dQ of the one
-  // before is added up.
+  // Takes one pair of blocks. S of this pair is there at the beginning. At the end S of the next
+  // is, and dQ of the one before is added up.
   template <bool kFirst>
   __device__ __forceinline__ void step(const Tile& tile, Walk& walk, const Keys& keys, bool last,
                                        float (&s)[kM / 2], float (&dk)[kD / 2],
@@ -188,7 +189,7 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     [[maybe_unused]] uint32_t packed[kM / 4], weights[kM / 4];
     const float slope = kFeatures ? this->slope_at(tile, walk.block) : 0.f;
     if constexpr (kFeatures) this->finish_scores(s);
-    if (kTight || (walk.m >= tile.plain_first && walk.m < tile.plain_end)) {
+    if (kTight || (walk.m >= tile.unmasked_first && walk.m < tile.unmasked_end)) {
       this->template exponentials<false>(s, packed, weights, shared.stats[now], tile, walk.m * kM,
                                          slope);
     } else {
@@ -196,8 +197,8 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
                                         slope);
     }
     if constexpr (kTight && kKind == Kind::kPacked) {
-      // Keys behind the end, of which there are no registers to take care any earlier.
-      if (tile.plain_end == 0) {
+      // This masks keys behind the end; there were no registers to do so any earlier.
+      if (tile.unmasked_end == 0) {
         const int left = tile.k_len - tile.n * kN - (thread_now() / 32 - 4) * 16 - lane_now() / 4;
 #pragma unroll
         for (int i = 0; i < kM / 2; ++i) {
@@ -263,7 +264,7 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     if constexpr (!kFirst) {
       barrier_wait(&shared.ds_full[now ^ 1], Turn{stage.number - 1}.phase());
       if constexpr (kTight) {
-        // What dV and dK read has to be free: there are no other registers for dQ.
+        // What dV and dK read has to be free, since there are no other registers for dQ.
         warpgroup_wait<0>();
         keep_registers(dk);
         keep_registers(dv);
@@ -279,8 +280,8 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     keep_registers(dv);
     release(&shared.stage_empty[now]);
     ++stage.number;
-    // S of the step after the last is of whatever stands in the buffer, and not used: the compiler
-    // would have multiplications under a condition wait for each other.
+    // S of the step after the last is made of whatever stands in the buffer, and not used.
+    // Multiplications under a condition would have the compiler make them wait for each other.
     if (!last) barrier_wait(&shared.q_full[stage.index()], stage.phase());
     warpgroup_fence();
     multiply_scores(s, keys.k, shared.q[stage.index()]);
@@ -337,7 +338,7 @@ struct Consumer : Warpgroup<T, SharedTiles<kD, kM>, kKind> {
     add_dq(dq, tile, walk.last_block);
   }
 
-  // Of a cluster the first block finishes dV, the second dK: each hands the other what it has of
+  // In a cluster the first block finishes dV, the second dK: each hands the other what it has of
   // the other sum, through shared memory that held queries.
   __device__ __forceinline__ void exchange(float (&dk)[kD / 2], float (&dv)[kD / 2]) {
     static_assert(sizeof(shared.q) + sizeof(shared.dout) >= kN * kD * sizeof(float));

@@ -17,7 +17,8 @@ namespace fk::cuda_sm90::backward {
 
 using cuda::pack_pair;
 
-// Not kept in a register from one use to the next, and nothing that follows from it.
+// Returns the lane. Neither it nor what follows from it is kept in a register from one use to the
+// next.
 __device__ __forceinline__ int lane_now() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -36,8 +37,8 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t w) {
   return result;
 }
 
-// The last packed sequence that begins at `place` or before it, and is not before `from`: most
-// often that one itself.
+// Returns the last packed sequence that begins at `place` or before it and is not before `from`.
+// Most often it is `from` itself.
 template <class Begin>
 __device__ __forceinline__ int sequence_at(const Params& p, int from, int place, Begin begin) {
   int step = 1;
@@ -52,7 +53,7 @@ __device__ __forceinline__ int sequence_at(const Params& p, int from, int place,
   return from;
 }
 
-// Four lanes hold 32 columns of a row in words of two; here each gets 8 neighbours of its own.
+// Four lanes hold 32 columns of a row in words of two; each gets 8 neighbours of its own here.
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
 #pragma unroll
   for (int step = 2; step >= 1; step /= 2) {
@@ -71,7 +72,7 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
 }
 
 // Finds the next block of dQ to bring into its final form and waits until all its key blocks are
-// added. One thread; `block` is in shared memory, since registers are few.
+// added. One thread calls it; `block` is in shared memory, since registers are few.
 template <class T, class Shared, Kind kKind>
 __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& block) {
   constexpr int kD = Shared::kD, kM = Shared::kM, kN = Shared::kN;
@@ -92,7 +93,7 @@ __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& bl
       place -= (row / kM + b) * heads;
       blocks = end / kM + 1 - row / kM;
       block.rows = end - row;
-      tiles = (key_begin(p.problem, b + 1) - key_begin(p.problem, b) + kN - 1) / kN;
+      tiles = ceil_div(key_begin(p.problem, b + 1) - key_begin(p.problem, b), kN);
     } else {
       block.rows = static_cast<int>(p.problem.q_len);
       b = i / (heads * blocks);
@@ -117,7 +118,8 @@ __device__ __forceinline__ void find_block(const Params& p, volatile DqBlock& bl
   }
 }
 
-// 16 columns and all queries (half of them at a head size of 64) of a block of dQ, from their sum.
+// Brings 16 columns and all queries (half of them at a head size of 64) of a block of dQ from their
+// sum into their final form.
 template <class T, class Shared, int kAtOnce>
 __device__ __forceinline__ void convert_columns(const Params& p, const volatile DqBlock& block,
                                                 int part) {
@@ -153,7 +155,7 @@ __device__ __forceinline__ void convert_columns(const Params& p, const volatile 
   }
 }
 
-// The same for the sums of pairs: 16 queries and half of the columns.
+// Does so for the sums of pairs: 16 queries and half of the columns.
 template <class T, class Shared>
 __device__ __forceinline__ void convert_queries(const Params& p, const volatile DqBlock& block,
                                                 int part) {

@@ -12,6 +12,7 @@
 #include "cuda/convert.cuh"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/math.cuh"
+#include "cuda/row_layout.h"
 #include "cuda/tma.h"
 #include "ops/attention/sm90/backward/launch.h"
 #include "ops/attention/sm90/backward/rows.cuh"
@@ -34,30 +35,31 @@ __device__ __forceinline__ void unpack(const uint4& piece, float (&values)[8]) {
   cuda::unpack(*reinterpret_cast<const cuda::Vec<T, 8>*>(&piece), values);
 }
 
-// Blocks of prepare_kernel on a multiprocessor, as many as its loads need.
+// Returns how many blocks of prepare_kernel share a multiprocessor, as many as its loads need.
 constexpr int prepare_blocks(int lanes, int m) { return lanes > 16 ? 2 : m == 80 ? 3 : 4; }
 
-// A block of threads per kM rows and head, of each row a piece for each of kLanes threads. Rows
+// A block of threads takes kM rows of a head, and each of kLanes threads a piece of a row. Rows
 // that are not there, and queries that see no key, get lse = inf: their P is 0.
 template <int kLanes, int kM>
 __global__ void __launch_bounds__(kRowThreads, prepare_blocks(kLanes, kM))
     prepare_kernel(const __grid_constant__ RowParams p) {
   constexpr int kRowsAtATime = kRowThreads / kLanes, kRounds = kM / kRowsAtATime;
   static_assert(kM % kRowsAtATime == 0);
-  // The list first, then rows from the last to the first: the main kernel begins with the first,
-  // and finds their dout and sums in the L2 cache.
+  // The list comes first, then the rows from the last to the first. The main kernel begins with the
+  // first, and so finds their dout and sums in the L2 cache.
   const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   cuda::wait_for_earlier_kernels();
   if (index >= p.row_blocks) {
     cuda::let_next_kernel_start();
-    // Known to the compiler up to D 128.
+    // The compiler knows this number up to D 128.
     const int keys = kLanes > 16 ? p.keys : keys_a_block(8 * kLanes);
     list_tiles<kRowThreads>(p.problem, p, {kM, keys}, p.list, index - p.row_blocks,
                             static_cast<int>(gridDim.x) - p.row_blocks);
     return;
   }
   const int slot = index / p.heads, head = index - slot * p.heads, lane = threadIdx.x % kLanes;
-  // Of packed sequences, rows of whatever sequences: to look for these first would take longer.
+  // For packed sequences these are rows of whatever sequences; to look for the sequences first
+  // would take longer.
   const bool packed = p.problem.packed;
   const int64_t batch = packed ? 0 : slot / p.m_blocks;
   const int begin = (slot - static_cast<int>(batch) * p.m_blocks) * kM;
@@ -141,14 +143,15 @@ __global__ void __launch_bounds__(kRowThreads, prepare_blocks(kLanes, kM))
   to[kM] = neg_lse == -INFINITY ? 0.f : delta_of[threadIdx.x] - dlse;
 }
 
-// A block of threads per block of queries and head: through shared memory, to turn the order of the
-// registers (Consumer::add_dq) into rows.
+// A block of threads takes a block of queries of a head through shared memory, to turn the order of
+// the registers (Consumer::add_dq) into rows.
 template <int kD, int kM>
 __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p) {
   constexpr int kGroups = kD == 64 ? kM / 16 : kM / 8;  // of 8 queries, in a warp's part
   constexpr int kPitch = kD + 4;  // lanes that differ by two rows or one column: 32 banks
   __shared__ float tile[kM * kPitch];
-  // From the last to the first: sums that were added to last are still in the L2 cache.
+  // Blocks go from the last to the first, because sums that were added to last are still in the L2
+  // cache.
   const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   int slot = index / p.heads, head = index - slot * p.heads;
   int64_t place = p.beside + index;
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p)
   if (rows.count <= 0) return;
   if (p.problem.packed) place = place_of_sum(p, rows, slot, head);
   const float4* sum = reinterpret_cast<const float4*>(p.sum + place * (kM * kD));
-  constexpr int kValues = kM * kD / 4, kRounds = (kValues + kRowThreads - 1) / kRowThreads;
+  constexpr int kValues = kM * kD / 4, kRounds = ceil_div(kValues, kRowThreads);
   float4 x[kRounds];
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
@@ -202,7 +205,7 @@ __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p)
   });
 }
 
-// The passes around the main kernel, by head size and queries a block of that one.
+// The passes around the main kernel, by its head size and the queries of its blocks.
 struct Passes {
   void (*prepare)(RowParams);
   void (*convert)(RowParams);
@@ -218,7 +221,8 @@ Passes passes_of(const Plan& plan) {
                       : Passes{prepare_kernel<16, 80>, convert_kernel<128, 80>};
 }
 
-// dsinks = -sum(exp(sink - lse) * delta): a block of threads per head, so that the order is fixed.
+// Computes dsinks = -sum(exp(sink - lse) * delta) with a block of threads for each head, so that
+// the order is fixed.
 template <class P>
 __global__ void __launch_bounds__(kRowThreads)
     sinks_kernel(const float* stats, int64_t slots, int rows, const P* sinks, int64_t sink_stride,
@@ -253,20 +257,16 @@ Status launch_sinks_type(const AttentionBwd& a, const Plan& plan, const float* s
 
 Status launch_sinks(const AttentionBwd& a, const Plan& plan, const float* stats,
                     cudaStream_t stream) {
-  switch (a.sinks.dtype) {
-    case DType::kFloat16:
-      return launch_sinks_type<__half>(a, plan, stats, stream);
-    case DType::kBFloat16:
-      return launch_sinks_type<__nv_bfloat16>(a, plan, stats, stream);
-    default:
-      return launch_sinks_type<float>(a, plan, stats, stream);
-  }
+  return cuda::for_dtype(a.sinks.dtype, [&](auto tag) {
+    return launch_sinks_type<typename decltype(tag)::type>(a, plan, stats, stream);
+  });
 }
 
-// Rows of a tensor (batch, length, heads, columns) as boxes of 64 columns of one head. What is
-// behind the rows of a packed sequence has to count as 0 too: entry `end` of the last dimension are
-// the rows before row `end`, as many as there are in all, so that the sequence which ends there has
-// the last ones. (Most entries begin ahead of the tensor, but nobody asks for that part.)
+// Describes the rows of a tensor (batch, length, heads, columns) as boxes of 64 columns of one
+// head. What is behind the rows of a packed sequence has to count as 0 too. So entry `end` of the
+// last dimension holds the rows before row `end`, as many as there are in all, and the sequence
+// which ends there has the last ones. (Most entries begin ahead of the tensor, but nobody asks for
+// that part.)
 Status map_rows(CUtensorMap* map, const Tensor& t, int rows) {
   const attention::View v = attention::view(t);
   cuda::TensorMapShape shape;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/integers.h"
 #include "core/workspace.h"
 #include "cuda/launch.h"
 #include "ops/attention/sm90/backward/arguments.h"
@@ -13,8 +14,8 @@ namespace fk::cuda_sm90::backward {
 
 inline bool has_features(const AttentionBwd& a) { return a.alibi_slopes || a.softcap != 0; }
 
-// The head size of the kernel that takes the call. Softcap and slopes have kernels of 64, 128 and
-// 256 only.
+// Returns the head size of the kernel that takes the call. Softcap and slopes have kernels of 64,
+// 128 and 256 only.
 inline int head_size(const AttentionBwd& a) {
   const int64_t d = std::max(a.q.size(-1), a.v.size(-1));
   if (d <= 64) return 64;
@@ -23,17 +24,17 @@ inline int head_size(const AttentionBwd& a) {
   return d <= 192 && !has_features(a) ? 192 : 256;
 }
 
-// Whether two blocks share the sums of dQ of their keys (sm90/backward/pair.cuh).
+// Returns whether two blocks share the sums of dQ of their keys (sm90/backward/pair.cuh).
 inline bool in_pairs(const AttentionBwd& a) { return head_size(a) == 192 && a.v.size(-1) <= 128; }
 
-// Queries a block: what the registers hold. 80 of them, at D 128, only without masks, in any order,
-// and where not much of the last block is left empty.
+// Returns the queries of a block, as many as the registers hold. At D 128 they are 80, but only
+// without masks, in any order, and where not much of the last block is left empty.
 inline int queries(const AttentionBwd& a, const attention::Problem& problem, bool deterministic) {
   const int d = head_size(a);
   if (has_features(a) || d > 128) return 64;
   if (d < 128) return d == 64 ? 128 : 80;
   if (deterministic || !problem.mask.unlimited()) return 64;
-  // Of packed sequences only the average length is known here.
+  // Only the average length of packed sequences is known here.
   if (problem.packed) return problem.q_len >= 768 * problem.batch ? 80 : 64;
   return problem.k_len % 128 == 0 && (problem.q_len + 79) / 80 * 80 * 32 <= problem.q_len * 33 ? 80
                                                                                                : 64;
@@ -47,7 +48,7 @@ struct Plan {
   int64_t together, last_tiles, most_together, ring, segment;  // Params
   int64_t beside;  // Params: all, none, or some; the rest after the main kernel
   int parts;       // Params
-  // Where they begin in the workspace, the counters at 0. All before `stats` is 0 at the start.
+  // The parts of the workspace begin here, the counters at 0. All before `stats` is 0 at the start.
   int64_t done, converted, turns, sum, stats, list, bytes;
 
   Plan(const AttentionBwd& a, bool deterministic) : problem(attention::problem_of(a)) {
@@ -75,13 +76,13 @@ struct Plan {
   }
 
  private:
-  // Where all key blocks take as long, one head after another: what is in use stays in the L2
-  // cache. Under a causal mask the first take the longest, and beginning a long one last would
-  // leave most of the chip idle: some heads together, and at the end as many as make two tiles a
-  // multiprocessor.
+  // Chooses the order of tiles. Where all key blocks take as long, one head follows another, and
+  // what is in use stays in the L2 cache. Under a causal mask the first take the longest, and
+  // beginning a long one last would leave most of the chip idle: so some heads go together, and at
+  // the end as many as make two tiles a multiprocessor.
   void order_tiles(bool deterministic, int device) {
     const int64_t block_bytes = int64_t{m} * d * 4;
-    // Bytes of sums; kInCache: that stay in the L2 cache.
+    // These are bytes of sums. Up to kInCache they stay in the L2 cache.
     constexpr int64_t kTogether = 4 << 20, kRing = 24 << 20, kInCache = 36 << 20;
     const int64_t processors = cuda::device_properties(device).multiprocessors / (pair ? 2 : 1);
     const bool causal = problem.mask.right < kFar && problem.mask.left >= kFar && !deterministic;
@@ -95,8 +96,9 @@ struct Plan {
       segment = std::max<int64_t>(1, ring / 16);
       most_together = ring * 10 / 16;
     } else {
-      // Never less than what is taken together, or heads would wait for each other; and long enough
-      // that tiles hardly ever wait for the conversion of the head that had their place before.
+      // The ring is never less than what is taken together, or heads would wait for each other. It
+      // is long enough that tiles hardly ever wait for the conversion of the head that had their
+      // place before.
       const int64_t row = std::max<int64_t>(n_blocks, 1), heads = tiles / row;
       segment = std::max<int64_t>(1, m_blocks * problem.group());
       const int64_t heads_together = std::max<int64_t>(1, together / segment);
@@ -106,8 +108,8 @@ struct Plan {
       most_together = blocks;
     }
     ring = std::min(std::max<int64_t>(ring, 1), blocks);
-    // There has to be enough to multiply beside it: key blocks that a query sees. For wide heads
-    // there is no other way.
+    // Conversion runs beside the main kernel if there is enough to multiply meanwhile: key blocks
+    // that a query sees. Wide heads have no other way.
     const int64_t seen = problem.mask.unlimited() ? n_blocks : n_blocks / 2;
     beside = d > 128 || seen > 4 * (problem.packed ? problem.batch : 1) ? blocks : 0;
     // After the main kernel it is faster as long as all sums stay in the L2 cache; nor is there
@@ -119,7 +121,7 @@ struct Plan {
       beside = blocks - std::min(ring, last_heads * segment);
     }
     if (deterministic || beside == 0) ring = most_together = blocks;
-    // Two blocks of threads for a tile, where tiles would leave half of the chip idle, or where
+    // Two blocks of threads share a tile where tiles would leave half of the chip idle, or where
     // under a causal mask the longest of them takes twice its share of the whole.
     const bool idle = 2 * tiles <= processors && m_blocks >= (4 * tiles <= processors ? 2 : 5);
     const bool uneven = causal && 2 * tiles > processors && tiles <= processors && n_blocks >= 8;
@@ -132,7 +134,7 @@ struct Plan {
 Status launch(const AttentionBwd& a, const Exec& exec, void (*kernel)(Params), int shared,
               int threads = kThreads);
 
-// Head sizes above 128.
+// Launches the kernels for head sizes above 128.
 Status launch_wide(const AttentionBwd& a, const Exec& exec);
 
 }  // namespace fk::cuda_sm90::backward

@@ -13,7 +13,7 @@
 
 namespace fk::cuda_sm90::backward {
 
-// A block of dQ to bring into its final form.
+// A block of dQ that is to be brought into its final form.
 struct DqBlock {
   float* sum;
   void* to;
@@ -39,14 +39,14 @@ __device__ __forceinline__ void add_release(int* to) {
 // Orders this thread's accesses and those of the copy engine.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// The number of the next tile, by how many there were before.
+// Returns the number of the next tile, by how many there were before.
 template <class Shared>
 __device__ __forceinline__ int next_number(const Params& p, Shared&, const Turn& turn) {
   if (p.parts == 1) return atomicAdd(&p.counters->tile, 1);
   return turn.number == 0 ? static_cast<int>(blockIdx.x) : p.tiles;
 }
 
-// One thread.
+// Runs on one thread.
 template <Kind kKind, class Shared>
 __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
   using namespace fk::cuda;  // NOLINT: the instructions
@@ -56,8 +56,9 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
   constexpr bool kPair = Shared::kPair;
   Turn stage, tile_turn;
   while (true) {
-    // Late: a tile taken early would wait here while other blocks have nothing to do. Each waits
-    // for earlier ones at most (their conversion, their turn), which blocks that run have taken.
+    // This comes late, because a tile taken early would wait here while other blocks have nothing
+    // to do. Each waits for earlier ones at most (their conversion, their turn), which blocks that
+    // run have taken.
     barrier_wait(&shared.tile_empty[tile_turn.index()], tile_turn.phase() ^ 1);
     volatile Tile& tile = shared.tile[tile_turn.index()];
     const volatile Tile& last = shared.tile[tile_turn.index() ^ 1];
@@ -74,7 +75,7 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
     tile.loads = last.loads + (last.steps > 0);
     const bool end = tile.number >= p.tiles;
     if (!end && p.done != nullptr && tile.segment_end > 0) {
-      // What had its place before has to be through.
+      // The blocks of sums that had the tile's places before must be converted.
       for (int s = tile.segment; s < tile.segment_end; ++s) {
         while (load_acquire(p.converted + s) < p.segment) __nanosleep(200);
       }
@@ -84,7 +85,7 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
     ++tile_turn.number;
     if (end) return;
     if (tile.steps > 0) {
-      // Where the sequence begins, as the maps see it (map_rows).
+      // Returns where the sequence begins, as the maps see it (map_rows).
       const auto first_key = [&] {
         return (packed ? static_cast<int>(p.problem.k_len) - tile.k_len : 0) + tile.n * kN;
       };
@@ -100,7 +101,7 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
                       tile.kv_head, own_key(), key_entry());
         }
       };
-      // In the order in which places get free.
+      // Loads go in the order in which places get free.
       if constexpr (kKeyPlaces > 1 || kPair) {
         load_keys();
       } else {

@@ -11,17 +11,17 @@
 
 namespace fk::cuda_sm90::backward {
 
-// One key block of one key head. Its query blocks are taken one after another, of each those of all
-// heads of the group.
+// A tile is one key block of one key head. Its query blocks are taken one after another, and in
+// each those of all heads of the group.
 struct alignas(16) ListedTile {
   int number;  // p.tiles or more: nothing more to do
   int batch, kv_head, n;
   int q_begin, q_len, k_begin, k_len;
-  int m_first, m_end;          // query blocks that see it
-  int plain_first, plain_end;  // those of them whose every query sees every key
-  int steps;                   // query blocks of all heads of the group
-  int slot;                    // of the sequence's first query block in the workspace
-  int head;                    // the key head's number in the batch
+  int m_first, m_end;                // query blocks that see it
+  int unmasked_first, unmasked_end;  // those of them whose every query sees every key
+  int steps;                         // query blocks of all heads of the group
+  int slot;                          // of the sequence's first query block in the workspace
+  int head;                          // the key head's number in the batch
   int sum;                   // place of the first block of sums (Params) of this sequence and head
   int segment, segment_end;  // of blocks of sums that had these places before (Params::converted)
 };
@@ -31,13 +31,13 @@ struct Tile : ListedTile {
 };
 static_assert(sizeof(Tile) > sizeof(ListedTile), "`loads` is not listed");
 
-// Whether the call is of packed sequences, by what the kernel is made for.
+// Returns whether the call is of packed sequences, by what the kernel is made for.
 template <Kind kKind>
 __device__ __forceinline__ bool is_packed(const Params& p) {
   return kKind == Kind::kPacked || (kKind != Kind::kBatch && p.problem.packed);
 }
 
-// Where packed sequence b begins. Offsets rise (list_tiles).
+// Returns where packed sequence b begins. Offsets rise (list_tiles).
 __device__ __forceinline__ int query_begin(const attention::Problem& p, int b) {
   return p.cu_q[b * p.cu_q_stride];
 }
@@ -45,7 +45,7 @@ __device__ __forceinline__ int key_begin(const attention::Problem& p, int b) {
   return p.cu_k[b * p.cu_k_stride];
 }
 
-// Of heads with `row` tiles and `blocks` blocks of sums each, behind which `after` tiles come.
+// Orders heads with `row` tiles and `blocks` blocks of sums each, behind which `after` tiles come.
 FK_HOST_DEVICE HeadOrder order_heads(const TileParams& p, int heads, int row, int blocks,
                                      int after) {
   const int last = max(p.last_tiles - after + row - 1, 0) / row;
@@ -58,7 +58,7 @@ struct HeadTile {
 };
 __device__ __forceinline__ HeadTile find_head(const TileParams& p, HeadOrder order, uint32_t heads,
                                               uint32_t row, uint32_t t) {
-  // The first of those heads that are together, and how many.
+  // `head` is the first of those heads that are together, and `together` is how many they are.
   uint32_t together = order.last_heads, head = heads - together;
   if (t < head * row) {
     together = order.together;
@@ -72,8 +72,8 @@ __device__ __forceinline__ HeadTile find_head(const TileParams& p, HeadOrder ord
   return {static_cast<int>(head), static_cast<int>(p.descending ? row - 1 - n : n)};
 }
 
-// What follows from a tile's place in its sequence; `sum`: its place among all blocks of sums,
-// `blocks`: how many of them its head has.
+// Sets what follows from a tile's place in its sequence. `sum` is its place among all blocks of
+// sums, and its head has `blocks` of them.
 template <class AnyTile>
 __device__ __forceinline__ void describe_tile(const TileParams& p, TileSize size, int sum,
                                               int blocks, AnyTile& tile) {
@@ -83,20 +83,20 @@ __device__ __forceinline__ void describe_tile(const TileParams& p, TileSize size
     tile.sum = sum % p.ring;
     sum -= p.ring;
     tile.segment = max(sum, 0) / p.segment;
-    tile.segment_end = (sum + blocks + p.segment - 1) / p.segment;
+    tile.segment_end = ceil_div(sum + blocks, p.segment);
   }
   const int n0 = tile.n * size.keys, n1 = min(n0 + size.keys, tile.k_len);
   const int offset = tile.k_len - tile.q_len;
   const int first = max(0, n0 - p.right - offset);
   const int end = n0 < tile.k_len ? min(tile.q_len, n1 + p.left - offset) : 0;
   tile.m_first = first / size.queries;
-  tile.m_end = end > first ? (end + size.queries - 1) / size.queries : tile.m_first;
+  tile.m_end = end > first ? ceil_div(end, size.queries) : tile.m_first;
   tile.steps = (tile.m_end - tile.m_first) * p.group;
-  // Queries that are not there need no mask: their P is 0.
-  tile.plain_first = (max(0, n1 - 1 - p.right - offset) + size.queries - 1) / size.queries;
+  // Queries that are not there need no mask, since their P is 0.
+  tile.unmasked_first = ceil_div(max(0, n1 - 1 - p.right - offset), size.queries);
   const int seen_end = n0 + p.left - offset + 1;  // queries before this one see key n0
-  tile.plain_end = seen_end >= tile.q_len ? kFar : max(0, seen_end) / size.queries;
-  if (n0 + size.keys > tile.k_len) tile.plain_end = 0;
+  tile.unmasked_end = seen_end >= tile.q_len ? kFar : max(0, seen_end) / size.queries;
+  if (n0 + size.keys > tile.k_len) tile.unmasked_end = 0;
 }
 
 // The last packed sequences under a causal mask, if they are short, have their tiles taken
@@ -108,7 +108,7 @@ struct Last {
   int rows[kLastSequences];  // key blocks, by sequence from the last but 15 on; 0: is not of those
 };
 
-// A warp.
+// A whole warp calls this.
 __device__ __forceinline__ void find_last(const attention::Problem& problem, const TileParams& p,
                                           TileSize size, int total, Last& last) {
   const int batch = static_cast<int>(problem.batch);
@@ -116,8 +116,8 @@ __device__ __forceinline__ void find_last(const attention::Problem& problem, con
   int rows = 0;
   bool fits = false;
   if (i < kLastSequences && b >= 0) {
-    rows = (key_begin(problem, b + 1) - key_begin(problem, b) + size.keys - 1) / size.keys;
-    // Their sums must not get into each other's way.
+    rows = ceil_div(key_begin(problem, b + 1) - key_begin(problem, b), size.keys);
+    // The sums of these sequences must not get into each other's way.
     const int slots = p.slots - query_begin(problem, b) / size.queries - b;
     fits = slots * p.kv_heads * p.group <= p.most_together;
   }
@@ -137,7 +137,7 @@ __device__ __forceinline__ void find_last(const attention::Problem& problem, con
 }
 
 // Writes down the tiles of packed sequences in the order in which blocks take them. All threads of
-// each of `parts` blocks.
+// each of `parts` blocks take part.
 template <int kBlockThreads>
 __device__ __forceinline__ void list_tiles(const attention::Problem& problem, const TileParams& p,
                                            TileSize size, ListedTile* list, int part, int parts) {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void list_tiles(const attention::Problem& problem, co
   const int batch = static_cast<int>(problem.batch), heads = p.kv_heads;
   const int thread = threadIdx.x, lane = thread % 32;
   const auto rows_of = [&](int b) {
-    return (key_begin(problem, b + 1) - key_begin(problem, b) + size.keys - 1) / size.keys;
+    return ceil_div(key_begin(problem, b + 1) - key_begin(problem, b), size.keys);
   };
   if (thread == 0) sum = 0;
   bool rise = query_begin(problem, 0) == 0 && query_begin(problem, batch) <= problem.q_len &&
@@ -163,7 +163,7 @@ __device__ __forceinline__ void list_tiles(const attention::Problem& problem, co
   __syncthreads();
   const int total = rise ? sum : 0;
   if (thread < 32) find_last(problem, p, size, total, last);
-  // Behind the last: nothing to do. If offsets do not rise, nothing at all.
+  // Behind the last tile there is nothing to do. If offsets do not rise, there is nothing at all.
   for (int i = total * heads + part * kBlockThreads + thread; i <= p.tiles;
        i += parts * kBlockThreads) {
     list[i].number = rise ? p.tiles : p.tiles + 1;
@@ -227,8 +227,8 @@ __device__ __forceinline__ void list_tiles(const attention::Problem& problem, co
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Tile t of a batch. All that it writes is in shared memory: the registers of the one thread that
-// calls it are few.
+// Finds tile t of a batch. All that it writes is in shared memory, since the registers of the one
+// thread that calls it are few.
 template <int kM, int kN>
 __device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile& tile) {
   tile.number = t;
@@ -257,7 +257,7 @@ __device__ __forceinline__ void find_tile(const Params& p, int t, volatile Tile&
   }
 }
 
-// The query block a tile begins with.
+// Returns the query block a tile begins with.
 __device__ __forceinline__ int first_block(const Params& p, const volatile Tile& tile) {
   return p.m_step > 0 ? tile.m_first : tile.m_end - 1;
 }

@@ -34,10 +34,11 @@ struct alignas(1024) PairTiles {
   uint16_t ds[2][kM * kN];     // by keys: those of the first block, of the second
   uint4 p[2][kM * kRows / 8];  // weights of dP - delta: float16, in the order of the registers
   float stats[2][2 * kM];      // -lse * log2(e), delta
-  // stage_empty: the second warpgroup, which needs a query block last, is done with it.
+  // stage_empty says that the second warpgroup, which needs a query block last, is done with it.
   uint64_t q_full[2], stage_empty[2], dout_full[2], dout_empty[2];
   uint64_t k_full[1], k_empty[1], v_full, v_empty, half_full, half_empty;
-  // ds_came: that of the other block; ds_empty: both blocks are done with this one's.
+  // ds_came belongs to the dS of the other block, and ds_empty says that both blocks are done with
+  // this one's.
   uint64_t p_full[2], p_empty[2], ds_full[2], ds_empty[2], ds_came[2];
   uint64_t tile_full[2], tile_empty[2], tile_read, number_full[2], number_empty[2];
   int number[2];  // of a tile: the first block takes it for both
@@ -77,7 +78,7 @@ __device__ __forceinline__ void init_barriers(PairTiles<kD, kE>& shared) {
   fence_barrier_init_cluster();
 }
 
-// The number of the next tile, the same for both blocks.
+// Returns the number of the next tile, the same for both blocks.
 template <int kD, int kE>
 __device__ __forceinline__ int next_number(const Params& p, PairTiles<kD, kE>& shared,
                                            const Turn& turn) {
@@ -96,7 +97,7 @@ __device__ __forceinline__ int next_number(const Params& p, PairTiles<kD, kE>& s
   return t;
 }
 
-// Half of the columns of the tile's K, from row `key` of entry `entry` of the map on.
+// Loads half of the columns of the tile's K, from row `key` of entry `entry` of the map on.
 template <int kD, int kE>
 __device__ __forceinline__ void load_half(const Params& p, PairTiles<kD, kE>& shared,
                                           const volatile Tile& tile, int key, int entry) {
@@ -118,7 +119,7 @@ __device__ __forceinline__ void add_floats(float* to, float a, float b, float c,
                : "memory");
 }
 
-// To another block's shared memory; completes on a barrier there.
+// Copies to another block's shared memory, and completes on a barrier there.
 __device__ __forceinline__ void bulk_copy_remote(uint32_t to, const void* from, uint32_t bytes,
                                                  uint32_t barrier) {
   asm volatile(
@@ -128,7 +129,7 @@ __device__ __forceinline__ void bulk_copy_remote(uint32_t to, const void* from, 
       : "memory");
 }
 
-// The first two warpgroups.
+// The first two warpgroups do this.
 template <class T, class SharedMemory, Kind kKind, bool kSecond>
 struct PairConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
   using Base = WideProducts<T, SharedMemory, kKind, kSecond>;
@@ -138,7 +139,7 @@ struct PairConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
   using typename Base::Keys;
   using typename Base::Walk;
 
-  // dS to the same place of the other block.
+  // Sends dS to the same place of the other block.
   __device__ __forceinline__ void send_gradients() {
     named_barrier_sync(1, 128);
     if (warp != 0 || lane != 0) return;
@@ -149,7 +150,8 @@ struct PairConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
                      remote_address(&shared.ds_came[now], other));
   }
 
-  // One pair of blocks. S or dP of this one is there; at the end that of the next is.
+  // Takes one pair of blocks. S or dP of this pair is there at the beginning, and that of the next
+  // at the end.
   __device__ __forceinline__ void step(const Tile& tile, Walk& walk, const Keys& keys, bool last,
                                        float (&s)[kM / 2], float (&sum)[kWidth / 2]) {
     const int now = stage.index();
@@ -162,8 +164,8 @@ struct PairConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
       this->advance(walk, tile);
     }
     ++stage.number;
-    // What is multiplied after the last step is of whatever stands there, and not used: the
-    // compiler would have multiplications under a condition wait for each other.
+    // What is multiplied after the last step is whatever stands there, and is not used.
+    // Multiplications under a condition would have the compiler make them wait for each other.
     multiply_next(s, keys, !last);
     warpgroup_wait<1>();
     keep_registers(sum);
@@ -203,7 +205,7 @@ struct PairConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
   }
 };
 
-// The third: dQ.
+// The third warpgroup makes dQ.
 template <class T, class SharedMemory, Kind kKind>
 struct PairQueries : Warpgroup<T, SharedMemory, kKind> {
   using Base = Warpgroup<T, SharedMemory, kKind>;
@@ -213,7 +215,7 @@ struct PairQueries : Warpgroup<T, SharedMemory, kKind> {
   using typename Base::Shared;
   using typename Base::Walk;
 
-  // Adds a part of dQ to the sum, from registers: there is nothing else to do meanwhile.
+  // Adds a part of dQ to the sum, from registers, since there is nothing else to do meanwhile.
   __device__ __forceinline__ void add(const float (&dq)[Shared::kHalf / 2], const Tile& tile,
                                       int block, int part) {
     if (p.sum == nullptr) return;
@@ -309,7 +311,7 @@ __global__ void __launch_bounds__(PairTiles<kD, kE>::kThreads, 1)
     PairQueries<T, Shared, kKind>{{p, shared, 2, warp % 4, lane}}.run();
     if (p.done != nullptr) convert_blocks<T, kKind, 4>(p, shared);
   }
-  // The other block may still write here.
+  // The other block may still write to this one's shared memory.
   __syncwarp();
   cluster_arrive();
   cluster_wait();

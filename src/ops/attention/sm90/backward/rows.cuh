@@ -28,7 +28,7 @@ struct RowParams : TileParams {
   float scale;
 };
 
-// Which rows a slot of the workspace holds.
+// Says which rows a slot of the workspace holds.
 struct Rows {
   int64_t batch;
   int begin;
@@ -38,13 +38,13 @@ struct Rows {
 
 constexpr int kRowThreads = 256;
 
-// Where packed sequence b begins, inside the tensor whatever the offset says.
+// Returns where packed sequence b begins, inside the tensor whatever the offset says.
 __device__ __forceinline__ int begin_of(const RowParams& p, int b) {
   return min(max(query_begin(p.problem, b), 0), static_cast<int>(p.problem.q_len));
 }
 
-// The last packed sequence b with before(b), which is so of all up to that one. All threads of a
-// block.
+// Returns the last packed sequence b with before(b), which holds for all up to that one. All
+// threads of a block call it.
 template <class Before>
 __device__ __forceinline__ int last_sequence(const RowParams& p, Before before) {
   const int batch = static_cast<int>(p.problem.batch);
@@ -58,7 +58,7 @@ __device__ __forceinline__ int last_sequence(const RowParams& p, Before before) 
   return last;
 }
 
-// All threads of a block.
+// All threads of a block call this.
 template <int kM>
 __device__ __forceinline__ Rows rows_of(const RowParams& p, int slot) {
   if (!p.problem.packed) {
@@ -73,16 +73,17 @@ __device__ __forceinline__ Rows rows_of(const RowParams& p, int slot) {
   return {0, begin + row, min(end - begin - row, kM), first, end / kM + 1 - begin / kM};
 }
 
-// Place of a block among the sums (Params), if each has one.
+// Returns the place of a block among the sums (Params), if each has one.
 __device__ __forceinline__ int place_of_sum(const RowParams& p, const Rows& rows, int slot,
                                             int head) {
   const int kv_head = head / p.group, m = slot - rows.first;
   return rows.first * p.heads + (kv_head * rows.blocks + m) * p.group + head - kv_head * p.group;
 }
 
-// Packed sequences have slots of their own, whose rows are not those of the blocks of threads. The
-// slots that begin among the kM rows from `row` on: zeroes their sums. What is behind the last row
-// of a sequence, if that is one of these, is filled. `first`: the sequence of the first of them.
+// Zeroes the sums of the slots that begin among the kM rows from `row` on. Packed sequences have
+// slots of their own, whose rows are not those of the blocks of threads. What is behind the last
+// row of a sequence, if that is one of these, is filled. `first` is the sequence of the first of
+// them.
 template <int kM>
 __device__ __forceinline__ void begin_slots(const RowParams& p, int row, int head, int first) {
   const int batch = static_cast<int>(p.problem.batch), end = row + kM;
@@ -114,7 +115,7 @@ __device__ __forceinline__ void begin_slots(const RowParams& p, int row, int hea
       const int next_slot = next < batch ? behind / kM + next : p.slots;
       fill(slot, behind - begin, int64_t{kM} * (next_slot - slot));
     }
-    // Sequences before the first row, all of them if there is none.
+    // This fills for the sequences before the first row, which are all of them if there is none.
     if (row == 0 && b == first) fill(0, 0, int64_t{kM} * (behind > 0 ? first : p.slots));
   }
 }

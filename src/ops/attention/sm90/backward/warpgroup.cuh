@@ -19,9 +19,9 @@ namespace fk::cuda_sm90::backward {
 
 using namespace fk::cuda;  // NOLINT: the instructions
 
-// Tiles in shared memory as multiplications take them (cuda/wgmma.cuh): the low words of their
-// descriptors. The high words are all the same, and offsets never carry into them; with sums of 64
-// bits the compiler would leave the uniform registers.
+// Returns the low word of the descriptor of a tile in shared memory, as multiplications take them
+// (cuda/wgmma.cuh). The high words are all the same, and offsets never carry into them; with sums
+// of 64 bits the compiler would leave the uniform registers.
 __device__ __forceinline__ uint32_t low_word(uint64_t descriptor) {
   return static_cast<uint32_t>(descriptor);
 }
@@ -38,7 +38,7 @@ struct Warpgroup {
   // Registers are so few that there are none for masks and turns, nor for dQ beside dV and dK.
   static constexpr bool kTight = kD == 128 && kM == 80;
 
-  // Where the warpgroup is among the query blocks of its tile.
+  // Says where the warpgroup is among the query blocks of its tile.
   struct Walk {
     int m, block, last_block;  // blocks: places in the workspace
   };
@@ -48,7 +48,8 @@ struct Warpgroup {
   const int group, warp, lane;  // warpgroup, warp in it
   Turn stage, tile_turn;
 
-  // This warp's first row in a tile of keys: wide heads leave warpgroups the same keys.
+  // Returns this warp's first row in a tile of keys. Wide heads leave both warpgroups the same
+  // keys.
   __device__ __forceinline__ int first_row() const {
     const int part = Shared::kPair ? static_cast<int>(cluster_rank()) : Shared::kWide ? 0 : group;
     return part * 64 + warp * 16;
@@ -59,7 +60,7 @@ struct Warpgroup {
     if (lane == 0 || kEveryLaneArrives) barrier_arrive(barrier);
   }
 
-  // log2(e) times the slope of the head whose blocks in the workspace `block` is one of.
+  // Returns log2(e) times the slope of the head whose blocks in the workspace `block` is one of.
   __device__ __forceinline__ float slope_at(const Tile& tile, int block) {
     if (p.slopes.data == nullptr) return 0.f;
     const int head = tile.kv_head * p.group + (block - tile.sum) % p.group;
@@ -67,8 +68,8 @@ struct Warpgroup {
     return static_cast<const float*>(p.slopes.data)[i] * kLog2E;
   }
 
-  // Scores with features, in units of log 2: scaled, and cut by the softcap. All of them under one
-  // condition, ahead of the two forms of the exponentials.
+  // Makes scores with features, in units of log 2: scaled, and cut by the softcap. All of them go
+  // under one condition, ahead of the two forms of the exponentials.
   __device__ __forceinline__ void finish_scores(float (&s)[kM / 2]) {
     if (p.softcap > 0) {
       const cuda::attention::Softcap<true> softcap(p.scale, p.softcap, kLog2E);
@@ -80,10 +81,10 @@ struct Warpgroup {
     }
   }
 
-  // s becomes P. With features it is what finish_scores has made, and not used further, for want of
-  // registers: `packed` gets P in pairs of T, `weights` P times the derivative of the softcap in
-  // pairs of float16. The thread's elements are rows (keys) g and g + 8, columns (queries) 8 i + 2
-  // t + e.
+  // Replaces s by P. With features s is what finish_scores has made; it is not used further, for
+  // want of registers: `packed` gets P in pairs of T, `weights` P times the derivative of the
+  // softcap in pairs of float16. The thread's elements are rows (keys) g and g + 8, columns
+  // (queries) 8 i + 2 t + e.
   template <bool kMasked>
   __device__ __forceinline__ void exponentials(float (&s)[kM / 2],
                                                [[maybe_unused]] uint32_t (&packed)[kM / 4],
@@ -137,7 +138,7 @@ struct Warpgroup {
     }
   }
 
-  // To the next pair of blocks.
+  // Goes on to the next pair of blocks.
   __device__ __forceinline__ void advance(Walk& walk, const Tile& tile) {
     walk.last_block = walk.block++;
     if (walk.block == tile.sum + (walk.m + 1) * p.group) {
@@ -146,7 +147,8 @@ struct Warpgroup {
     }
   }
 
-  // The sum over key blocks in their order: this part of the one before has to be done.
+  // Waits until the key block before has added this part, where the sum goes over key blocks in
+  // their order.
   __device__ __forceinline__ void wait_for_turn(const int* turn, const Tile& tile, int block) {
     const int m = (block - tile.sum) / p.group;
     const int offset = tile.k_len - tile.q_len;
@@ -251,7 +253,7 @@ struct Warpgroup {
   }
 };
 
-// What a block begins with; all its threads. Returns its shared memory.
+// Begins a block, with all its threads, and returns its shared memory.
 template <class Shared>
 __device__ __forceinline__ Shared& begin_block(const Params& p) {
   extern __shared__ __align__(1024) uint8_t storage[];
@@ -274,7 +276,7 @@ __device__ __forceinline__ Shared& begin_block(const Params& p) {
   return shared;
 }
 
-// What the first warpgroup does: one thread brings tiles, other warps make dq of finished sums.
+// The first warpgroup does this: one thread brings tiles, and other warps make dq of finished sums.
 template <class T, Kind kKind, class Shared>
 __device__ __forceinline__ void serve_block(const Params& p, Shared& shared) {
   give_registers<Shared::kServeRegisters>();

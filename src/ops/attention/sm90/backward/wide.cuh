@@ -32,7 +32,7 @@ struct alignas(1024) WideTiles {
   static constexpr int kD = kHeadSize, kM = 64, kN = keys_a_block(kD), kRows = kN;
   static constexpr int kPanels = kD / 64, kValuePanels = kPanels;
   static constexpr int kKeyPlaces = 1, kDoutPlaces = kD > 192 ? 1 : 2;
-  // Each part of dQ has a place of its own, if there is room, or else each warp.
+  // Each part of dQ has a place of its own if there is room, or else each warp has one.
   static constexpr int kDqPlaces = kD > 192 ? kConsumerWarps : dq_parts(kD);
   uint16_t k[kKeyPlaces][kN * kD];
   uint16_t v[kN * kD];
@@ -42,7 +42,7 @@ struct alignas(1024) WideTiles {
   uint4 p[2][kM * kN / 8];  // weights of dP - delta: float16, in the order of the registers
   float dq[kDqPlaces][kM * 16];
   float stats[2][2 * kM];  // -lse * log2(e), delta
-  // stage_empty: the second warpgroup, which needs a query block last, is done with it.
+  // stage_empty says that the second warpgroup, which needs a query block last, is done with it.
   uint64_t q_full[2], stage_empty[2], dout_full[2], dout_empty[2];
   uint64_t k_full[2], k_empty[2], v_full, v_empty;
   uint64_t p_full[2], p_empty[2], ds_full[2], ds_empty[2];
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// kSecond: which of the two warpgroups. SharedMemory: WideTiles, or PairTiles
+// kSecond says which of the two warpgroups this is. SharedMemory is WideTiles, or PairTiles
 // (sm90/backward/pair.cuh).
 template <class T, class SharedMemory, Kind kKind, bool kSecond>
 struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
@@ -121,12 +121,13 @@ struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
   static constexpr int kD = Shared::kD, kE = Shared::kValuePanels * 64, kRows = Shared::kRows;
   static constexpr int kDepth = kSecond ? kE : kD;  // of the product of keys and queries
   static constexpr int kWidth = kSecond ? kD : kE;  // of dK or dV
-  // Times 16 columns of K or V in registers.
+  // So many times 16 columns of K or V are in registers.
   static constexpr int kHeld = Shared::kPair ? (kSecond ? 5 : 12) : kD > 192 ? 0 : 8;
   using DoutRing = Ring<Shared::kDoutPlaces>;
 
-  // The tile's K or V, as the first operand of S or dP: the low word of its descriptor, and as many
-  // columns as there is room for in registers, since shared memory is what is busiest.
+  // The tile's K or V is the first operand of S or dP. It is given by the low word of its
+  // descriptor, and by as many columns as there is room for in registers, since shared memory is
+  // what is busiest.
   struct Keys {
     uint32_t low;
     uint32_t rows[kHeld == 0 ? 1 : kHeld][4];
@@ -142,11 +143,11 @@ struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
     }
   }
 
-  // K Q^T or V dO^T.
+  // Computes K Q^T or V dO^T.
   __device__ __forceinline__ void multiply_scores(float (&s)[kM / 2], const Keys& keys,
                                                   const uint16_t* b) {
     const uint32_t b0 = low_word(k_major(b));
-    // What is added is 0, but else all descriptors would be kept in registers.
+    // This adds 0, but without it all descriptors would be kept in registers.
     const uint32_t a0 = keys.low + (stage.number >> 31);
     warpgroup_fence();
 #pragma unroll
@@ -161,14 +162,14 @@ struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
     warpgroup_commit();
   }
 
-  // 16 queries from number 16 * k on.
+  // Multiplies 16 queries from number 16 * k on.
   __device__ __forceinline__ void multiply_sum(float (&d)[kWidth / 2], const uint32_t (&a)[4],
                                                const uint16_t* b, int k) {
     multiply<T, Major::kOuter>(d, a, descriptor(low_word(outer_major(b, kM * 128)), k * 2048),
                                true);
   }
 
-  // S or dP of the stage that is next.
+  // Computes S or dP of the stage that is next.
   __device__ __forceinline__ void multiply_next(float (&s)[kM / 2], const Keys& keys, bool there) {
     if constexpr (kSecond) {
       const DoutRing ring{stage.number};
@@ -182,16 +183,16 @@ struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
     }
   }
 
-  // P of the scores, to the second warpgroup and into dV.
+  // Makes P of the scores, for the second warpgroup and for dV.
   __device__ __forceinline__ void use_scores(float (&s)[kM / 2], float (&dv)[kWidth / 2],
                                              const Tile& tile, const Walk& walk) {
     const int now = stage.index();
     [[maybe_unused]] uint32_t packed[kM / 4], weights[kM / 4];
-    // Early: weights leave as they are made.
+    // With features the wait comes early, because weights leave as they are made.
     if constexpr (kFeatures) barrier_wait(&shared.p_empty[now], stage.phase() ^ 1);
     const float slope = kFeatures ? this->slope_at(tile, walk.block) : 0.f;
     if constexpr (kFeatures) this->finish_scores(s);
-    if (walk.m >= tile.plain_first && walk.m < tile.plain_end) {
+    if (walk.m >= tile.unmasked_first && walk.m < tile.unmasked_end) {
       this->template exponentials<false>(s, packed, weights, shared.stats[now], tile, walk.m * kM,
                                          slope);
     } else {
@@ -222,7 +223,7 @@ struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
     warpgroup_commit();
   }
 
-  // dS of dP and P, to both warpgroups and into dK.
+  // Makes dS of dP and P, for both warpgroups and for dK.
   __device__ __forceinline__ void use_gradients(const float (&dp)[kM / 2],
                                                 float (&dk)[kWidth / 2]) {
     const int now = stage.index();
@@ -257,7 +258,7 @@ struct WideProducts : Warpgroup<T, SharedMemory, kKind> {
     release(&shared.ds_full[now]);
   }
 
-  // All tiles, each by `run_tile`.
+  // Takes all tiles, each by `run_tile`.
   template <class RunTile>
   __device__ __forceinline__ void run(const RunTile& run_tile) {
     while (true) {
@@ -288,11 +289,12 @@ struct WideConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
   using typename Base::Keys;
   using typename Base::Shared;
   using typename Base::Walk;
-  // Panels of dQ, of 64 columns: of three the second warpgroup, which has no exponentials, has two.
+  // dQ has panels of 64 columns. Of three, the second warpgroup, which has no exponentials, has
+  // two.
   static constexpr int kFirstPanel = kSecond ? kD / 128 : 0;
   static constexpr int kDqPanels = kSecond ? (kD + 64) / 128 : kD / 128;
 
-  // 64 columns of dQ, transposed; a: the low word of the descriptor of K^T.
+  // Computes 64 columns of dQ, transposed. a is the low word of the descriptor of K^T.
   __device__ __forceinline__ void multiply_dq(float (&dq)[kM / 2], uint32_t a, const uint16_t* ds,
                                               int panel) {
     const uint32_t b0 = low_word(k_major(ds));
@@ -314,8 +316,8 @@ struct WideConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
         dq, tile, block, part, shared.dq[kOwn ? part : (kSecond ? 4 : 0) + warp]);
   }
 
-  // One pair of blocks. S or dP of this one is there; at the end that of the next is, and dQ of the
-  // one before is added up.
+  // Takes one pair of blocks. S or dP of this pair is there at the beginning. At the end that of
+  // the next is, and dQ of the one before is added up.
   template <bool kFirst>
   __device__ __forceinline__ void step(const Tile& tile, Walk& walk, const Keys& keys,
                                        uint32_t k_transposed, bool last, float (&s)[kM / 2],
@@ -345,8 +347,8 @@ struct WideConsumer : WideProducts<T, SharedMemory, kKind, kSecond> {
       keep_registers(dq[0]);
       add_dq(dq[0], tile, walk.last_block, 0);
     }
-    // What is multiplied after the last step is of whatever stands there, and not used: the
-    // compiler would have multiplications under a condition wait for each other.
+    // What is multiplied after the last step is whatever stands there, and is not used.
+    // Multiplications under a condition would have the compiler make them wait for each other.
     multiply_next(s, keys, !last);
     if constexpr (!kFirst) {
       warpgroup_wait<1>();
