@@ -7,11 +7,11 @@
 // From sm_80 on, copies of the slices ahead (cp.async) run while one is multiplied. Turing has
 // none: there the slice ahead waits in registers. Slices are 64 bytes of K (portable_operand.cuh).
 //
-// float is multiplied as two numbers of 11 bits each, x = high + low, in four products of the tensor
-// cores. `low` is rounded by no more than 2^-23 of x; without low low, which may be 2^-22 of a term,
-// errors would be two to three times those of float arithmetic where K is small. Tensor cores cut
-// off the last bits of their sums, so these run over 64 of K only, and are added up in float
-// outside. An infinite input gives NaN.
+// float is multiplied as two numbers of 11 bits each, x = high + low, in four products of the
+// tensor cores. `low` is rounded by no more than 2^-23 of x; without low low, which may be 2^-22 of
+// a term, errors would be two to three times those of float arithmetic where K is small. Tensor
+// cores cut off the last bits of their sums, so these run over 64 of K only, and are added up in
+// float outside. An infinite input gives NaN.
 #pragma once
 
 #include "cuda/gemm/portable_epilogue.cuh"
@@ -243,10 +243,10 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
 #pragma unroll
     for (int i = 0; i < kR * 2 * kC * 2; ++i) {
       const int r = i / (4 * kC), c = i / 2 % (2 * kC), half = i % 2;
-      float* const to =
+      const float* const to =
           staged.at(warp_row + 16 * r + 8 * half + lane / 4, warp_column + 8 * c + 2 * (lane % 4));
-      *reinterpret_cast<float2*>(to) =
-          make_float2(sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
+      // As one instruction, of which the compiler would make two here and there.
+      store_shared(shared_address(to), sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
     }
     __syncthreads();
     staged.template finish<T, Plan::kThreads>(a, row, column);
