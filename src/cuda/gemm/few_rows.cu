@@ -109,7 +109,9 @@ __global__ void __launch_bounds__(FewRows::kThreads)
         for (int e = 0; e < kBlocks; ++e) ahead[j].x[e] = take(x[e], k);
       }
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) ahead[j].multiply(sum);
+      for (int j = 0; j < kAhead; ++j) {
+        if (step_of(i, j) < last) ahead[j].multiply(sum);
+      }
     }
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {

@@ -243,10 +243,10 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
 #pragma unroll
     for (int i = 0; i < kR * 2 * kC * 2; ++i) {
       const int r = i / (4 * kC), c = i / 2 % (2 * kC), half = i % 2;
-      float* const to =
+      const float* const to =
           staged.at(warp_row + 16 * r + 8 * half + lane / 4, warp_column + 8 * c + 2 * (lane % 4));
-      *reinterpret_cast<float2*>(to) =
-          make_float2(sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
+      // As one instruction, of which the compiler would make two here and there.
+      store_shared(shared_address(to), sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
     }
     __syncthreads();
     staged.template finish<T, Plan::kThreads>(a, row, column);
