@@ -123,4 +123,6 @@ def test_large_launches_are_those_of_the_chip():
         for causal in (False, True):
             out = fk.attention(*leaves, causal=causal)
             torch.autograd.grad(out, leaves, torch.zeros_like(out))
-    assert [[launch["grid"], launch["block"]] for launch in made] == list(on_chip.values())
+    # ncu was not asked for the kernel that makes dq bfloat16.
+    listed = [launch for launch in made if "convert_kernel" not in launch["name"]]
+    assert [[launch["grid"], launch["block"]] for launch in listed] == list(on_chip.values())
