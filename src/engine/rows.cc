@@ -8,6 +8,7 @@
 
 #include "cpu/foreach_target.h"
 #include "cpu/simd.h"
+#include "cpu/simd_activations.h"
 #include "engine/kernels.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -117,16 +118,8 @@ void add_norm_row(float* x, const float* add, const float* weight, const float* 
 // See `activate` in engine/kernels.h.
 void activate_row(const float* gate, const float* up, bool silu, int64_t n, float* out) {
   const F32 d;
-  const auto one = hn::Set(d, 1.0f);
-  // Both functions are x * sigmoid(z): silu has z = x, gelu's tanh formula has z = 2 sqrt(2 / pi)
-  // (x + 0.044715 x^3).
   const auto f = [&](auto x) HWY_ATTR {
-    auto z = x;
-    if (!silu) {
-      const auto cubic = hn::MulAdd(hn::Mul(hn::Set(d, 0.044715f), hn::Mul(x, x)), x, x);
-      z = hn::Mul(hn::Set(d, 1.5957691216f), cubic);
-    }
-    return hn::Div(x, hn::Add(one, Exp(d, hn::Neg(z))));
+    return silu ? Activate<Activation::kSilu>(d, x) : Activate<Activation::kGeluTanh>(d, x);
   };
   int64_t i = whole_vectors(n, [&](int64_t j) HWY_ATTR {
     auto v = f(hn::LoadU(d, gate + j));

@@ -221,7 +221,7 @@ COUNTS = [
     ("max", "bwd", sizes(rows=2, cols=3), 4, 24 + 16, 24, 12, 0),
     ("cross_entropy", "fwd", sizes(rows=2, cols=3), 4, 24 + 8, 4, 24, 0),
     ("cross_entropy", "bwd", sizes(rows=2, cols=3), 4, 24 + 8 + 16, 24, 18, 0),
-    # 2 rows of 3 by 5 rows of 3, without and with 5 biases and an activation (its argument kept).
+    # 2 rows of 3 by 5 rows of 3, without and with 5 biases and an activation whose input was kept.
     ("linear", "fwd", sizes(M=2, K=3, N=5), 2, 12 + 30, 20, 60, 0),
     ("linear", "bwd", sizes(M=2, K=3, N=5), 2, 12 + 30 + 20, 12 + 30, 120, 0),
     ("linear", "fwd", sizes(M=2, K=3, N=5, activation="gelu_tanh"), 2, 42 + 10, 20, 60, 0),

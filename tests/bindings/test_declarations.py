@@ -8,6 +8,7 @@ import sampling
 from flashkernel import _shapes
 from flashkernel._declarations import OPS, Op
 from flashkernel._fields import field_of
+from flashkernel._output_shapes import ShapeWriter
 from flashkernel._shapes import Dim
 
 
@@ -78,7 +79,7 @@ def test_a_size_is_told_by_the_tensor_that_has_it_rather_than_by_a_product():
         b=("input", [["H"]], {"type": "P[H]"}),
         y=("output", [["H"]], {"type": "P[H]"}),
     )
-    assert op._source_of("H", [])[0] == "b.shape[0]"
+    assert ShapeWriter(op, []).size("H")[0] == "b.shape[0]"
 
 
 def test_last_dims_that_may_be_missing():

@@ -27,6 +27,7 @@ from ._library import num_threads as num_threads
 from ._library import set_cpu_target as set_cpu_target
 from ._library import set_num_threads as set_num_threads
 from ._model import Tokenizer as Tokenizer
+from ._packed import PackedLinear as PackedLinear
 
 __version__: str
 
@@ -212,6 +213,26 @@ def linear(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = No
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None) -> Tensor: ...
 @overload
 def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | None = None) -> Array: ...
+
+@overload
+def gated_linear(x: NDArray[Any], w_gate: NDArray[Any], w_up: NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> NDArray[Any]:
+    """y = act(x w_gate^T) * (x w_up^T): a gated linear layer (SwiGLU with silu, GeGLU with gelu), both
+    products in one pass. Without w_up, w_gate holds both, the gate's rows first.
+
+    Arguments
+      x: T[..., K]: activations
+      w_gate: P[2*N, K] (without the factor where w_up is given): a row for each column of the gate, then of the up
+      w_up: P[N, K], optional: a row for each output column
+      activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of the gate
+      recompute: boolean: the backward computes gate and up again, rather than the forward keeping them
+
+    Returns
+      y: T[..., N]: output
+    """
+@overload
+def gated_linear(x: Tensor, w_gate: Tensor, w_up: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> Tensor: ...
+@overload
+def gated_linear(x: Array, w_gate: Array, w_up: Array | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> Array: ...
 
 @overload
 def linear_cross_entropy(x: NDArray[Any], weight: NDArray[Any], targets: NDArray[Any], *, bias: NDArray[Any] | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[False] = False) -> NDArray[Any]:
@@ -510,6 +531,7 @@ def logsumexp(x: Array, axis: SupportsIndex = -1) -> Array: ...
 __all__ = [
     "Error",
     "Model",
+    "PackedLinear",
     "Tokenizer",
     "build_info",
     "force_implementation",
@@ -523,6 +545,7 @@ __all__ = [
     "cross_entropy",
     "gated_ssm",
     "linear",
+    "gated_linear",
     "linear_cross_entropy",
     "merge_attention_states",
     "rms_norm",

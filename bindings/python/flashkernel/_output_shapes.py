@@ -11,9 +11,10 @@ from ._shapes import block_count, has_leading_dims, move_back, move_last
 def output_shapes_of(op):
     """Op.output_shapes, for the op."""
     names = ", ".join(f.name for f in op.arguments)
-    writer = _Writer(op)
+    lines: list[str] = []
+    writer = ShapeWriter(op, lines)
     results = [writer.shape(f) for f in op.outputs]
-    body = "\n".join(f"    {line}" for line in writer.lines)
+    body = "\n".join(f"    {line}" for line in lines)
     return compile_function(
         f"def output_shapes({names}):\n{body}\n    return ({', '.join(results)},)",
         "output_shapes",
@@ -23,12 +24,13 @@ def output_shapes_of(op):
     )
 
 
-class _Writer:
-    """Python expressions for the shapes of an op's outputs, and the lines that these need ahead."""
+class ShapeWriter:
+    """Python expressions for sizes and shapes in a call of an op, by the names of its arguments.
+    The lines that they need ahead are appended to `lines`."""
 
-    def __init__(self, op):
+    def __init__(self, op, lines: list[str]):
         self.op = op
-        self.lines: list[str] = []
+        self.lines = lines
 
     def shape(self, output: Field) -> str:
         """Python for the shape of an output."""
@@ -55,7 +57,7 @@ class _Writer:
         for dim in output.shapes[index]:
             source = "", None
             if dim.symbol:
-                source = self._size(dim.symbol, index, output.form)
+                source = self.size(dim.symbol, index, output.form)
             if source is None:
                 return "None"
             expression, from_field = source
@@ -69,7 +71,7 @@ class _Writer:
             shape = f"None if {name} is None else {shape}"
         return f"({shape})"
 
-    def _size(self, symbol: str, alternative: int = 0, form: str = ""):
+    def size(self, symbol: str, alternative: int = 0, form: str = ""):
         """(Python expression, field) for a symbol's size: from an attribute of its name, else from
         the first input that has it, required ones first, among those whose shape has one spelling
         or, in the alternative of this number of this form, the symbol."""
@@ -118,7 +120,7 @@ class _Writer:
 
     def _size_unless_given(self, symbol: str) -> str:
         """Python for the size of a symbol that has another's unless an optional input tells it."""
-        expression, _ = self._size(self.op.size_unless_given[symbol])
+        expression, _ = self.size(self.op.size_unless_given[symbol])
         for f in self.op.inputs:
             for position, dim in enumerate(f.shapes[0] if len(f.shapes) == 1 else ()):
                 if dim.symbol == symbol and dim.tells_size:

@@ -73,12 +73,23 @@ void product_block(const ProductJob& job, int64_t worker, int64_t item) {
 }
 
 void product_of_few_rows(const ProductJob& job, int64_t item) {
-  multiply_few_rows(job.product, job.scratch, item,
-                    [&](const SumsBlock& block) { job.finish(job.finish_job, block); });
+  const auto finish = [&](const SumsBlock& block) { job.finish(job.finish_job, block); };
+#if FK_CPU_BFLOAT16_TARGET
+  if (few_rows_take_pairs(job.product)) {
+    return multiply_few_rows_of_pairs(job.product, reinterpret_cast<const uint16_t*>(job.scratch),
+                                      item, finish);
+  }
+#endif
+  multiply_few_rows(job.product, job.scratch, item, finish);
 }
 
 void product_few_rows_of_a(const ProductJob& job) {
   const Product& p = job.product;
+#if FK_CPU_BFLOAT16_TARGET
+  if (few_rows_take_pairs(p)) {
+    return pack_few_rows_of_pairs(p, reinterpret_cast<uint16_t*>(job.scratch));
+  }
+#endif
   pack_rows(p.a, p.rows, p.depth, job.scratch, padded_columns(p.depth));
 }
 

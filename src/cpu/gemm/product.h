@@ -102,6 +102,8 @@ void multiply_block(const Product& p, const ProductBlocks& blocks, const Product
   const int64_t panel = p.panels != nullptr ? p.panels->panel : detail::tile_columns();
   const int64_t width = padded_columns(columns);
   const int64_t all = p.twin ? 2 * width : width;  // columns of sums: the twin's behind the others
+  // Few rows wait for memory anyway, and can be summed in shorter stretches.
+  const int64_t stretch = rows <= kFewRows ? kSumDepth / 4 : kSumDepth;
   const auto width_of = [&](int64_t c) { return std::min(panel, width - c % width); };
   const auto next = [&](int64_t c) { return c + width_of(c); };
   const auto add_product = [&](const MatrixView& left, const MatrixView& right, bool add) HWY_ATTR {
@@ -124,9 +126,9 @@ void multiply_block(const Product& p, const ProductBlocks& blocks, const Product
           }
           const MatrixC sums{scratch.sums + r * all + c, all};
           const MatrixC part{scratch.part, width_of(c)};
-          for (int64_t i = 0; i < depth; i += kSumDepth) {
+          for (int64_t i = 0; i < depth; i += stretch) {
             const bool first = k + i == 0 && !add;
-            multiply(some, width_of(c), std::min(kSumDepth, depth - i),
+            multiply(some, width_of(c), std::min(stretch, depth - i),
                      {a.data + i * a.column, a.row, a.column}, b.from(i), first ? sums : part,
                      Keep::kNothing);
             if (!first) detail::add_rows(part, some, width_of(c), sums);

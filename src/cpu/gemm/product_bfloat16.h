@@ -199,6 +199,96 @@ void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
                    p.twin ? scratch.sums + width : nullptr});
 }
 
+// Whether a product of few rows is one of pairs: both operands run along K, as the instruction
+// takes them.
+HWY_INLINE bool few_rows_take_pairs(const Product& p) {
+  return takes_pairs(p) && p.b.dtype == DType::kBFloat16 &&
+         (!p.twin || p.twin_b.dtype == DType::kBFloat16);
+}
+
+// Rows of A without gaps for multiply_few_rows_of_pairs: padded_columns(depth) numbers each.
+HWY_INLINE void pack_few_rows_of_pairs(const Product& p, uint16_t* out) {
+  const int64_t width = padded_columns(p.depth);
+  for (int64_t r = 0; r < p.rows; ++r) {
+    detail::copy_as_pairs(static_cast<const bfloat16_t*>(p.a.data) + r * p.a.row, p.a.column,
+                          p.depth, reinterpret_cast<uint32_t*>(out + r * width), width / 2);
+  }
+}
+
+namespace detail {
+
+// kRows rows of A against kColumns columns of B, both of numbers side by side along K.
+template <int kRows, int kColumns>
+FK_BFLOAT16_ATTR HWY_NOINLINE void dot_pairs_tile(const uint16_t* a, int64_t a_row,
+                                                  const uint16_t* b, int64_t b_column,
+                                                  int64_t depth, float* out, int64_t out_row) {
+  __m512 sum[kRows][kColumns];
+  repeat_pairs<kRows>([&](auto r) FK_PAIRS_BODY {
+    repeat_pairs<kColumns>([&](auto c) FK_PAIRS_BODY { sum[r][c] = _mm512_setzero_ps(); });
+  });
+  for (int64_t k = 0; k < depth; k += 32) {
+    const int64_t left = depth - k;
+    const __mmask32 mask = left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+    __m512bh rows[kRows];
+    repeat_pairs<kRows>([&](auto r) FK_PAIRS_BODY {
+      rows[r] = reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16(mask, a + r * a_row + k));
+    });
+    repeat_pairs<kColumns>([&](auto c) FK_PAIRS_BODY {
+      const auto column =
+          reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16(mask, b + c * b_column + k));
+      repeat_pairs<kRows>(
+          [&](auto r) FK_PAIRS_BODY { sum[r][c] = _mm512_dpbf16_ps(sum[r][c], rows[r], column); });
+    });
+  }
+  repeat_pairs<kRows>([&](auto r) FK_PAIRS_BODY {
+    repeat_pairs<kColumns>(
+        [&](auto c) FK_PAIRS_BODY { out[r * out_row + c] = _mm512_reduce_add_ps(sum[r][c]); });
+  });
+}
+
+// Every row against kColumns columns at a time from column c on; moves c on. Columns are read from
+// memory once, and from the first-level cache for every tile of rows after the first.
+template <int kFirstRows, int kColumns>
+HWY_INLINE void dot_pairs_columns(const Product& p, const MatrixView& right, const uint16_t* a,
+                                  int64_t first, int64_t columns, int64_t& c, float* sums) {
+  const int64_t stride = padded_columns(p.depth);
+  for (; c + kColumns <= columns; c += kColumns) {
+    const auto* b = static_cast<const uint16_t*>(right.data) + (first + c) * right.column;
+    int64_t r = 0;
+    const auto rows = [&](auto count) HWY_ATTR {
+      for (; r + count <= p.rows; r += count) {
+        dot_pairs_tile<count, kColumns>(a + r * stride, stride, b, right.column, p.depth,
+                                        sums + r * kFewColumns + c, kFewColumns);
+      }
+    };
+    rows(std::integral_constant<int, kFirstRows>());
+    rows(std::integral_constant < int, kFirstRows == 1 ? 1 : 2 > ());
+    rows(std::integral_constant<int, 1>());
+  }
+}
+
+}  // namespace detail
+
+// kFewColumns columns of a product of few rows, whose A lies in `a` as pack_few_rows_of_pairs
+// leaves it.
+template <class Finish>
+void multiply_few_rows_of_pairs(const Product& p, const uint16_t* a, int64_t item,
+                                const Finish& finish) {
+  const int64_t first = item * kFewColumns, columns = std::min(kFewColumns, p.columns - first);
+  alignas(64) float sums[2][kFewRows * kFewColumns];
+  for (int i = 0; i < (p.twin ? 2 : 1); ++i) {
+    const MatrixView& b = i == 0 ? p.b : p.twin_b;
+    int64_t c = 0;
+    if (p.rows == 1) {
+      detail::dot_pairs_columns<1, 8>(p, b, a, first, columns, c, sums[i]);
+    } else {
+      detail::dot_pairs_columns<4, 4>(p, b, a, first, columns, c, sums[i]);
+    }
+    detail::dot_pairs_columns<1, 1>(p, b, a, first, columns, c, sums[i]);
+  }
+  finish(SumsBlock{sums[0], kFewColumns, 0, p.rows, first, columns, p.twin ? sums[1] : nullptr});
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();

@@ -139,6 +139,21 @@ def linear(x: Array | NDArray[Any], weight: Array | NDArray[Any], bias: Array | 
       y: T[..., N]: output
     """
 
+def gated_linear(x: Array | NDArray[Any], w_gate: Array | NDArray[Any], w_up: Array | NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> Array:
+    """y = act(x w_gate^T) * (x w_up^T): a gated linear layer (SwiGLU with silu, GeGLU with gelu), both
+    products in one pass. Without w_up, w_gate holds both, the gate's rows first.
+
+    Arguments
+      x: T[..., K]: activations
+      w_gate: P[2*N, K] (without the factor where w_up is given): a row for each column of the gate, then of the up
+      w_up: P[N, K], optional: a row for each output column
+      activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of the gate
+      recompute: boolean: the backward computes gate and up again, rather than the forward keeping them
+
+    Returns
+      y: T[..., N]: output
+    """
+
 @overload
 def linear_cross_entropy(x: Array | NDArray[Any], weight: Array | NDArray[Any], targets: Array | NDArray[Any], *, bias: Array | NDArray[Any] | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[False] = False) -> Array:
     """Cross-entropy of the logits x weight^T + bias, which are never in memory as a whole: loss_i =
@@ -352,6 +367,7 @@ __all__ = [
     "cross_entropy",
     "gated_ssm",
     "linear",
+    "gated_linear",
     "linear_cross_entropy",
     "merge_attention_states",
     "rms_norm",

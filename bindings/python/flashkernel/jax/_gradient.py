@@ -10,6 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 from .. import _library
 from .._declarations import OPS, Field, Op
 from .._generated import compile_function
+from .._output_shapes import ShapeWriter
 from .._shapes import move_last
 from ._call import call, same_axes
 
@@ -33,7 +34,7 @@ class _Residuals:
 def _symbol_size(name: str, symbol: str):
     """f(*arguments) -> the size of a shape symbol in a call of an op."""
     op, lines = OPS[name], []
-    expression, _ = op._source_of(symbol, lines)
+    expression, _ = ShapeWriter(op, lines).size(symbol)
     names = ", ".join(f.name for f in op.arguments)
     body = "\n".join(f"    {line}" for line in [*lines, f"return {expression}"])
     return compile_function(f"def size({names}):\n{body}", "size", move_last=move_last)

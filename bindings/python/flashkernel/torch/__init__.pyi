@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .mamba import Mamba as Mamba
 from .mamba import MambaStack as MambaStack
+from .mlp import MLP as MLP
 
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[SupportsIndex, SupportsIndex] = (-1, -1), scale: SupportsFloat | None = None, softcap: SupportsFloat = 0.0, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, bias: Tensor | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, return_lse: Literal[False] = False, deterministic: bool = False, rotary: tuple[Tensor, Tensor] | None = None, rotary_interleaved: bool = False, q_scale: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None) -> Tensor:
@@ -132,6 +133,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
       bias: P[N], optional: added to each row of the product
       activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of product and bias
       residual: T[..., N], optional: added to what the activation gives
+
+    Returns
+      y: T[..., N]: output
+    """
+
+def gated_linear(x: Tensor, w_gate: Tensor, w_up: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> Tensor:
+    """y = act(x w_gate^T) * (x w_up^T): a gated linear layer (SwiGLU with silu, GeGLU with gelu), both
+    products in one pass. Without w_up, w_gate holds both, the gate's rows first.
+
+    Arguments
+      x: T[..., K]: activations
+      w_gate: P[2*N, K] (without the factor where w_up is given): a row for each column of the gate, then of the up
+      w_up: P[N, K], optional: a row for each output column
+      activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of the gate
+      recompute: boolean: the backward computes gate and up again, rather than the forward keeping them
 
     Returns
       y: T[..., N]: output
@@ -350,6 +366,7 @@ __all__ = [
     "cross_entropy",
     "gated_ssm",
     "linear",
+    "gated_linear",
     "linear_cross_entropy",
     "merge_attention_states",
     "rms_norm",
@@ -364,4 +381,5 @@ __all__ = [
     "logsumexp",
     "Mamba",
     "MambaStack",
+    "MLP",
 ]

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from .. import _library
 from .._declarations import Field, Op
 from .._generated import compile_function
+from .._output_shapes import ShapeWriter
 from .._shapes import move_back, move_last
 
 
@@ -98,10 +99,10 @@ class Gradient:
                     "(this op defines none for it), got one that does"
                 )
                 lines += [f"if ctx.needs_input_grad[{i}]:", f"    raise Error({text!r})"]
-        attributes = []
+        attributes, sizes = [], ShapeWriter(op, lines)
         for f in self.bwd.attributes:
             # An attribute of the forward, or the size of the symbol that has its name.
-            value = f.name if f.name in op.by_name else op._source_of(f.name, lines)[0]
+            value = f.name if f.name in op.by_name else sizes.size(f.name)[0]
             attributes.append(value)
         hidden = [k for k, i in enumerate(self.variant.outputs) if i not in self.variant.visible]
         lines.append("ctx.set_materialize_grads(False)")

@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 2)
   for (int i = place.chunks - 1; i >= 0; --i) {
     const int64_t step = segment.first + int64_t{i} * kChunk;
     const int steps = steps_of(i);
-    const int pieces = ceil_div(steps, kPieceSteps);
+    const int pieces = (steps + kPieceSteps - 1) / kPieceSteps;
     const int own_steps = channel < place.channels ? steps : 0;
     float of_D = 0, of_bias = 0;
 

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kShortThreads)
     place = a.segments.sequences[sequence];
   }
   const int steps = static_cast<int>(place.end - place.begin);
-  const int pieces = ceil_div(steps, kPiece);
+  const int pieces = (steps + kPiece - 1) / kPiece;
   const int per_group = static_cast<int>(a.channels) / a.groups;
   const int within = blockIdx.x * kChannels;
   const int first_channel = blockIdx.y * per_group + within;
@@ -252,9 +252,10 @@ __global__ void __launch_bounds__(kShortThreads)
   __syncthreads();
 
   // dB and dC of eight steps at a time go to where cuda/backward_sums.cuh finds them.
-  const int64_t first_chunk = a.segments.sequences.packed
-                                  ? place.begin / kChunk + sequence
-                                  : sequence * ceil_div(a.segments.sequences.length, kChunk);
+  const int64_t first_chunk =
+      a.segments.sequences.packed
+          ? place.begin / kChunk + sequence
+          : sequence * ((a.segments.sequences.length + kChunk - 1) / kChunk);
   const int part_l = thread / kStates;
   float* const parts =
       a.parts_of_states +

@@ -70,7 +70,8 @@ struct BackwardPlace {
     const int64_t within = block * width;
     channel = group * per_group + within;
     channels = static_cast<int>(per_group - within < width ? per_group - within : width);
-    chunks = segment.exists ? static_cast<int>(ceil_div(segment.last - segment.first, kChunk)) : 0;
+    chunks =
+        segment.exists ? static_cast<int>((segment.last - segment.first + kChunk - 1) / kChunk) : 0;
     of_A = (slot * a.channels + channel) * a.states;
     of_D = slot * 2 * a.channels + channel;
     B = segment.batch * a.B.batch + group * a.B.group;
