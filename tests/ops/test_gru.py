@@ -56,7 +56,7 @@ CASES = [
     gru_case(lengths=(2, 5, 4, 7, 1), hidden=18, reset_after=False, reverse=True),
     gru_case(b=9, length=3, hidden=70, inputs=31),
     gru_case(b=9, length=3, hidden=70, inputs=31, reset_after=False),
-    gru_case(b=1, length=1, hidden=1, inputs=1),
+    gru_case(b=2, length=1, hidden=1, inputs=1),
     gru_case(b=3, length=0),
     gru_case(b=0, length=4),
     gru_case(inputs=0),
