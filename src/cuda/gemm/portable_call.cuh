@@ -63,6 +63,9 @@ struct PortableArguments {
   // B has two rows for each output column n, a gate's and, `columns` further, another:
   // out = act(A gate^T) * (A up^T).
   bool gated = false;
+  // Floats are multiplied on FMA units, also where there are tensor cores for them: three products
+  // of parts there have some more rounding errors than one product.
+  bool on_float_units = false;
   Epilogue epilogue;
 
   // What `multiply` finds out.

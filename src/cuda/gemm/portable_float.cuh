@@ -1,5 +1,6 @@
-// A matrix product on the FMA units, for what Turing's tensor cores cannot multiply: float and
-// bfloat16. C[m, n] = sum over k of A[m, k] B[n, k].
+// A matrix product on the FMA units, for what Turing's tensor cores cannot multiply, float and
+// bfloat16, and anywhere for floats of a call that asks for it (on_float_units). C[m, n] = sum over
+// k of A[m, k] B[n, k].
 //
 // Floor: M N K multiply-adds, 64 a clock and multiprocessor of a T4. A block has four warps and a
 // tile of 64 x 64, a thread 8 x 4 of it; a slice of K goes from global memory through registers
@@ -72,7 +73,6 @@ struct FloatUnitsSlice {
 template <class T>
 __global__ void __launch_bounds__(FloatUnitsTile::kThreads, 2)
     portable_product_in_float(const __grid_constant__ PortableArguments a) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
   using Tile = FloatUnitsTile;
   using Slice = FloatUnitsSlice<T>;
   constexpr int kPitch = Tile::kPitch, kDepth = Slice::kDepth;
@@ -138,7 +138,6 @@ __global__ void __launch_bounds__(FloatUnitsTile::kThreads, 2)
   }
   __syncthreads();
   staged.template finish<T, Tile::kThreads>(a, row, column);
-#endif
 }
 
 }  // namespace fk::cuda

@@ -127,7 +127,7 @@ Status launch_in_float(PortableArguments f, cudaStream_t stream) {
 
 Status launch_chosen(const PortableArguments& f, bool large, DType dtype, int device,
                      cudaStream_t stream) {
-  if (!uses_tensor_cores(dtype, device)) {
+  if (!uses_tensor_cores(dtype, device) || (f.on_float_units && dtype == DType::kFloat32)) {
     return dtype == DType::kFloat32 ? launch_in_float<float>(f, stream)
                                     : launch_in_float<__nv_bfloat16>(f, stream);
   }
@@ -196,8 +196,8 @@ Status multiply(PortableArguments f, DType dtype, int device, float* workspace,
   f.results_in_vectors = results_in_vectors(f, dtype);
   // A chunk of 16 bytes must not hold the last of the gates and the first of the others.
   if (f.gated && !f.b.rows_are_outer && f.columns % 8 != 0) f.b.in_vectors = false;
-  const bool few = f.rows <= kFewRows && uses_tensor_cores(dtype, device) && f.a.in_vectors &&
-                   f.b.in_vectors && f.a.rows_are_outer && f.b.rows_are_outer;
+  const bool few = f.rows <= kFewRows && uses_tensor_cores(dtype, device) && !f.on_float_units &&
+                   f.a.in_vectors && f.b.in_vectors && f.a.rows_are_outer && f.b.rows_are_outer;
   const Choice choice(f.rows, columns, f.depth, dtype, device);
   if (workspace != nullptr) {
     f.splits = few ? splits_of_few_rows(columns, f.depth, dtype, device) : choice.splits;

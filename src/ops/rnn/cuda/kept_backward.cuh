@@ -100,7 +100,7 @@ struct BackwardWalk {
 #pragma unroll
       for (int g = 0; g < kGates; ++g) {
         if constexpr (kExchange == Exchange::kShared) {
-          team.share(w + 1, s, g * team.plan.gate_pitch + static_cast<int>(unit), of_h[g]);
+          team.share(w + 1, s, static_cast<int>(g * team.p.hidden + unit), of_h[g]);
         }
         if (!Cell::kHasCell) {
           static_cast<T*>(v.of_x)[to + g * team.p.hidden] = from_float<T>(of_x[g]);

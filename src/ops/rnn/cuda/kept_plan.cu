@@ -27,10 +27,7 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   if (blocks > call.most_blocks) return false;
   p->blocks = static_cast<int>(blocks);
   p->units = static_cast<int>(ceil_div(call.hidden, blocks));
-  // The vector in shared memory of the blocks of a cluster has a place for each unit that they
-  // could have.
-  p->gate_pitch = static_cast<int>(exchange == Exchange::kShared ? blocks * p->units : call.hidden);
-  const int64_t depth = forward ? p->gate_pitch : call.gates * p->gate_pitch;
+  const int64_t depth = forward ? call.hidden : call.gates * call.hidden;
   const int64_t step = tensor ? kTensorBlock : 4 * lanes;
   const int64_t steps = ceil_div(ceil_div(depth, slices), step);
   p->slab = static_cast<int>(steps * step);

@@ -30,15 +30,14 @@ struct KeptPlan {
   int units;   // of a block; the last block of a team may have fewer
   int blocks;  // of a team
   int teams;
-  int sequences;   // of a team, a multiple of kTogether
-  int slices;      // warps side by side along the depth
-  int lanes;       // of a warp side by side along the depth, where FMA units multiply
-  int slab;        // elements of the depth that a slice has
-  int rows;        // of a block, with those that are padding
-  int vectors;     // of weights that a lane really keeps
-  int gate_pitch;  // entries of the exchanged vector from one gate to the next
-  int pitch;       // elements from one vector in shared memory to the next
-  int sum_pitch;   // floats from one sequence's sums to the next
+  int sequences;  // of a team, a multiple of kTogether
+  int slices;     // warps side by side along the depth
+  int lanes;      // of a warp side by side along the depth, where FMA units multiply
+  int slab;       // elements of the depth that a slice has
+  int rows;       // of a block, with those that are padding
+  int vectors;    // of weights that a lane really keeps
+  int pitch;      // elements from one vector in shared memory to the next
+  int sum_pitch;  // floats from one sequence's sums to the next
 
   FK_HOST_DEVICE int depth() const { return slices * slab; }
   FK_HOST_DEVICE int sums() const { return slices * lanes * kTogether * sum_pitch; }

@@ -71,8 +71,8 @@ struct PackArguments {
   __device__ __forceinline__ float at(int rank, int row, int k) const {
     const bool forward = direction == Direction::kForward;
     const int unit = forward ? row % plan.units : row;
-    const int entry = forward ? k : k % plan.gate_pitch;
-    const int gate = forward ? row / plan.units : k / plan.gate_pitch;
+    const int entry = forward ? k : k % static_cast<int>(hidden);
+    const int gate = forward ? row / plan.units : k / static_cast<int>(hidden);
     const int64_t own = int64_t{rank} * plan.units + unit;
     if (unit >= plan.units || own >= hidden || gate >= gates || entry >= hidden) return 0.f;
     return forward ? get(w_hh, gate * hidden + own, k) : get(w_hh, gate * hidden + entry, own);
@@ -208,11 +208,15 @@ Status sum_columns(const Tensor& from, const Tensor& to, cudaStream_t stream) {
                       place_of(from), from.size(0), from.size(1), place_of(to));
 }
 
+// kFloat: as exact as sums of floats are, and K is not split. What goes into a sigmoid needs
+// that: three products of parts on tensor cores miss twice torch's error there.
+enum class Units { kAny, kFloat };
+
 // The product of a and b, whose K may be split among blocks that leave sums in `partials`; `bias`
 // may be undefined.
 Status product(const Tensor& a, bool a_rows_are_outer, const Tensor& b, bool b_rows_are_outer,
                DType dtype, const Tensor& bias, const Tensor& out, float* partials,
-               cudaStream_t stream) {
+               cudaStream_t stream, Units units = Units::kAny) {
   PortableArguments f = {};
   f.a = operand(a, a_rows_are_outer, dtype);
   f.b = operand(b, b_rows_are_outer, dtype);
@@ -226,7 +230,8 @@ Status product(const Tensor& a, bool a_rows_are_outer, const Tensor& b, bool b_r
     f.epilogue.float_bias = bias.dtype == DType::kFloat32;
     f.epilogue.bias_stride = bias.stride(0);
   }
-  return multiply(f, dtype, a.device_id, partials, stream);
+  f.on_float_units = units == Units::kFloat;
+  return multiply(f, dtype, a.device_id, f.on_float_units ? nullptr : partials, stream);
 }
 
 }  // namespace
@@ -271,7 +276,7 @@ int64_t partial_floats_of(const Problem& p, DType dtype, int device, bool backwa
   const auto floats = [&](int64_t rows, int64_t columns, int64_t depth) {
     return partial_floats(rows, columns, depth, false, dtype, device);
   };
-  if (!backward) return floats(positions, gates, p.inputs);
+  if (!backward) return dtype == DType::kFloat32 ? 0 : floats(positions, gates, p.inputs);
   // A GRU that resets before the product has two products in place of dW_hh's one.
   return std::max({floats(positions, p.inputs, gates), floats(gates, p.inputs, positions),
                    floats(gates, p.outputs, positions), floats(2 * p.hidden, p.outputs, positions),
@@ -287,7 +292,8 @@ Status multiply_inputs(const Tensor& x, const Tensor& w_ih, const Tensor& b_ih, 
   out.shape[0] = x.size(0) * x.size(1);
   out.shape[1] = out.strides[0] = w_ih.size(0);
   out.strides[1] = 1;
-  return product(x, true, w_ih, true, x.dtype, b_ih, out, partials, stream);
+  const Units units = x.dtype == DType::kFloat32 ? Units::kFloat : Units::kAny;
+  return product(x, true, w_ih, true, x.dtype, b_ih, out, partials, stream, units);
 }
 
 Status multiply_over_steps(const Tensor& a, const Tensor& b, const Tensor& dw, float* partials,
