@@ -295,7 +295,7 @@ def test_layouts(layout, backend):
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
-@pytest.mark.parametrize("case", [CASES[2], CASES[8], CASES[10]], ids=str)
+@pytest.mark.parametrize("case", [CASES[2], CASES[8]], ids=str)  # limits have kinks
 def test_finite_differences(case, backend):
     check_finite_differences(case, backend)
 
