@@ -59,9 +59,9 @@ int64_t gated_width(int64_t columns) { return padded_columns(columns) + 16; }
 // Returns how many rows a block has, from the shape alone: sums over rows must not depend on
 // threads.
 int64_t gated_block(int64_t rows, int64_t columns) {
-  constexpr int64_t kElements = 32768, kMostBlocks = 64;
+  constexpr int64_t kElements = 32768, kMostRows = 64;
   const int64_t by_work = std::max<int64_t>(1, kElements / std::max<int64_t>(1, columns));
-  return std::max(by_work, ceil_div(rows, kMostBlocks));
+  return std::min({by_work, kMostRows, std::max<int64_t>(1, rows)});
 }
 
 }  // namespace
@@ -257,10 +257,15 @@ void gated_backward(const GatedJob& job, float* memory, float* dweight, int64_t 
 
 // Adds the blocks' sums in order, into the first.
 void add_gated_blocks(const GatedJob& job, int64_t blocks, const MatrixView& out) {
-  for (int64_t i = 0; i < job.columns; ++i) {
-    double sum = 0;
-    for (int64_t k = 0; k < blocks; ++k) sum += job.dweight[k * job.width + i];
-    job.dweight[i] = static_cast<float>(sum);
+  constexpr int64_t kColumns = 256;
+  for (int64_t first = 0; first < job.columns; first += kColumns) {
+    const int64_t n = std::min(kColumns, job.columns - first);
+    double sums[kColumns] = {};
+    for (int64_t k = 0; k < blocks; ++k) {
+      const float* block = job.dweight + k * job.width + first;
+      for (int64_t i = 0; i < n; ++i) sums[i] += block[i];
+    }
+    for (int64_t i = 0; i < n; ++i) job.dweight[first + i] = static_cast<float>(sums[i]);
   }
   unpack_rows(job.dweight, padded_columns(job.columns), 1, job.columns, nullptr, out);
 }

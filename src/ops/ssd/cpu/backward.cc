@@ -46,12 +46,12 @@ HWY_INLINE void store_step_gradients(const BackwardJob& job, const BackwardScrat
   double later = 0;  // what decays from the begin to this step and later ones are worth
   for (int64_t t = chunk.count - 1; t >= 0; --t) {
     later += m.from_state[t];
-    m.from_state[t] = static_cast<float>(later);
+    m.from_state[t] = later;
   }
   double earlier = 0;  // what decays from steps before this one to the end are worth
   for (int64_t t = 0; t < chunk.count; ++t) {
     const double rate = m.rate[t] + m.from_state[t] + earlier + through;
-    earlier += static_cast<double>(m.to_state[t]) * steps.dt[t];
+    earlier += m.to_state[t] * steps.dt[t];
     sums->A += rate * steps.dt[t];
     const double ddt = (rate * A + m.column[t] + m.to_state[t]) * steps.slope[t];
     sums->dt_bias += ddt;
@@ -81,22 +81,23 @@ void head_gradients(const BackwardJob& job, const BackwardScratch& m, const Chun
   std::fill_n(m.column, q, 0.0f);
   for (int64_t t = (chunk.count - 1) / kStrip * kStrip; t >= 0; t -= kStrip) {
     const int64_t rows = std::min(kStrip, chunk.count - t);
-    multiply(rows, padded_columns(t + rows), plan.p.channels, MatrixA{m.dy + t * p, p, 1},
-             MatrixB{m.x_turned, q}, MatrixC{m.strip, q}, Keep::kNothing);
+    multiply_in_parts(reinterpret_cast<float*>(m.chunk.room), rows, padded_columns(t + rows),
+                      plan.p.channels, {m.dy + t * p, p, 1}, {m.x_turned, q}, {m.strip, q},
+                      Keep::kNothing);
     score_gradients(plan, m, chunk.count, t, rows);
     rate_gradients(plan, m, t, rows);
   }
   store_input_gradient(job, m, chunk, head, dstate, is_flat, dD);
 
   const StepScratch& steps = m.chunk.steps;
-  std::fill_n(m.from_state, q, 0.0f);
-  std::fill_n(m.to_state, q, 0.0f);
+  std::fill_n(m.from_state, q, 0.0);
+  std::fill_n(m.to_state, q, 0.0);
   if (!is_zero) {
-    add_state_product(plan, m.chunk.pairs, state, m.dy_turned, m.C_turned, chunk.count, steps.grown,
+    add_state_product(plan, m.chunk.room, state, m.dy_turned, m.C_turned, chunk.count, steps.grown,
                       steps.grown, m.product, m.dC_turned, m.from_state);
   }
   if (!is_flat) {
-    add_state_product(plan, m.chunk.pairs, dstate, m.x_turned, m.chunk.B_turned, chunk.count,
+    add_state_product(plan, m.chunk.room, dstate, m.x_turned, m.chunk.B_turned, chunk.count,
                       steps.weight, steps.tail, m.product, m.dB_turned, m.to_state);
   }
   const double through = is_zero || is_flat ? 0.0 : decay * dot(state, dstate, plan.p.states * p);

@@ -16,7 +16,7 @@ struct BackwardScratch {
   float *dB_turned, *dC_turned;      // of the heads so far, [state, step]
   float *dproducts, *dshared;        // the gradient of C B^T; dB or dC, [step, state]
   float *column, *rate;              // by step: see backward_simd.h
-  float *from_state, *to_state;
+  double *from_state, *to_state;
   float *states, *dstates;  // what each chunk of a piece begins with; what the chunk ends with
 
   BackwardScratch(const Plan& plan, WorkspaceParts& parts) : chunk(plan, parts) {
@@ -36,8 +36,8 @@ struct BackwardScratch {
     dshared = parts.take(q * n);
     column = parts.take(q);
     rate = parts.take(q);
-    from_state = parts.take(q);
-    to_state = parts.take(q);
+    from_state = parts.take<double>(q);
+    to_state = parts.take<double>(q);
     states = parts.take(std::max<int64_t>(1, plan.piece_chunks()) * heads * size);
     dstates = parts.take(heads * size);
   }

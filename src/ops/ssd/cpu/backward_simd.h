@@ -120,49 +120,57 @@ HWY_INLINE void rate_gradients(const Plan& plan, const BackwardScratch& m, int64
   }
 }
 
-// Adds factors o (state rows)^T, as `turned` has it, to `sum`, both [state, step]; and leaves in
-// `worth` what the scalar products of those rows with `other`'s are, each times its factor.
-HWY_INLINE void add_state_product(const Plan& plan, uint32_t* pairs, const float* state,
+using F64 = hn::Repartition<double, F32>;
+
+HWY_INLINE hn::Vec<F64> lower_half(Vec x) {
+  return hn::PromoteTo(F64(), hn::LowerHalf(hn::Half<F32>(), x));
+}
+HWY_INLINE hn::Vec<F64> upper_half(Vec x) {
+  return hn::PromoteTo(F64(), hn::UpperHalf(hn::Half<F32>(), x));
+}
+
+// Adds factors o (state rows)^T, as `rows_turned` has the rows, to `sum`, both [state, step]; and
+// leaves in `worth` what the scalar products of those rows with `other`'s are, each times its
+// factor. What a step is worth counts in the gradients of all decays before or after it, so that it
+// is summed in double.
+HWY_INLINE void add_state_product(const Plan& plan, uint32_t* room, const float* state,
                                   const float* rows_turned, const float* other, int64_t count,
                                   const float* sum_factors, const float* worth_factors,
-                                  float* values, float* sum, float* worth) {
+                                  float* values, float* sum, double* worth) {
   const F32 d;
+  const F64 dd;
   const int64_t lanes = hn::Lanes(d), q = plan.chunk_width, n = plan.p.states;
-  product(plan, pairs, n, padded_columns(count), plan.p.channels, {state, plan.channel_width, 1},
+  product(plan, room, n, padded_columns(count), plan.p.channels, {state, plan.channel_width, 1},
           {rows_turned, q}, {values, q}, Keep::kNothing);
   for (int64_t t = 0; t < count; t += lanes) {
     const Vec factor = hn::LoadU(d, sum_factors + t);
-    Vec total[2] = {hn::Zero(d), hn::Zero(d)};
-    const auto add = [&](int64_t row, Vec& own) HWY_ATTR {
+    auto low = hn::Zero(dd), high = hn::Zero(dd);
+    for (int64_t row = 0; row < n; ++row) {
       const Vec value = hn::LoadU(d, values + row * q + t);
+      const Vec own = hn::LoadU(d, other + row * q + t);
       float* to = sum + row * q + t;
       hn::StoreU(hn::MulAdd(value, factor, hn::LoadU(d, to)), d, to);
-      own = hn::MulAdd(value, hn::LoadU(d, other + row * q + t), own);
-    };
-    int64_t row = 0;
-    for (; row + 2 <= n; row += 2) {
-      add(row, total[0]);
-      add(row + 1, total[1]);
+      low = hn::MulAdd(lower_half(value), lower_half(own), low);
+      high = hn::MulAdd(upper_half(value), upper_half(own), high);
     }
-    if (row < n) add(row, total[0]);
-    const Vec both = hn::Mul(hn::Add(total[0], total[1]), hn::LoadU(d, worth_factors + t));
-    hn::StoreU(both, d, worth + t);
+    const Vec scale = hn::LoadU(d, worth_factors + t);
+    hn::StoreU(hn::Mul(low, lower_half(scale)), dd, worth + t);
+    hn::StoreU(hn::Mul(high, upper_half(scale)), dd, worth + t + lanes / 2);
   }
 }
 
-HWY_INLINE float dot(const float* a, const float* b, int64_t count) {
+// Returns the scalar product of `count` floats, a multiple of Lanes(F32()), in double.
+HWY_INLINE double dot(const float* a, const float* b, int64_t count) {
   const F32 d;
+  const F64 dd;
   const int64_t lanes = hn::Lanes(d);
-  Vec sum[2] = {hn::Zero(d), hn::Zero(d)};
-  int64_t i = 0;
-  for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    sum[0] = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum[0]);
-    sum[1] = hn::MulAdd(hn::LoadU(d, a + i + lanes), hn::LoadU(d, b + i + lanes), sum[1]);
+  auto low = hn::Zero(dd), high = hn::Zero(dd);
+  for (int64_t i = 0; i < count; i += lanes) {
+    const Vec x = hn::LoadU(d, a + i), y = hn::LoadU(d, b + i);
+    low = hn::MulAdd(lower_half(x), lower_half(y), low);
+    high = hn::MulAdd(upper_half(x), upper_half(y), high);
   }
-  for (; i < count; i += lanes) {
-    sum[0] = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum[0]);
-  }
-  return ReduceSum(d, hn::Add(sum[0], sum[1]));
+  return hn::GetLane(hn::SumOfLanes(dd, hn::Add(low, high)));
 }
 
 // Stores dx = dt o (scores^T dy + tail o B dh) + D dy, and adds to dD.
@@ -181,7 +189,7 @@ HWY_INLINE void store_input_gradient(const BackwardJob& job, const BackwardScrat
   }
   if (job.dx.data == nullptr) return;
   if (!is_flat) {
-    product(plan, m.chunk.pairs, chunk.count, p, plan.p.states, {m.chunk.B, plan.state_width, 1},
+    product(plan, m.chunk.room, chunk.count, p, plan.p.states, {m.chunk.B, plan.state_width, 1},
             {dstate, p}, {m.rows, p}, Keep::kNothing, m.chunk.steps.tail);
   }
   for_each_strip(chunk.count, [&](int64_t s, int64_t rows) HWY_ATTR {
@@ -209,7 +217,7 @@ HWY_INLINE void retreat_state(const Plan& plan, const Chunk& chunk, float decay,
   const int64_t n = plan.state_width, p = plan.channel_width;
   scale_rows(dy, scratch.steps.grown, chunk.count, p, scratch.weighted);
   std::fill_n(scratch.scale, plan.p.states, decay);
-  product(plan, scratch.pairs, plan.p.states, p, chunk.count, {scratch.C, 1, n},
+  product(plan, scratch.room, plan.p.states, p, chunk.count, {scratch.C, 1, n},
           {scratch.weighted, p}, {dstate, p}, is_flat ? Keep::kNothing : Keep::kScaled,
           is_flat ? nullptr : scratch.scale);
 }

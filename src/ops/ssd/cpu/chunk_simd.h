@@ -154,8 +154,9 @@ HWY_INLINE void load_shared(const Plan& plan, const Inputs& in, const Chunk& chu
   if (!with_products) return;
   pack_rows(rows(in.C), chunk.count, states, scratch.C, n);
   turn(scratch.B, n, chunk.count, states, scratch.B_turned, q);
-  multiply(chunk.count, padded_columns(chunk.count), states, {scratch.C, n, 1},
-           {scratch.B_turned, q}, {scratch.products, q}, Keep::kNothing);
+  multiply_in_parts(reinterpret_cast<float*>(scratch.room), chunk.count,
+                    padded_columns(chunk.count), states, {scratch.C, n, 1}, {scratch.B_turned, q},
+                    {scratch.products, q}, Keep::kNothing);
 }
 
 // Moves a state on to a chunk's end: what is left of it, and what each step adds. If `is_zero`, it
@@ -165,7 +166,7 @@ HWY_INLINE void advance_state(const Plan& plan, const Chunk& chunk, float decay,
   const int64_t n = plan.state_width, p = plan.channel_width;
   scale_rows(scratch.x, scratch.steps.weight, chunk.count, p, scratch.weighted);
   std::fill_n(scratch.scale, plan.p.states, decay);
-  product(plan, scratch.pairs, plan.p.states, p, chunk.count, {scratch.B, 1, n},
+  product(plan, scratch.room, plan.p.states, p, chunk.count, {scratch.B, 1, n},
           {scratch.weighted, p}, {state, p}, is_zero ? Keep::kNothing : Keep::kScaled,
           is_zero ? nullptr : scratch.scale);
 }
@@ -213,7 +214,7 @@ HWY_INLINE void chunk_outputs(const Plan& plan, const ChunkScratch& scratch, con
                               const float* state, bool is_zero, float* strip, float* y) {
   const int64_t p = plan.channel_width, q = plan.chunk_width;
   if (!is_zero) {
-    product(plan, scratch.pairs, chunk.count, p, plan.p.states, {scratch.C, plan.state_width, 1},
+    product(plan, scratch.room, chunk.count, p, plan.p.states, {scratch.C, plan.state_width, 1},
             {state, p}, {y, p}, Keep::kNothing, scratch.steps.grown);
   }
   for_each_strip(chunk.count, [&](int64_t t, int64_t rows) HWY_ATTR {

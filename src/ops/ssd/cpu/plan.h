@@ -168,7 +168,7 @@ struct ChunkScratch {
   float *turned, *carried;  // a state on its way in or out; a state
   float* scale;             // one number for each state
   float* skip;              // D for each channel of a head
-  uint32_t* pairs;          // the operands of a product, rounded
+  uint32_t* room;           // for a product: its operands, rounded, or a part of its sums
 
   ChunkScratch(const Plan& plan, WorkspaceParts& parts) : steps(plan.chunk_width, parts) {
     const int64_t q = plan.chunk_width, p = plan.channel_width, n = plan.state_width;
@@ -183,7 +183,8 @@ struct ChunkScratch {
     scale = parts.take(n);
     skip = parts.take(p);
     const int64_t operands = std::max(q * n, n * p) + std::max(n * p, q * p);
-    pairs = parts.take<uint32_t>(plan.in_pairs ? operands / 2 + n + p + q : 0);
+    const int64_t largest = std::max({q * n, n * p, q * p, q * q});
+    room = parts.take<uint32_t>(std::max(largest, operands / 2 + n + p + q));
   }
 };
 

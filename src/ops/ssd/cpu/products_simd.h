@@ -1,6 +1,6 @@
 // The large products of ssd's kernels, on float operands. Where activations are bfloat16 and the
 // processor multiplies pairs of such numbers (cpu/gemm/tiles_bfloat16.h), operands are rounded to
-// pairs first: that costs a third of what it saves.
+// pairs first.
 
 #include "ops/ssd/cpu/plan.h"
 
@@ -101,18 +101,45 @@ inline void multiply_rounded(uint32_t* pairs, int64_t m_count, int64_t n_count, 
 
 #endif  // FK_CPU_BFLOAT16_TARGET
 
-// The product of cpu/gemm/tiles.h, for operands whose rows are padded with zeros; in pairs where
-// the plan says so, for which `pairs` has room.
-HWY_INLINE void product(const ssd::Plan& plan, [[maybe_unused]] uint32_t* pairs, int64_t m_count,
-                        int64_t n_count, int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c,
-                        Keep keep, const float* scale = nullptr) {
+// Computes the product of cpu/gemm/tiles.h with sums over 64 of K at a stretch: errors grow with
+// the square root of what is summed at a time. `part` has room for another C without gaps. Without
+// Keep::kScaled there is no scale.
+HWY_INLINE void multiply_in_parts(float* part, int64_t m_count, int64_t n_count, int64_t k_count,
+                                  const MatrixA& a, MatrixB b, MatrixC c, Keep keep,
+                                  const float* scale = nullptr) {
+  constexpr int64_t kStretch = 64;
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  multiply(m_count, n_count, std::min(kStretch, k_count), a, b, c, keep, scale);
+  for (int64_t k = kStretch; k < k_count; k += kStretch) {
+    multiply(m_count, n_count, std::min(kStretch, k_count - k),
+             MatrixA{a.data + k * a.column, a.row, a.column}, b.from(k), MatrixC{part, n_count},
+             Keep::kNothing);
+    for (int64_t r = 0; r < m_count; ++r) {
+      float* to = c.data + r * c.stride;
+      const float* more = part + r * n_count;
+      for (int64_t i = 0; i < n_count; i += lanes) {
+        hn::StoreU(hn::Add(hn::LoadU(d, to + i), hn::LoadU(d, more + i)), d, to + i);
+      }
+    }
+  }
+}
+
+// Computes the product of cpu/gemm/tiles.h, for operands whose rows are padded with zeros; in pairs
+// where the plan says so. `room` is ChunkScratch's.
+HWY_INLINE void product(const ssd::Plan& plan, uint32_t* room, int64_t m_count, int64_t n_count,
+                        int64_t k_count, const MatrixA& a, MatrixB b, MatrixC c, Keep keep,
+                        const float* scale = nullptr) {
 #if FK_CPU_BFLOAT16_TARGET
   if (plan.in_pairs) {
-    return multiply_rounded(pairs, m_count, n_count, k_count, a, b, c, keep, scale);
+    return multiply_rounded(room, m_count, n_count, k_count, a, b, c, keep, scale);
   }
 #endif
   (void)plan;
-  multiply(m_count, n_count, k_count, a, b, c, keep, scale);
+  const bool scale_after = keep == Keep::kNothing && scale != nullptr;
+  multiply_in_parts(reinterpret_cast<float*>(room), m_count, n_count, k_count, a, b, c, keep,
+                    scale_after ? nullptr : scale);
+  if (scale_after) scale_rows(c.data, scale, m_count, c.stride, c.data);
 }
 
 }  // namespace
