@@ -32,7 +32,8 @@ def walk(x, cu_seqlens, reverse, states, step):
 
 
 def recurrent_case(op, formula, gates, *, b=2, length=5, inputs=6, hidden=7, outputs=None,
-                   bias=True, states=True, lengths=None, **attributes):  # fmt: skip
+                   bias=True, states=True, lengths=None, floor=0.0,
+                   **attributes):  # fmt: skip
     """`outputs`: of a projection. `lengths`: of packed sequences, in place of b and length."""
 
     def draw(g):
@@ -80,6 +81,7 @@ def recurrent_case(op, formula, gates, *, b=2, length=5, inputs=6, hidden=7, out
         tuple(k for k in ("x", *parameters) if k in drawn),
         # Gradients come from gates as they are kept, rounded to x's dtype.
         sums=("x", *parameters),
+        floor=floor,
     )
 
 
