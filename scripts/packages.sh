@@ -6,7 +6,7 @@ set -eu
 packages="g++ cmake ninja-build ccache pkg-config libhwy-dev libcli11-dev
 libpcre2-dev nlohmann-json3-dev python3 python3-venv"
 # python3-dev: torch.compile compiles against Python's headers.
-[ "$1" = test ] && packages="$packages libgtest-dev python3-dev git"
+[ "$1" = test ] && packages="$packages libgtest-dev python3-dev git elixir erlang-dev"
 
 if ! command -v dpkg-query > /dev/null; then
   echo "scripts/packages.sh: not Debian or Ubuntu; expecting the equivalents of: $packages" >&2

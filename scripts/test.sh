@@ -96,15 +96,23 @@ can_build_softgpu() {
   return 1
 }
 
-# on_softgpu CHIP [ARGUMENTS of pytest...]: every op's tests on the CUDA side, and the software GPU's
-# own.
+# check_on_softgpu RACES...: fk check on all chips, as many at a time as there are cores; with 1 for
+# RACES every pair of accesses is watched.
+check_on_softgpu() {
+  local races chip
+  for races in "$@"; do
+    for chip in 90 80 75; do echo "$races $chip"; done
+  done | xargs -P "$(nproc)" -L 1 sh -c \
+    'FK_SOFTGPU_RACES=$0 FK_SOFTGPU_ARCH=$1 build/fk_softgpu check --device cuda'
+}
+
+# on_softgpu CHIP: every op's tests on the CUDA side, and the software GPU's own.
 on_softgpu() {
   export FK_SOFTGPU_ARCH=$1
   quietly 1 build/softgpu_tests --gtest_brief=1
-  quietly 1 build/fk_softgpu check --device cuda
   OMP_NUM_THREADS=1 FK_LIBRARY=$PWD/build/libflashkernel_softgpu.so PYTHONPATH=bindings/python \
     quietly 1 python -m pytest -q -n 2 --dist loadgroup tests/softgpu tests/ops \
-      -k "torch_cuda or gpu_agrees or bad_values or softgpu" "${@:2}"
+      -k "torch_cuda or gpu_agrees or bad_values or softgpu"
   unset FK_SOFTGPU_ARCH
 }
 
@@ -112,10 +120,10 @@ on_softgpu() {
 softgpu() {
   can_build_softgpu || return 0
   compile build softgpu
+  quietly 1 check_on_softgpu 1 0
   local chip
   for chip in 90 80 75; do
     on_softgpu $chip
-    FK_SOFTGPU_ARCH=$chip FK_SOFTGPU_RACES=1 quietly 1 build/fk_softgpu check --device cuda
   done
 }
 
@@ -125,13 +133,12 @@ softgpu_more() {
   can_build_softgpu || return 0
   compile build softgpu
   local chip seed
-  export FK_SOFTGPU_RACES=1
   for seed in 1 2; do
+    FK_SOFTGPU_SEED=$seed quietly 1 check_on_softgpu 1
     for chip in 90 80 75; do
-      FK_SOFTGPU_SEED=$seed FK_TEST_SEED=$seed on_softgpu $chip
+      FK_SOFTGPU_RACES=1 FK_SOFTGPU_SEED=$seed FK_TEST_SEED=$seed on_softgpu $chip
     done
   done
-  unset FK_SOFTGPU_RACES
   for chip in 90 80; do
     FK_SOFTGPU_ARCH=$chip FK_LIBRARY=$PWD/build/libflashkernel_softgpu.so OMP_NUM_THREADS=1 \
       PYTHONPATH=bindings/python quietly 1 python tests/softgpu/mutants.py

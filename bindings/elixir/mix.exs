@@ -8,12 +8,18 @@ defmodule FlashKernel.MixProject do
       elixir: "~> 1.14",
       description: "Fused kernels for sequence models, on any CPU and on NVIDIA GPUs",
       compilers: [:flashkernel_nif] ++ Mix.compilers(),
-      deps: [],
-      package: [licenses: ["Apache-2.0"]],
-      # Nx, EXLA and Axon are used where a project has them; this one needs none of them.
-      xref: [exclude: [Nx, EXLA, Axon]]
+      deps: deps(Mix.env()),
+      package: [licenses: ["Apache-2.0"]]
     ]
   end
+
+  # Nx and EXLA are used where a project has them, and are compiled first then. A project's
+  # dependencies are compiled for :prod; the tests here need neither, nor Hex.
+  defp deps(:prod) do
+    [{:nx, ">= 0.12.0", optional: true}, {:exla, ">= 0.12.0", optional: true}]
+  end
+
+  defp deps(_environment), do: []
 
   def application do
     [mod: {FlashKernel.Application, []}, extra_applications: [:logger]]

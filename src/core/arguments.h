@@ -49,6 +49,7 @@ class CallArguments {
   static Status check_integer(const Field& f, int64_t number);
   static std::string number_string(double number);
   static std::string range_string(const Field& f);
+  // Takes a tensor that is given, or has to be.
   Status unpack_tensor(const Field& f, const fk_slot& slot, bool needs_data);
   // Moves the axis last. It is counted in the first tensor that has it: an input or, if only
   // outputs do, an output.
@@ -57,10 +58,19 @@ class CallArguments {
   // Looks for the activations' dtype before any tensor is checked, since a parameter may be
   // declared before the first activation.
   void bind_activation();
-  Status check_device(const Field& f, const Tensor& t);
+  // Tells whether a tensor is where the first one is; the first one says where.
+  bool is_on_same_device(const Field& f, const Tensor& t) {
+    if (first_ == nullptr) {
+      first_ = &t;
+      first_field_ = &f;
+    }
+    return t.device == first_->device && t.device_id == first_->device_id;
+  }
+  Status wrong_device(const Field& f, const Tensor& t) const;
   static std::string device_string(const Tensor& t);
-  // Checks the offsets of packed sequences where they can be read. On a GPU they cannot: kernels
-  // keep themselves inside the tensors whatever the offsets say.
+  // Checks the offsets of packed sequences, which a field with `rises_to` has, where they can be
+  // read. On a GPU they cannot: kernels keep themselves inside the tensors whatever the offsets
+  // say.
   Status check_offsets(const Field& f, const Tensor& t);
   // Checks that no two elements of an output share an address: from the shortest stride to the
   // longest, each must pass over all that the shorter ones reach.

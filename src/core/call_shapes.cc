@@ -49,6 +49,8 @@ Status CallShapes::match(const Field& field, int ndim, const int64_t* shape) {
     } else if (dim.or_one && size == 1) {
       continue;
     } else if (from_[dim.symbol] != nullptr) {
+      const bool is_symbol = dim.factor == 1 && dim.offset == 0 && dim.blocks_of < 0;
+      if (is_symbol && size == size_[dim.symbol]) continue;  // as nearly always
       const int64_t expected = dim_size(dim, size_[dim.symbol]);
       if (size == expected) continue;
       if (expected < 0) return too_small(dim);
@@ -82,7 +84,11 @@ const Dims* CallShapes::alternative(const Field& field, int ndim) {
 
 bool CallShapes::match_leading(const Field& field, int leading, const int64_t* shape) {
   if (leading_from_ != nullptr) {
-    return leading == leading_ndim_ && std::equal(shape, shape + leading, leading_);
+    if (leading != leading_ndim_) return false;
+    for (int i = 0; i < leading; ++i) {  // few, so that calling memcmp would take longer
+      if (shape[i] != leading_[i]) return false;
+    }
+    return true;
   }
   leading_from_ = &field;
   leading_ndim_ = leading;

@@ -54,22 +54,6 @@ __device__ __forceinline__ void mma_16816([[maybe_unused]] float (&c)[4],
 #endif
 }
 
-// Adds the product of a (16 x 8) and b (8 x 8) to c (16 x 8), with floats of which the tensor cores
-// see the upper 19 bits (tf32). Of `a`, a[0] is row g and column t, a[1] row g + 8, and a[2] and
-// a[3] are 4 columns further; of `b`, b0 is row t and column g, b1 4 rows further. From sm_80 on;
-// before, it does nothing.
-__device__ __forceinline__ void mma_1688([[maybe_unused]] float (&c)[4],
-                                         [[maybe_unused]] const uint32_t (&a)[4],
-                                         [[maybe_unused]] uint32_t b0,
-                                         [[maybe_unused]] uint32_t b1) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
-
 // Loads four 8x8 matrices of 16-bit elements from shared memory: lane l gives the address of row l
 // % 8 of matrix l / 8, and receives elements 2t and 2t + 1 of row g of each matrix.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {

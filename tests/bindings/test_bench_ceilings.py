@@ -252,6 +252,9 @@ COUNTS = [
     # u, delta, z of 2 x 3, B and C of 2 x 5, A of 3 x 5, D and delta_bias of 3.
     ("selective_scan", "fwd", sizes(B=1, L=2, D=3, N=5), 2, 36 + 40 + 84, 12, 210, 0),
     ("selective_scan", "bwd", sizes(B=1, L=2, D=3, N=5), 2, 48 + 40 + 84, 36 + 40 + 84, 810, 0),
+    # x of 2 x 3 heads of 4, dt of 2 x 3, B, C of 2 x 5, A, D and dt_bias of 3; a chunk of 2 steps.
+    ("ssd", "fwd", sizes(B=1, L=2, H=3, P=4, N=5), 2, 48 + 12 + 40 + 36, 48, 548, 0),
+    ("ssd", "bwd", sizes(B=1, L=2, H=3, P=4, N=5), 2, 136 + 48, 136, 1356, 0),
     # x of 2 x 3, 3 x 4 taps, 3 biases.
     ("causal_conv1d", "fwd", sizes(B=1, L=2, D=3, W=4), 4, 24 + 60, 24, 48, 0),
     ("causal_conv1d", "bwd", sizes(B=1, L=2, D=3, W=4), 4, 48 + 60, 24 + 60, 144, 0),

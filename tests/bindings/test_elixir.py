@@ -73,11 +73,8 @@ class Cases:
         positional, keywords = sampling.split(op, full)
         options = {}
         for name, value in keywords.items():
-            if value is None:
-                continue
-            options[name] = [self.value(v) for v in value] if isinstance(value, tuple) else None
-            if options[name] is None:
-                options[name] = self.value(value)
+            together = isinstance(value, tuple)
+            options[name] = [self.value(v) for v in value] if together else self.value(value)
         call = {
             "op": op.name,
             "positional": [self.value(v) for v in positional],
@@ -110,13 +107,14 @@ class Cases:
         return found
 
 
-def mix(*arguments: str) -> str:
+def mix(*arguments: str, build="elixir", **settings: str) -> str:
     library = pathlib.Path(_library.lib._name)
     environment = {
         **os.environ,
         "MIX_ENV": "test",
-        "MIX_BUILD_PATH": str(ROOT / "build" / "elixir"),
+        "MIX_BUILD_PATH": str(ROOT / "build" / build),
         "FLASHKERNEL": str(library.parent),
+        **settings,
     }
     done = subprocess.run(
         ["mix", *arguments],
@@ -233,12 +231,32 @@ def test_scans_shorter_than_a_checkpoint(project, tmp_path):
             "B": normal(2, length, 3),
             "C": normal(2, length, 3),
         }
+        sample = {f.name: f.python_default for f in op.arguments} | sample
         add_gradient(cases, f"L {length}", op, sample)
     check(cases)
 
 
 def test_its_own_suite(project):
     print(mix("test", "--no-compile"))
+
+
+def test_its_own_suite_with_every_access_watched():
+    """The NIF under AddressSanitizer, whose runtime has to be there before Erlang's."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    runtimes = [
+        subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    mix(
+        "test",
+        build="elixir-asan",
+        CXX=compiler,
+        CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all",
+        LD_PRELOAD=" ".join(runtimes),
+        ASAN_OPTIONS="detect_leaks=0",  # Erlang gives back nothing when it ends
+    )
 
 
 def test_its_format(project):

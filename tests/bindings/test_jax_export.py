@@ -47,6 +47,8 @@ def symbolic(op: Op, inputs: dict, numbers=()) -> list:
         dims = next(d for d in f.shapes if has_leading_dims(d) or len(d) == value.ndim)
         # A size that may also be 1 is known when exporting.
         names = ["" if d.or_one or d.symbol in numbers else d.text for d in dims]
+        if f.factors_unless in inputs:
+            names = [d.symbol for d in dims]
         if has_leading_dims(dims):
             leading = value.ndim - len(dims) + 1
             names = [*(f"lead{i}" for i in range(leading)), *names[1:]]

@@ -15,6 +15,7 @@ import test_merge_attention_states
 import test_rope
 import test_selective_scan
 import test_selective_state_update
+import test_ssd
 from flashkernel.compat import causal_conv1d, flash_attn, mamba_ssm
 from torch_samples import FLOATS, cuda_autocast, loss_of, on_a_gpu
 
@@ -123,6 +124,16 @@ def scan_formula(*arguments, delta_softplus, **named):
     return test_selective_scan.formula(delta_softplus)(*arguments, **named)
 
 
+def heads_with(function):
+    return lambda x, dt, B, C, A_log, D, bias: function(
+        x, dt, -A_log.exp(), B, C, D, dt_bias=bias, dt_softplus=True
+    )
+
+
+def heads_formula(*arguments, dt_softplus, **named):
+    return test_ssd.formula(dt_softplus)(*arguments, **named)
+
+
 def fused(linear):
     """A layer with all that can ride along."""
     return lambda x, residual, w, b: linear(x, w, b, activation="gelu", residual=residual)
@@ -181,6 +192,12 @@ FORMULAS = {
         scan_with(scan_formula),
         [(2, 7, 6)] * 2 + [(2, 7, 4)] * 2,
         [(6, 4), (6,), (6,)],
+    ),
+    "ssd": (
+        heads_with(fk.ssd),
+        heads_with(heads_formula),
+        [(2, 7, 4, 6), (2, 7, 4), (2, 7, 2, 5), (2, 7, 2, 5)],
+        [(4,), (4,), (4,)],
     ),
     "selective_state_update": (
         step_with(fk.selective_state_update),
@@ -257,7 +274,27 @@ def stack_in_torch(stack, x):
     return stack.norm_f(residual + x)
 
 
+def mamba2_in_torch(block, x):
+    """fk.torch.Mamba2's forward in torch's own ops."""
+    sizes = [block.d_ssm, block.conv_dim, block.nheads]
+    z, xBC, dt = block.in_proj(x).split(sizes, -1)
+    length = x.shape[1]
+    xBC = F.silu(block.conv1d(F.pad(xBC.transpose(1, 2), (block.d_conv - 1, 0))))[..., :length]
+    shared = block.ngroups * block.d_state
+    x, B, C = xBC.transpose(1, 2).split([block.d_ssm, shared, shared], -1)
+    heads, groups = (block.nheads, block.headdim), (block.ngroups, block.d_state)
+    y = test_ssd.formula(dt_softplus=True)(
+        x.unflatten(-1, heads), dt, -torch.exp(block.A_log), B.unflatten(-1, groups),
+        C.unflatten(-1, groups), block.D, dt_bias=block.dt_bias,
+    )  # fmt: skip
+    y = y.flatten(2) * F.silu(z)
+    y = F.rms_norm(y.unflatten(-1, (block.ngroups, -1)), (block.d_ssm // block.ngroups,), eps=1e-5)
+    return block.out_proj(y.flatten(2) * block.norm.weight)
+
+
 NETWORKS = {
+    "Mamba2": (lambda: fk.torch.Mamba2(16, d_state=8, headdim=8, ngroups=2), mamba2_in_torch),
+    "compat.Mamba2": (lambda: mamba_ssm.Mamba2(16, d_state=8, headdim=8), mamba2_in_torch),
     "Mamba": (lambda: fk.torch.Mamba(16), mamba_in_torch),
     "MambaStack": (lambda: fk.torch.MambaStack(16, 2), stack_in_torch),
     "compat.Mamba": (lambda: mamba_ssm.Mamba(16), mamba_in_torch),

@@ -156,7 +156,7 @@ TEST(DrawCall, AliasSharesMemory) {
 
 // A backward's saved inputs are what the forward computed.
 TEST(DrawCall, BackwardGetsForwardsResults) {
-  const fk_op& op = *Registry::get().find("rms_norm_bwd");
+  const fk_op& op = *Registry::get().find("layer_norm_bwd");
   const int x = op.declaration.find("x"), rstd = op.declaration.find("rstd");
   for (uint64_t seed = 0; seed < 10; ++seed) {
     DrawOptions options;
@@ -164,10 +164,10 @@ TEST(DrawCall, BackwardGetsForwardsResults) {
     DrawnCall drawn_call;
     ASSERT_TRUE(draw_call(op, options, &drawn_call).ok());
     const int64_t n = drawn_call.tensors[x].shape.back();
-    double squares = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      squares += drawn_call.tensors[x].values[i] * drawn_call.tensors[x].values[i];
-    }
+    const auto value = [&](int64_t i) { return drawn_call.tensors[x].values[i]; };
+    double mean = 0, squares = 0;
+    for (int64_t i = 0; i < n; ++i) mean += value(i) / static_cast<double>(n);
+    for (int64_t i = 0; i < n; ++i) squares += (value(i) - mean) * (value(i) - mean);
     const double r = drawn_call.tensors[rstd].values[0];
     EXPECT_NEAR(1 / (r * r), squares / n, 0.26) << "eps is at most 0.25 more";
     EXPECT_GE(1 / (r * r), squares / n * 0.999);

@@ -36,6 +36,13 @@ STEPS_ONLY = [
 ]
 
 
+def name_of(value) -> str:
+    """A parameter in a test's name, which is the same in every process."""
+    if isinstance(value, dict):
+        return ",".join(f"{k}={v}" for k, v in value.items())
+    return value.__name__
+
+
 @contextlib.contextmanager
 def forced(op, implementation):
     for name in (f"{op}_fwd", f"{op}_bwd"):
@@ -57,7 +64,7 @@ def takes(case, implementation, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("implementation", ("cuda", "cuda_persistent", "cuda_sm90"))
-@pytest.mark.parametrize(("make", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("make", "options"), CASES, ids=name_of)
 def test_implementation(make, options, implementation, dtype):
     case = make(**options)
     if not takes(case, implementation, dtype):
@@ -67,7 +74,7 @@ def test_implementation(make, options, implementation, dtype):
         run_gradients(case, "torch_cuda", dtype)
 
 
-@pytest.mark.parametrize(("make", "options"), STEPS_ONLY, ids=str)
+@pytest.mark.parametrize(("make", "options"), STEPS_ONLY, ids=name_of)
 def test_what_takes_a_launch_for_each_step(make, options):
     case = make(**options)
     t = {k: v.float() for k, v in case.inputs(seeded("steps")).items()}

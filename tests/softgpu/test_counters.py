@@ -5,6 +5,7 @@ They count the same thing where the compiler behind the PTX left the accesses as
 some neighbouring ones to a wider one and leaves out others, which the number of instructions shows:
 only where that is the chip's too are the sectors and the passes that they take compared."""
 
+import csv
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import torch
 import flashkernel as fk
 import launches
 import software_gpu
+from flashkernel.bench.softgpu import device
 
 pytestmark = [
     pytest.mark.skipif(
@@ -121,4 +123,6 @@ def test_large_launches_are_those_of_the_chip():
         for causal in (False, True):
             out = fk.attention(*leaves, causal=causal)
             torch.autograd.grad(out, leaves, torch.zeros_like(out))
-    assert [[launch["grid"], launch["block"]] for launch in made] == list(on_chip.values())
+    # ncu was not asked for the kernel that makes dq bfloat16.
+    listed = [launch for launch in made if "convert_kernel" not in launch["name"]]
+    assert [[launch["grid"], launch["block"]] for launch in listed] == list(on_chip.values())

@@ -15,8 +15,8 @@ ARCH = int(os.environ.get("FK_SOFTGPU_ARCH", "0"))
 pytestmark = pytest.mark.skipif(not ARCH, reason="counts on the software GPU")
 
 SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
-# Products of float are three of the tensor cores each, of x = high + low.
-TIMES = {"float32": 3, "float16": 1, "bfloat16": 1}
+# Products of float are six of the tensor cores each, of three bfloat16 numbers.
+TIMES = {"float32": 6, "float16": 1, "bfloat16": 1}
 # Enough tiles of 128 x 128 for each chip's multiprocessors.
 LARGE = {75: 896, 80: 1408, 90: 1536}.get(ARCH)
 

@@ -31,6 +31,8 @@ defmodule FlashKernel do
   @typedoc "A tensor, nil where it is optional, the value of an attribute, or the options."
   @type argument :: term
 
+  # Ops of these names stand here.
+  import Kernel, except: [max: 2]
   require FlashKernel.Functions
   FlashKernel.Functions.define_ops()
 

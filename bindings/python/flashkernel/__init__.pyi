@@ -293,9 +293,11 @@ def merge_attention_states(outs: Tensor | Sequence[Tensor], lses: Tensor | Seque
 def merge_attention_states(outs: Array | Sequence[Array], lses: Array | Sequence[Array]) -> tuple[Array, Array]: ...
 
 @overload
-def rms_norm(x: NDArray[Any], weight: NDArray[Any] | None = None, *, residual: None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0) -> NDArray[Any]:
+def rms_norm(x: NDArray[Any], weight: NDArray[Any] | None = None, *, residual: None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0, gate: NDArray[Any] | None = None, norm_before_gate: bool = False, group_size: SupportsIndex | None = None) -> NDArray[Any]:
     """Root-mean-square norm over the last axis: y = s * rsqrt(mean(s^2) + eps) * (weight +
     weight_offset), where s = x, or x + residual if a residual is given; then s is returned too.
+    With a gate, s silu(gate) is normalised, or with norm_before_gate y is multiplied by silu(gate).
+    With group_size, each so many columns have a norm of their own.
 
     Arguments
       x: T[..., N]: activations
@@ -303,27 +305,30 @@ def rms_norm(x: NDArray[Any], weight: NDArray[Any] | None = None, *, residual: N
       residual: T[..., N], optional: added to x first
       eps: number, at least 0: added to the mean square
       weight_offset: number: added to weight (Gemma's weights are stored minus 1)
+      gate: T[..., N], optional: what s, or y, is multiplied by the silu of
+      norm_before_gate: boolean: the gate multiplies y, not s
+      group_size: integer, at least 0: columns that are normalised together; None or 0: all
 
     Returns
       y: T[..., N]: the normalised rows
       sum: T[..., N] (when residual): x + residual
     """
 @overload
-def rms_norm(x: NDArray[Any], weight: NDArray[Any] | None = None, *, residual: NDArray[Any], eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0) -> tuple[NDArray[Any], NDArray[Any]]: ...
+def rms_norm(x: NDArray[Any], weight: NDArray[Any] | None = None, *, residual: NDArray[Any], eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0, gate: NDArray[Any] | None = None, norm_before_gate: bool = False, group_size: SupportsIndex | None = None) -> tuple[NDArray[Any], NDArray[Any]]: ...
 @overload
-def rms_norm(x: NDArray[Any], weight: NDArray[Any] | None = None, *, residual: NDArray[Any] | None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]: ...
+def rms_norm(x: NDArray[Any], weight: NDArray[Any] | None = None, *, residual: NDArray[Any] | None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0, gate: NDArray[Any] | None = None, norm_before_gate: bool = False, group_size: SupportsIndex | None = None) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]: ...
 @overload
-def rms_norm(x: Tensor, weight: Tensor | None = None, *, residual: None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0) -> Tensor: ...
+def rms_norm(x: Tensor, weight: Tensor | None = None, *, residual: None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0, gate: Tensor | None = None, norm_before_gate: bool = False, group_size: SupportsIndex | None = None) -> Tensor: ...
 @overload
-def rms_norm(x: Tensor, weight: Tensor | None = None, *, residual: Tensor, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0) -> tuple[Tensor, Tensor]: ...
+def rms_norm(x: Tensor, weight: Tensor | None = None, *, residual: Tensor, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0, gate: Tensor | None = None, norm_before_gate: bool = False, group_size: SupportsIndex | None = None) -> tuple[Tensor, Tensor]: ...
 @overload
-def rms_norm(x: Tensor, weight: Tensor | None = None, *, residual: Tensor | None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0) -> Tensor | tuple[Tensor, Tensor]: ...
+def rms_norm(x: Tensor, weight: Tensor | None = None, *, residual: Tensor | None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0, gate: Tensor | None = None, norm_before_gate: bool = False, group_size: SupportsIndex | None = None) -> Tensor | tuple[Tensor, Tensor]: ...
 @overload
-def rms_norm(x: Array, weight: Array | None = None, *, residual: None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0) -> Array: ...
+def rms_norm(x: Array, weight: Array | None = None, *, residual: None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0, gate: Array | None = None, norm_before_gate: bool = False, group_size: SupportsIndex | None = None) -> Array: ...
 @overload
-def rms_norm(x: Array, weight: Array | None = None, *, residual: Array, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0) -> tuple[Array, Array]: ...
+def rms_norm(x: Array, weight: Array | None = None, *, residual: Array, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0, gate: Array | None = None, norm_before_gate: bool = False, group_size: SupportsIndex | None = None) -> tuple[Array, Array]: ...
 @overload
-def rms_norm(x: Array, weight: Array | None = None, *, residual: Array | None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0) -> Array | tuple[Array, Array]: ...
+def rms_norm(x: Array, weight: Array | None = None, *, residual: Array | None = None, eps: SupportsFloat = 1e-06, weight_offset: SupportsFloat = 0.0, gate: Array | None = None, norm_before_gate: bool = False, group_size: SupportsIndex | None = None) -> Array | tuple[Array, Array]: ...
 
 @overload
 def layer_norm(x: NDArray[Any], weight: NDArray[Any] | None = None, bias: NDArray[Any] | None = None, *, residual: None = None, eps: SupportsFloat = 1e-05) -> NDArray[Any]:
@@ -389,6 +394,61 @@ def max(x: NDArray[Any], axis: SupportsIndex | None = None) -> NDArray[Any]:
 def max(x: Tensor, axis: SupportsIndex | None = None) -> Tensor: ...
 @overload
 def max(x: Array, axis: SupportsIndex | None = None) -> Array: ...
+
+@overload
+def lstm(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, c0: NDArray[Any] | None = None, *, w_hr: NDArray[Any] | None = None, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """A layer of an LSTM over whole sequences: gates i, f, g, o of W_ih x + b_ih + W_hh h + b_hh, c =
+    f c + i g, h = o tanh(c), or w_hr times that. With cu_seqlens, sequences stand packed one after
+    another along L, in a batch of 1, and states have one row per sequence.
+
+    Arguments
+      x: T[B, L, I]: input
+      w_ih: P[4*H, I]: input to gates
+      w_hh: P[4*H, R]: the last output to gates; R is H without w_hr
+      b_ih: P[4*H], optional: added to the gates
+      b_hh: P[4*H], optional: added to the gates as well
+      h0: P[S, R], optional: the output before the first step; None: 0
+      c0: P[S, H], optional: the cell before the first step; None: 0
+      w_hr: P[R, H], optional: projects o tanh(c) to the output
+      cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
+      reverse: boolean: walk each sequence from its end
+
+    Returns
+      y: T[B, L, R]: the output of every step
+      h: F[S, R]: the output of the last step
+      c: F[S, H]: the cell after the last step
+    """
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def lstm(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, c0: Array | None = None, *, w_hr: Array | None = None, cu_seqlens: Array | None = None, reverse: bool = False) -> tuple[Array, Array, Array]: ...
+
+@overload
+def gru(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, *, reset_after: bool = True, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A layer of a GRU over whole sequences: gates r, z, n, h = (1 - z) n + z h. The reset gate r
+    meets W_hn h + b_hn (reset_after, as in torch), or h before that product (Keras, ONNX). With
+    cu_seqlens, sequences stand packed one after another along L, in a batch of 1, and states have
+    one row per sequence.
+
+    Arguments
+      x: T[B, L, I]: input
+      w_ih: P[3*H, I]: input to gates
+      w_hh: P[3*H, H]: the last output to gates
+      b_ih: P[3*H], optional: added to the product with x
+      b_hh: P[3*H], optional: added to the product with h
+      h0: P[S, H], optional: the output before the first step; None: 0
+      reset_after: boolean: the reset gate meets the product with h, not h itself
+      cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
+      reverse: boolean: walk each sequence from its end
+
+    Returns
+      y: T[B, L, H]: the output of every step
+      h: F[S, H]: the output of the last step
+    """
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False) -> tuple[Tensor, Tensor]: ...
+@overload
+def gru(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, *, reset_after: bool = True, cu_seqlens: Array | None = None, reverse: bool = False) -> tuple[Array, Array]: ...
 
 @overload
 def rope(x: NDArray[Any], cos: NDArray[Any], sin: NDArray[Any], *, positions: NDArray[Any] | None = None, interleaved: bool = False, inplace: bool = False) -> NDArray[Any]:
@@ -528,6 +588,52 @@ def logsumexp(x: Tensor, axis: SupportsIndex = -1) -> Tensor: ...
 @overload
 def logsumexp(x: Array, axis: SupportsIndex = -1) -> Array: ...
 
+@overload
+def ssd(x: NDArray[Any], dt: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, dt_bias: NDArray[Any] | None = None, dt_softplus: bool = False, dt_limit: tuple[SupportsFloat, SupportsFloat] = (0.0, float("inf")), initial_state: NDArray[Any] | None = None, return_final_state: Literal[False] = False, cu_seqlens: NDArray[Any] | None = None, chunk_size: SupportsIndex | None = None) -> NDArray[Any]:
+    """Mamba-2's scan (state-space duality): h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T, y_t = (h_t C_t
+    + D x_t) silu(z_t), with dt clamped to dt_limit after its bias and softplus. Every H / G heads
+    share B and C. With cu_seqlens, sequences stand packed one after another along L, in a batch of
+    1, and states have one row per sequence.
+
+    Arguments
+      x: T[B, L, H, P]: input, of H heads
+      dt: T[B, L, H]: time steps
+      A: F[H]: decay of each head; negative as a rule
+      B: T[B, L, G, N]: input to states
+      C: T[B, L, G, N]: states to output
+      D: P[H, (P)], optional: input to output
+      z: T[B, L, H, P], optional: gate: y is multiplied by silu(z)
+      dt_bias: P[H], optional: added to dt
+      dt_softplus: boolean: dt goes through log(1 + exp(x)) after the bias
+      dt_limit: the tuple (dt_limit_min, dt_limit_max)
+      dt_limit_min: number: the least that dt is then raised to
+      dt_limit_max: number: the most that it is lowered to
+      initial_state: P[S, H, P, N], optional: the state before the first step; None: 0
+      return_final_state: boolean: return final_state too
+      cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
+      chunk_size: integer, at least 0: the most steps of a chunk, which changes roundings and time only; None or 0: as suits the kernel
+
+    Returns
+      y: T[B, L, H, P]: output
+      final_state: F[S, H, P, N] (when return_final_state): the state after the last step
+    """
+@overload
+def ssd(x: NDArray[Any], dt: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, dt_bias: NDArray[Any] | None = None, dt_softplus: bool = False, dt_limit: tuple[SupportsFloat, SupportsFloat] = (0.0, float("inf")), initial_state: NDArray[Any] | None = None, return_final_state: Literal[True], cu_seqlens: NDArray[Any] | None = None, chunk_size: SupportsIndex | None = None) -> tuple[NDArray[Any], NDArray[Any]]: ...
+@overload
+def ssd(x: NDArray[Any], dt: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, dt_bias: NDArray[Any] | None = None, dt_softplus: bool = False, dt_limit: tuple[SupportsFloat, SupportsFloat] = (0.0, float("inf")), initial_state: NDArray[Any] | None = None, return_final_state: bool = False, cu_seqlens: NDArray[Any] | None = None, chunk_size: SupportsIndex | None = None) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]: ...
+@overload
+def ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False, dt_limit: tuple[SupportsFloat, SupportsFloat] = (0.0, float("inf")), initial_state: Tensor | None = None, return_final_state: Literal[False] = False, cu_seqlens: Tensor | None = None, chunk_size: SupportsIndex | None = None) -> Tensor: ...
+@overload
+def ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False, dt_limit: tuple[SupportsFloat, SupportsFloat] = (0.0, float("inf")), initial_state: Tensor | None = None, return_final_state: Literal[True], cu_seqlens: Tensor | None = None, chunk_size: SupportsIndex | None = None) -> tuple[Tensor, Tensor]: ...
+@overload
+def ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False, dt_limit: tuple[SupportsFloat, SupportsFloat] = (0.0, float("inf")), initial_state: Tensor | None = None, return_final_state: bool = False, cu_seqlens: Tensor | None = None, chunk_size: SupportsIndex | None = None) -> Tensor | tuple[Tensor, Tensor]: ...
+@overload
+def ssd(x: Array, dt: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, dt_bias: Array | None = None, dt_softplus: bool = False, dt_limit: tuple[SupportsFloat, SupportsFloat] = (0.0, float("inf")), initial_state: Array | None = None, return_final_state: Literal[False] = False, cu_seqlens: Array | None = None, chunk_size: SupportsIndex | None = None) -> Array: ...
+@overload
+def ssd(x: Array, dt: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, dt_bias: Array | None = None, dt_softplus: bool = False, dt_limit: tuple[SupportsFloat, SupportsFloat] = (0.0, float("inf")), initial_state: Array | None = None, return_final_state: Literal[True], cu_seqlens: Array | None = None, chunk_size: SupportsIndex | None = None) -> tuple[Array, Array]: ...
+@overload
+def ssd(x: Array, dt: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, dt_bias: Array | None = None, dt_softplus: bool = False, dt_limit: tuple[SupportsFloat, SupportsFloat] = (0.0, float("inf")), initial_state: Array | None = None, return_final_state: bool = False, cu_seqlens: Array | None = None, chunk_size: SupportsIndex | None = None) -> Array | tuple[Array, Array]: ...
+
 __all__ = [
     "Error",
     "Model",
@@ -550,10 +656,13 @@ __all__ = [
     "merge_attention_states",
     "rms_norm",
     "layer_norm",
+    "lstm",
+    "gru",
     "rope",
     "selective_scan",
     "selective_state_update",
     "softmax",
     "log_softmax",
     "logsumexp",
+    "ssd",
 ]

@@ -31,20 +31,21 @@ struct FewRowsStep {
 
   __device__ __forceinline__ void multiply(float (&sum)[2][4]) const {
     // The first and the second half of each lane's bytes are a fragment each.
+    uint32_t left[2][4];
+    RightFragments<T, 1> right;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto word = [&](const uint4& v, int i) {
         return half == 0 ? (i == 0 ? v.x : v.y) : (i == 0 ? v.z : v.w);
       };
-      const uint32_t left[4] = {word(w[0], 0), word(w[1], 0), word(w[0], 1), word(w[1], 1)};
-      RightFragments<T, 1> right;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        right.words[0][i] = i % 2 < kBlocks ? word(x[i % 2 < kBlocks ? i % 2 : 0], i / 2) : 0;
+        left[half][i] = word(w[i % 2], i / 2);
+        right.words[half][0][i] = i % 2 < kBlocks ? word(x[i % 2 < kBlocks ? i % 2 : 0], i / 2) : 0;
       }
-      right.prepare();
-      right.template multiply<kBlocks>(sum, left);
     }
+    right.prepare();
+    right.template multiply<kBlocks>(sum, left);
   }
 };
 
@@ -109,7 +110,9 @@ __global__ void __launch_bounds__(FewRows::kThreads)
         for (int e = 0; e < kBlocks; ++e) ahead[j].x[e] = take(x[e], k);
       }
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) ahead[j].multiply(sum);
+      for (int j = 0; j < kAhead; ++j) {
+        if (step_of(i, j) < last) ahead[j].multiply(sum);
+      }
     }
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {

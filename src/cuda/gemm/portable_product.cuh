@@ -7,10 +7,10 @@
 // From sm_80 on, copies of the slices ahead (cp.async) run while one is multiplied. Turing has
 // none: there the slice ahead waits in registers. Slices are 64 bytes of K (portable_operand.cuh).
 //
-// float is multiplied as two numbers of 11 bits each, x = high + low, in three products:
-// low high + high low + high high. What is left out, and the rounding of `low`, are 2^-22 of a term
-// at most. Tensor cores cut off the last bits of their sums, so these run over 64 of K only, and
-// are added up in float outside. An infinite input gives NaN.
+// float is multiplied as three bfloat16 numbers, x = p0 + p1 + p2, which have all of its bits, in
+// the six products of which p0 p0 to p0 p2 and p1 p1 are made; the others are 2^-26 of a term at
+// most. Tensor cores cut off the last bits of their sums, so these run over 64 of K only, and are
+// added up in float outside. An infinite input gives NaN.
 #pragma once
 
 #include "cuda/gemm/portable_epilogue.cuh"
@@ -47,60 +47,77 @@ struct PortablePlan {
 };
 static_assert(PortablePlan<uint16_t, LargeTile>::shared_bytes(75) <= 64 * 1024);
 
-// The part of x that its first 11 bits are, and that of the rest.
-struct FloatParts {
-  uint32_t high, low;
+// The right-hand fragments of a warp, 16 kC columns by a slice of K in two halves, which each of
+// its rows meets.
+template <class T, int kC>
+struct RightFragments {
+  uint32_t words[2][kC][4];
 
-  __device__ __forceinline__ explicit FloatParts(uint32_t x) {
-    high = (x + 0x1000u) & 0xffffe000u;
-    low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high)) + 0x1000u;
+  __device__ __forceinline__ void prepare() {}
+  // sum += x w^T for 16 rows and the first kCount times 8 columns.
+  template <int kCount = 2 * kC>
+  __device__ __forceinline__ void multiply(float (&sum)[2 * kC][4],
+                                           const uint32_t (&x)[2][4]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) {
+        const uint32_t(&w)[4] = words[half][c / 2];
+        mma_16816(sum[c], x[half], w[c % 2], w[c % 2 + 2], T());
+      }
+    }
   }
 };
 
-// The right-hand fragments of a warp, 16 kC columns by 32 bytes of K, which each of its rows meets.
-template <class T, int kC>
-struct RightFragments {
-  uint32_t words[kC][4];
+// The parts of two fragments of float, as three fragments of bfloat16. A lane's numbers become
+// pairs as they are: which k an element stands for is the same on both sides.
+struct FloatParts {
+  uint32_t words[3][4];
 
-  // sum += x w^T for 16 rows and the first kCount times 8 columns.
-  template <int kCount = 2 * kC>
-  __device__ __forceinline__ void multiply(float (&sum)[2 * kC][4], const uint32_t (&x)[4]) const {
+  __device__ __forceinline__ explicit FloatParts(const uint32_t (&x)[2][4]) {
 #pragma unroll
-    for (int c = 0; c < kCount; ++c) {
-      mma_16816(sum[c], x, words[c / 2][c % 2], words[c / 2][c % 2 + 2], T());
+    for (int i = 0; i < 4; ++i) {
+      float low = __uint_as_float(x[i / 2][i % 2]), high = __uint_as_float(x[i / 2][i % 2 + 2]);
+#pragma unroll
+      for (int part = 0; part < 3; ++part) {
+        const uint32_t pair = pack_pair<__nv_bfloat16>(low, high);
+        words[part][i] = pair;
+        low -= __uint_as_float(pair << 16);
+        high -= __uint_as_float(pair & 0xffff0000u);
+      }
     }
   }
-  __device__ __forceinline__ void prepare() {}
 };
 
 template <int kC>
 struct RightFragments<float, kC> {
-  uint32_t words[kC][4];  // after `prepare`, the high parts
-  uint32_t low[kC][4];
+  uint32_t words[2][kC][4];
+  uint32_t parts[kC][3][4];
 
   __device__ __forceinline__ void prepare() {
 #pragma unroll
-    for (int i = 0; i < 4 * kC; ++i) {
-      const FloatParts parts(words[i / 4][i % 4]);
-      words[i / 4][i % 4] = parts.high;
-      low[i / 4][i % 4] = parts.low;
+    for (int c = 0; c < kC; ++c) {
+      uint32_t both[2][4];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) both[i / 4][i % 4] = words[i / 4][c][i % 4];
+      const FloatParts split(both);
+#pragma unroll
+      for (int i = 0; i < 12; ++i) parts[c][i / 4][i % 4] = split.words[i / 4][i % 4];
     }
   }
   template <int kCount = 2 * kC>
-  __device__ __forceinline__ void multiply(float (&sum)[2 * kC][4], const uint32_t (&x)[4]) const {
-    uint32_t x_high[4], x_low[4];
+  __device__ __forceinline__ void multiply(float (&sum)[2 * kC][4],
+                                           const uint32_t (&x)[2][4]) const {
+    const FloatParts left(x);
+    // The small ones first.
+    constexpr int kLeft[] = {2, 0, 1, 1, 0, 0}, kRight[] = {0, 2, 1, 0, 1, 0};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const FloatParts parts(x[i]);
-      x_high[i] = parts.high;
-      x_low[i] = parts.low;
-    }
+    for (int i = 0; i < 6; ++i) {
 #pragma unroll
-    for (int c = 0; c < kCount; ++c) {
-      const int j = c / 2, e = c % 2;
-      mma_1688(sum[c], x_low, words[j][e], words[j][e + 2]);
-      mma_1688(sum[c], x_high, low[j][e], low[j][e + 2]);
-      mma_1688(sum[c], x_high, words[j][e], words[j][e + 2]);
+      for (int c = 0; c < kCount; ++c) {
+        const uint32_t(&w)[4] = parts[c / 2][kRight[i]];
+        mma_16816(sum[c], left.words[kLeft[i]], w[c % 2], w[c % 2 + 2], __nv_bfloat16());
+      }
     }
   }
 };
@@ -171,20 +188,21 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
     WarpSums<T, kR, kC> sums;
     const auto stage = [&](int i, int stages) { return shared + i % stages * Plan::kStageBytes; };
     const auto multiply = [&](const char* from, int i) {
+      RightFragments<T, kC> w;
 #pragma unroll
-      for (int k = 0; k < Plan::kDepth; k += Plan::kDepth / 2) {
-        RightFragments<T, kC> w;
+      for (int c = 0; c < 2 * kC; ++c) {
+        TileB::load_fragment(w.words[c % 2][c / 2], from + Plan::kABytes,
+                             warp_column + 16 * (c / 2), c % 2 * (Plan::kDepth / 2));
+      }
+      w.prepare();
 #pragma unroll
-        for (int c = 0; c < kC; ++c) {
-          TileB::load_fragment(w.words[c], from + Plan::kABytes, warp_column + 16 * c, k);
+      for (int r = 0; r < kR; ++r) {
+        uint32_t x[2][4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          TileA::load_fragment(x[half], from, warp_row + 16 * r, half * (Plan::kDepth / 2));
         }
-        w.prepare();
-#pragma unroll
-        for (int r = 0; r < kR; ++r) {
-          uint32_t x[4];
-          TileA::load_fragment(x, from, warp_row + 16 * r, k);
-          w.multiply(sums.now(r), x);
-        }
+        w.multiply(sums.now(r), x);
       }
       if (i % sums.kStretch == sums.kStretch - 1) sums.gather();
     };
@@ -241,10 +259,10 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
 #pragma unroll
     for (int i = 0; i < kR * 2 * kC * 2; ++i) {
       const int r = i / (4 * kC), c = i / 2 % (2 * kC), half = i % 2;
-      float* const to =
+      const float* const to =
           staged.at(warp_row + 16 * r + 8 * half + lane / 4, warp_column + 8 * c + 2 * (lane % 4));
-      *reinterpret_cast<float2*>(to) =
-          make_float2(sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
+      // As one instruction, of which the compiler would make two here and there.
+      store_shared(shared_address(to), sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
     }
     __syncthreads();
     staged.template finish<T, Plan::kThreads>(a, row, column);

@@ -31,8 +31,11 @@ struct GatedLinearFwd {
     d.batch({"..."});
     d.input("x", &Op::x, "T[..., K]", "activations");
     d.input("w_gate", &Op::w_gate, "P[2*N, K]", "a row for each column of the gate, then of the up")
-        .factors_unless("w_up");
-    d.input("w_up", &Op::w_up, "P[N, K]", "a row for each output column").optional();
+        .factors_unless("w_up")
+        .drawn_between(-0.5, 0.5);  // products of two sums grow fast
+    d.input("w_up", &Op::w_up, "P[N, K]", "a row for each output column")
+        .optional()
+        .drawn_between(-0.5, 0.5);
     d.keyword_only();
     d.choice("activation", &Op::activation, activation_names(),
              static_cast<int64_t>(Activation::kSilu), "of the gate");
@@ -61,8 +64,10 @@ struct GatedLinearBwd {
     d.batch({"..."});
     d.input("dy", &Op::dy, "T[..., N]", "gradient of y");
     d.input("x", &Op::x, "T[..., K]", "as in the forward");
-    d.input("w_gate", &Op::w_gate, "P[2*N, K]", "as in the forward").factors_unless("w_up");
-    d.input("w_up", &Op::w_up, "P[N, K]", "as in the forward").optional();
+    d.input("w_gate", &Op::w_gate, "P[2*N, K]", "as in the forward")
+        .factors_unless("w_up")
+        .drawn_between(-0.5, 0.5);
+    d.input("w_up", &Op::w_up, "P[N, K]", "as in the forward").optional().drawn_between(-0.5, 0.5);
     d.input("gate", &Op::gate, "T[..., N]", "from the forward; computed again where there is none")
         .optional();
     d.input("up", &Op::up, "T[..., N]", "likewise").optional();

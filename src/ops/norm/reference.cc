@@ -51,7 +51,7 @@ void for_each_row(const Args& a, const EachRow& each_row) {
 }  // namespace
 
 Status run(const RmsNormFwd& a, const Exec&) {
-  const int64_t n = a.x.size(-1), group = a.group_size > 0 ? a.group_size : n;
+  const int64_t n = a.x.size(-1), group = a.group_size > 0 && n > 0 ? a.group_size : n;
   const Rows y_rows = a.y ? rows_of(a.y) : Rows();
   const Rows gate_rows = a.gate ? rows_of(a.gate) : Rows();
   const Rows rstd_rows = a.rstd ? rows_of(a.rstd, 0) : Rows();
@@ -98,7 +98,7 @@ Status run(const LayerNormFwd& a, const Exec&) {
 }
 
 Status run(const RmsNormBwd& a, const Exec&) {
-  const int64_t n = a.x.size(-1), group = a.group_size > 0 ? a.group_size : n;
+  const int64_t n = a.x.size(-1), group = a.group_size > 0 && n > 0 ? a.group_size : n;
   const Rows dy_rows = rows_of(a.dy), x_rows = rows_of(a.x), rstd_rows = rows_of(a.rstd, 0);
   const Rows dsum_rows = a.dsum ? rows_of(a.dsum) : Rows();
   const Rows gate_rows = a.gate ? rows_of(a.gate) : Rows();

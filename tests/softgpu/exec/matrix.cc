@@ -77,40 +77,6 @@ void multiply_16_8(Warp& warp, const Instruction& i, uint32_t) {
   warp.run->counts.tensor_flops += 2 * 16 * 8 * 8 * kSteps;
 }
 
-// d = a b + c with 16 x 8 by 8 x 8 floats whose last 13 bits the tensor cores cut off (tf32). A
-// register of a or b is 8 x 4 elements, row by row (of b: column by column).
-inline void multiply_tf32(Warp& warp, const Instruction& i, uint32_t) {
-  const Place* places = warp.run->program->lists.data() + i.list;
-  // Two registers side by side are eight columns.
-  const auto elements = [&](int left, int right, float(&to)[8][8]) {
-    const uint32_t* words[2] = {lanes_at(warp, places[left]), lanes_at(warp, places[right])};
-    for (int l = 0; l < kLanes; ++l) {
-      for (int part = 0; part < 2; ++part) {
-        to[l / 4][4 * part + l % 4] = float_of(words[part][l] & 0xffffe000u);
-      }
-    }
-  };
-  alignas(64) float a[2][8][8];
-  alignas(64) float columns[8][8];
-  alignas(64) float b[8][8];
-  for (int half = 0; half < 2; ++half) elements(4 + half, 6 + half, a[half]);
-  elements(8, 9, columns);
-  transpose(columns, b);
-  alignas(64) float c[2][8][8];
-  for (int part = 0; part < 4; ++part) {
-    const uint32_t* from = lanes_at(warp, places[10 + part]);
-    for (int l = 0; l < kLanes; ++l) c[part / 2][l / 4][2 * (l % 4) + part % 2] = float_of(from[l]);
-  }
-  for (int half = 0; half < 2; ++half) multiply_8_8(a[half], b, c[half]);
-  for (int part = 0; part < 4; ++part) {
-    uint32_t* to = lanes_to<uint32_t>(warp, places[part]);
-    for (int l = 0; l < kLanes; ++l) {
-      to[l] = bits_of(canonical(c[part / 2][l / 4][2 * (l % 4) + part % 2]));
-    }
-  }
-  warp.run->counts.tensor_flops += 2 * 16 * 8 * 8;
-}
-
 // The rows that the lanes name, of 16 bytes each; false where one of them is not to be had.
 template <Access kAccess>
 inline bool matrix_rows(Warp& warp, const Instruction& i, int operand, int matrices,
@@ -191,7 +157,6 @@ void add_matrix_operations(Operations& table) {
   add("m16n8k8", "bf16", multiply_16_8<Bfloat16Elements, 1>);
   add("m16n8k16", "f16", multiply_16_8<HalfElements, 2>);
   add("m16n8k16", "bf16", multiply_16_8<Bfloat16Elements, 2>);
-  add("m16n8k8", "tf32", multiply_tf32);
   add_matrix_moves<1>(table, "x1");
   add_matrix_moves<2>(table, "x2");
   add_matrix_moves<4>(table, "x4");

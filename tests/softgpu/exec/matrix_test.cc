@@ -60,48 +60,6 @@ TEST_F(Matrices, MultiplyOfAWarp) {
   }
 }
 
-TEST_F(Matrices, FloatsLoseTheirLastBits) {
-  // a: 16 x 8 and b: 8 x 8; 2^-11 more than a small number is seen as that number.
-  std::vector<float> a(128), b(64);
-  for (int i = 0; i < 128; ++i) a[i] = small_number(i);
-  for (int i = 0; i < 64; ++i) b[i] = small_number(3 * i + 1);
-  std::vector<float> words;
-  for (int lane = 0; lane < 32; ++lane) {
-    const int g = lane / 4, t = lane % 4;
-    for (int part = 0; part < 4; ++part) {
-      const float x = a[(g + 8 * (part % 2)) * 8 + t + 4 * (part / 2)];
-      words.push_back(x * (1 + std::exp2(-11.f)));
-    }
-    for (int part = 0; part < 2; ++part) words.push_back(b[(t + 4 * part) * 8 + g]);
-    words.push_back(0);
-    words.push_back(0);
-  }
-  auto* in = put(words);
-  auto* out = space<float>(128);
-  const LaunchResult result =
-      run(text(2,
-               "mul.wide.u32 %rd8, %r0, 32;\nadd.s64 %rd9, %rd0, %rd8;\n"
-               "ld.global.v4.u32 {%r10, %r11, %r12, %r13}, [%rd9];\n"
-               "ld.global.v2.u32 {%r14, %r15}, [%rd9+16];\n"
-               "mov.f32 %f1, 0f3f800000;\nmov.f32 %f2, 0f3f800000;\nmov.f32 %f3, 0f3f800000;\n"
-               "mov.f32 %f4, 0f3f800000;\n"
-               "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1, %f2, %f3, %f4}, "
-               "{%r10, %r11, %r12, %r13}, {%r14, %r15}, {%f1, %f2, %f3, %f4};\n"
-               "mul.wide.u32 %rd10, %r0, 16;\nadd.s64 %rd11, %rd1, %rd10;\n"
-               "st.global.v4.f32 [%rd11], {%f1, %f2, %f3, %f4};"),
-          {in, out});
-  ASSERT_TRUE(result.ok()) << all(result);
-  EXPECT_EQ(result.counters.tensor_flops, 2u * 16 * 8 * 8);
-  for (int lane = 0; lane < 32; ++lane) {
-    for (int part = 0; part < 4; ++part) {
-      const int row = lane / 4 + 8 * (part / 2), column = 2 * (lane % 4) + part % 2;
-      float sum = 1;
-      for (int k = 0; k < 8; ++k) sum += a[row * 8 + k] * b[k * 8 + column];
-      EXPECT_EQ(out[4 * lane + part], sum);
-    }
-  }
-}
-
 // Loads a box of 64 columns by `rows` of 2-byte elements, swizzled, with the copy engine.
 std::string load_tile(const std::string& to, int map, int c0, int c1) {
   return "mov.u32 %r40, " + std::to_string(c0) + ";\nmov.u32 %r41, " + std::to_string(c1) +

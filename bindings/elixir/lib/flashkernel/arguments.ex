@@ -20,7 +20,10 @@ defmodule FlashKernel.Arguments do
       |> Map.new(fn {field, value} -> {field.name, value} end)
       |> put_options(op, groups, options)
 
-    Enum.reduce(Op.arguments(op), %__MODULE__{}, &put(op, &1, Map.get(given, &1.name), &2))
+    Enum.reduce(Op.arguments(op), %__MODULE__{}, fn field, arguments ->
+      absent = if field.kind == :input, do: nil, else: :absent
+      put(op, field, Map.get(given, field.name, absent), arguments)
+    end)
   end
 
   defp put_options(given, op, groups, options) do
@@ -88,9 +91,18 @@ defmodule FlashKernel.Arguments do
   end
 
   defp put(op, field, value, arguments) do
-    value = if value == nil, do: default(field), else: attribute(op, field, value)
+    value =
+      if value in [:absent, nil], do: without(field, value), else: attribute(op, field, value)
+
     %{arguments | attributes: Map.put(arguments.attributes, field.name, value)}
   end
+
+  # What stands for an attribute without a value: nil is a choice of its own where there is one.
+  defp without(%{kind: :choice} = field, nil) do
+    Enum.find_index(field.choices, &(&1 == "")) || field.default
+  end
+
+  defp without(field, _), do: default(field)
 
   defp default(%{kind: :number, default: value}) when is_integer(value), do: value * 1.0
   defp default(%{kind: :boolean, default: value}), do: if(value in [true, 1], do: 1, else: 0)

@@ -77,7 +77,8 @@ defmodule FlashKernel.EXLA do
     %{target: target, attributes: attributes, operands: operands, results: results} = lower(plan)
     config = Enum.map_join(attributes, ", ", fn {name, text} -> "#{name} = #{text}" end)
     types = Enum.map_join(operands, ", ", &tensor_type/1)
-    result_types = "(#{Enum.map_join(results, ", ", &tensor_type/1)})"
+    returned_types = Enum.map_join(results, ", ", &tensor_type/1)
+    result_types = "(#{returned_types})"
 
     arguments =
       operands
@@ -93,7 +94,7 @@ defmodule FlashKernel.EXLA do
     module {
       func.func public @main(#{arguments}) -> #{result_types} {
         #{left} = stablehlo.custom_call @#{target}(#{values}) {api_version = 4 : i32, backend_config = {#{config}}} : (#{types}) -> #{result_types}
-        return #{returned} : #{String.slice(result_types, 1..-2)}
+        return #{returned} : #{returned_types}
       }
     }
     """

@@ -33,6 +33,7 @@ defmodule FlashKernel.Functions do
     definition =
       if Code.ensure_loaded?(Nx.Defn) do
         quote do
+          require Nx.Defn
           Nx.Defn.deftransform(unquote(head), do: unquote(body))
         end
       else

@@ -9,7 +9,7 @@ defmodule FlashKernel.JSON do
     if skip(rest) == "", do: value, else: wrong(rest)
   end
 
-  defp skip(<<c, rest::binary>>) when c in ' \t\r\n', do: skip(rest)
+  defp skip(<<c, rest::binary>>) when c in [?\s, ?\t, ?\r, ?\n], do: skip(rest)
   defp skip(text), do: text
 
   defp value("{" <> rest), do: object(skip(rest), %{})
@@ -71,7 +71,7 @@ defmodule FlashKernel.JSON do
     string(rest, [@escapes[c] | parts])
   end
 
-  defp string(<<c, rest::binary>>, parts) when c not in '"\\', do: string(rest, [c | parts])
+  defp string(<<c, rest::binary>>, parts) when c not in [?", ?\\], do: string(rest, [c | parts])
   defp string(text, _parts), do: wrong(text)
 
   defp number(text) do

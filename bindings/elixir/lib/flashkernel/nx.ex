@@ -23,17 +23,21 @@ if Code.ensure_loaded?(Nx) do
 
       if op.backward && Enum.any?(arguments.tensors, fn {_, tensor} -> traced?(tensor) end) do
         {outputs, gradient} = Call.with_gradient(op, arguments, __MODULE__)
-        inputs = for name <- Call.differentiable(op, arguments), do: arguments.tensors[name]
+        tensors = for name <- Call.differentiable(op, arguments), do: arguments.tensors[name]
         result = Functions.result(outputs)
 
-        Nx.Defn.Kernel.custom_grad(result, inputs, fn cotangent ->
+        # Constants have no gradient; Nx takes none of them here.
+        Nx.Defn.Kernel.custom_grad(result, Enum.filter(tensors, &traced?/1), fn cotangent ->
           cotangents = if is_tuple(cotangent), do: Tuple.to_list(cotangent), else: [cotangent]
 
-          outputs
-          |> Enum.zip_with(cotangents, fn {_, output}, g ->
-            Nx.as_type(Nx.broadcast(g, output), output.type)
-          end)
-          |> gradient.()
+          gradients =
+            outputs
+            |> Enum.zip_with(cotangents, fn {_, output}, g ->
+              Nx.as_type(Nx.broadcast(g, output), output.type)
+            end)
+            |> gradient.()
+
+          for {tensor, g} <- Enum.zip(tensors, gradients), traced?(tensor), do: g
         end)
       else
         op |> Call.forward(arguments, __MODULE__) |> Functions.result()

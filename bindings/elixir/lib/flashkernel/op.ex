@@ -103,6 +103,10 @@ defmodule FlashKernel.Op do
 
   defp holds?(nil, _op, _tensors, _attributes), do: true
 
+  defp holds?("!" <> name, op, tensors, attributes) do
+    not holds?(name, op, tensors, attributes)
+  end
+
   defp holds?(condition, op, tensors, attributes) do
     case String.split(condition, "=") do
       [name] when is_map_key(attributes, name) ->

@@ -4,6 +4,7 @@ which TRITON_INTERPRET=1 asks for before Triton is imported."""
 import os
 
 import triton
+import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -19,3 +20,29 @@ def tuned(configurations, key, fitting=None):
         return triton.autotune(configurations[-1:], key=key)
     prune = {} if fitting is None else {"prune_configs_by": {"early_config_prune": fitting}}
     return triton.autotune(configurations, key=key, **prune)
+
+
+# float32 products as three of tf32, which is all but exact; half precision is not touched by it.
+_PRECISION = tl.constexpr("tf32x3")
+_INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def _factors(a, b):
+    """The interpreter would multiply a bfloat16's bits as an integer: it gets float32."""
+    if _INTERPRETED:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return a, b
+
+
+@triton.jit
+def dot(a, b):
+    a, b = _factors(a, b)
+    return tl.dot(a, b, input_precision=_PRECISION)
+
+
+@triton.jit
+def dot_add(a, b, total):
+    a, b = _factors(a, b)
+    return tl.dot(a, b, total, input_precision=_PRECISION)

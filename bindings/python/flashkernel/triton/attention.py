@@ -16,13 +16,11 @@ import triton
 import triton.language as tl
 
 from .. import Error
-from ._device import takes, tuned
+from ._device import dot, dot_add, takes, tuned
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 _INFINITY = tl.constexpr(float("inf"))
-# float32 products as three of tf32, which is all but exact; half precision is not touched by it.
-_PRECISION = tl.constexpr("tf32x3")
 
 
 def _tuned(*tiles):
@@ -97,7 +95,7 @@ def _attend(
     log2 e), and the weighted values. scale is positive."""
     for start in tl.range(begin, end, BLOCK_N):
         k_tile = _load(k, start, k_len, k_stride, D, BLOCK_D, BLOCK_N, not MASKED)
-        s = tl.dot(q, tl.trans(k_tile), input_precision=_PRECISION)
+        s = dot(q, tl.trans(k_tile))
         if MASKED:
             key = start + tl.arange(0, BLOCK_N)
             s = tl.where(_seen(query[:, None], key[None, :], q_len, k_len, CAUSAL), s, -_INFINITY)
@@ -108,7 +106,7 @@ def _attend(
         shrink = tl.exp2(maximum - shift)
         total = total * shrink + tl.sum(p, 1)
         v_tile = _load(v, start, k_len, v_stride, E, BLOCK_E, BLOCK_N, not MASKED)
-        out = tl.dot(p.to(v_tile.dtype), v_tile, out * shrink[:, None], input_precision=_PRECISION)
+        out = dot_add(p.to(v_tile.dtype), v_tile, out * shrink[:, None])
         maximum = grown
     return total, maximum, out
 
@@ -202,15 +200,15 @@ def _gather_dkv(
     for start in tl.range(begin, end, BLOCK_M):
         query = start + tl.arange(0, BLOCK_M)
         q_tile = _load(q, start, q_len, q_row, D, BLOCK_D, BLOCK_M)
-        s = tl.dot(k_tile, tl.trans(q_tile), input_precision=_PRECISION) * scale
+        s = dot(k_tile, tl.trans(q_tile)) * scale
         p = tl.exp2(s - _load_lse(lse, query, q_len)[None, :])
         if MASKED:
             p = tl.where(_seen(query[None, :], key[:, None], q_len, k_len, CAUSAL), p, 0.0)
         do_tile = _load(dout, start, q_len, dout_row, E, BLOCK_E, BLOCK_M)
-        dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision=_PRECISION)
-        dp = tl.dot(v_tile, tl.trans(do_tile), input_precision=_PRECISION)
+        dv = dot_add(p.to(do_tile.dtype), do_tile, dv)
+        dp = dot(v_tile, tl.trans(do_tile))
         ds = p * (dp - tl.load(delta + query, mask=query < q_len, other=0.0)[None, :])
-        dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision=_PRECISION)
+        dk = dot_add(ds.to(q_tile.dtype), q_tile, dk)
     return dk, dv
 
 
@@ -271,15 +269,15 @@ def _gather_dq(
     """One walk over the keys [begin, end)."""
     for start in tl.range(begin, end, BLOCK_N):
         k_tile = _load(k, start, k_len, k_row, D, BLOCK_D, BLOCK_N, not MASKED)
-        s = tl.dot(q_tile, tl.trans(k_tile), input_precision=_PRECISION) * scale
+        s = dot(q_tile, tl.trans(k_tile)) * scale
         p = tl.exp2(s - lse[:, None])
         if MASKED:
             key = start + tl.arange(0, BLOCK_N)
             p = tl.where(_seen(query[:, None], key[None, :], q_len, k_len, CAUSAL), p, 0.0)
         v_tile = _load(v, start, k_len, v_row, E, BLOCK_E, BLOCK_N, not MASKED)
-        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=_PRECISION)
+        dp = dot(do_tile, tl.trans(v_tile))
         ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=_PRECISION)
+        dq = dot_add(ds.to(k_tile.dtype), k_tile, dq)
     return dq
 
 

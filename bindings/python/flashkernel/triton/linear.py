@@ -13,10 +13,8 @@ import triton
 import triton.language as tl
 
 from .. import Error
-from ._device import takes, tuned
+from ._device import dot_add, takes, tuned
 
-# float32 products as three of tf32, which is all but exact; half precision is not touched by it.
-_PRECISION = tl.constexpr("tf32x3")
 _ROOT_2_OVER_PI = tl.constexpr(0.7978845608028654)
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 _ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu", "relu")
@@ -43,7 +41,7 @@ def _activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + tl.erf(x * _ROOT_HALF))
     elif ACTIVATION == "gelu_tanh":
-        x = x * _sigmoid(2.0 * _ROOT_2_OVER_PI * (x + 0.044715 * x * x * x))
+        x = x * _sigmoid((x + 0.044715 * x * x * x) * (2.0 * _ROOT_2_OVER_PI))
     elif ACTIVATION == "silu":
         x = x * _sigmoid(x)
     elif ACTIVATION == "relu":
@@ -55,12 +53,13 @@ def _activate(x, ACTIVATION: tl.constexpr):
 def _slope(x, ACTIVATION: tl.constexpr):
     """The derivative of _activate."""
     if ACTIVATION == "gelu":
-        density = 0.5 * _ROOT_2_OVER_PI * tl.exp(-0.5 * x * x)
+        density = tl.exp(-0.5 * x * x) * (0.5 * _ROOT_2_OVER_PI)
         slope = 0.5 * (1.0 + tl.erf(x * _ROOT_HALF)) + x * density
     elif ACTIVATION == "gelu_tanh":
         square = tl.minimum(x * x, 1e4)  # for larger ones the slope is 0 or 1 already
-        s = _sigmoid(2.0 * _ROOT_2_OVER_PI * x * (1.0 + 0.044715 * square))
-        slope = s + x * s * (1.0 - s) * 2.0 * _ROOT_2_OVER_PI * (1.0 + 3.0 * 0.044715 * square)
+        s = _sigmoid(x * (1.0 + 0.044715 * square) * (2.0 * _ROOT_2_OVER_PI))
+        inner = (1.0 + 3.0 * 0.044715 * square) * (2.0 * _ROOT_2_OVER_PI)
+        slope = s + x * s * (1.0 - s) * inner
     elif ACTIVATION == "silu":
         s = _sigmoid(x)
         slope = s * (1.0 + x * (1.0 - s))
@@ -90,7 +89,7 @@ def _product(
     for first in range(0, K, BLOCK_K):
         left = tl.load(a_at, mask=(m < M)[:, None] & (first + k < K)[None, :], other=0.0)
         right = tl.load(b_at, mask=(first + k < K)[:, None] & (n < N)[None, :], other=0.0)
-        total = tl.dot(left, right.to(left.dtype), total, input_precision=_PRECISION)
+        total = dot_add(left, right.to(left.dtype), total)
         a_at += BLOCK_K * a_k
         b_at += BLOCK_K * b_k
     if HAS_BIAS:

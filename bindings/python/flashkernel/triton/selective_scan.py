@@ -19,9 +19,10 @@ import triton
 import triton.language as tl
 
 from .. import Error
-from ._device import takes
+from ._device import INTERPRETED, takes
 
-_BLOCK_T, _TILE = 32, 4096  # elements of a tile: BLOCK_T * BLOCK_D * BLOCK_N
+# Elements of a tile: BLOCK_T * BLOCK_D * BLOCK_N. The interpreter scans them one by one.
+_BLOCK_T, _TILE = 32, 512 if INTERPRETED else 4096
 
 
 @triton.jit

@@ -361,7 +361,9 @@ __device__ __forceinline__ void forward_block(const Forward& p) {
     }
   }
   const int i = first_row + lane % 4 * 8;
-  if (p.lse.data != nullptr && lane % 4 < 2 * kRowTiles && i < sequence.q_len) {
+  // Where warps share rows, the one with the first columns writes for all.
+  const bool writes_lse = p.lse.data != nullptr && columns_at == 0;
+  if (writes_lse && lane % 4 < 2 * kRowTiles && i < sequence.q_len) {
     const float power = Tile::kTerms == 2 ? log2f(mine.sum) - kLift<Tile> : log2_fast(mine.sum);
     lse_of_row(p, place, sequence, i) = mine.none ? -INFINITY : (mine.highest + power) * kLn2;
   }

@@ -1,0 +1,192 @@
+defmodule FlashKernel.NifTest do
+  use ExUnit.Case, async: false
+  alias FlashKernel.{Native, Op, Plan}
+
+  # What a NIF is given by the library's own functions is well formed; this is about everything else.
+
+  defp tensor(shape) do
+    count = Tuple.product(shape)
+    {:binary.copy(<<1.0::float-32-native>>, count), shape, {:f, 32}}
+  end
+
+  defp slots(op) do
+    layouts = %{"x" => {{2, 4}, {:f, 32}}, "weight" => {{4}, {:f, 32}}}
+    attributes = for f <- Op.attributes(op), into: %{}, do: {f.name, default(f)}
+    plan = Plan.make(op, layouts, attributes, ["y"])
+    data = %{"x" => elem(tensor({2, 4}), 0), "weight" => elem(tensor({4}), 0)}
+    Plan.slots(plan, data)
+  end
+
+  defp default(%{kind: :number, default: value}), do: value * 1.0
+  defp default(%{default: value}), do: value || 0
+
+  test "the right slots are taken" do
+    assert {:ok, [y]} = Native.call("layer_norm_fwd", slots(Op.get("layer_norm_fwd")))
+    assert byte_size(y) == 32
+  end
+
+  test "slots of another number or kind raise" do
+    slots = slots(Op.get("layer_norm_fwd"))
+
+    for wrong <- [
+          [],
+          tl(slots),
+          slots ++ [nil],
+          [1.0 | tl(slots)],
+          [{} | tl(slots)],
+          [{:in} | tl(slots)],
+          [{:out, {2, 32}, {2, 4}} | tl(slots)],
+          [put_elem(hd(slots), 1, "short") | tl(slots)] |> Enum.map(&shift/1),
+          [put_elem(hd(slots), 2, {2, 31}) | tl(slots)],
+          [put_elem(hd(slots), 2, {2, -32}) | tl(slots)],
+          [put_elem(hd(slots), 3, {2, -4}) | tl(slots)],
+          [put_elem(hd(slots), 3, {2, 4, 1.0}) | tl(slots)],
+          [put_elem(hd(slots), 3, List.to_tuple(List.duplicate(1, 40))) | tl(slots)],
+          [put_elem(hd(slots), 3, {1_000_000_000_000_000_000_000}) | tl(slots)],
+          [hd(slots) | :improper],
+          :no_list,
+          %{}
+        ] do
+      assert_raise ArgumentError, fn -> Native.call("layer_norm_fwd", wrong) end
+      assert_raise ArgumentError, fn -> Native.call_inline("layer_norm_fwd", wrong) end
+      assert_raise ArgumentError, fn -> Native.check("layer_norm_fwd", wrong) end
+    end
+  end
+
+  defp shift(slot) when is_tuple(slot), do: put_elem(slot, 0, :neither)
+  defp shift(slot), do: slot
+
+  test "names of no op raise" do
+    for name <- ["", "no_op", "layer_norm_fwd\0", :layer_norm_fwd, nil, 3, <<255>>] do
+      assert_raise ArgumentError, fn -> Native.call(name, []) end
+    end
+  end
+
+  test "a binary of another size is named" do
+    [x | rest] = slots(Op.get("layer_norm_fwd"))
+    assert {:error, message} = Native.call("layer_norm_fwd", [put_elem(x, 1, "short") | rest])
+    assert message == "layer_norm_fwd: expected a binary of 32 bytes, got one of 5"
+  end
+
+  test "shapes that do not fit are the library's error" do
+    [x, weight | rest] = slots(Op.get("layer_norm_fwd"))
+    data = elem(tensor({5}), 0)
+    weight = weight |> put_elem(1, data) |> put_elem(3, {5})
+
+    assert {:error, "layer_norm" <> _ = message} =
+             Native.call("layer_norm_fwd", [x, weight | rest])
+
+    assert message =~ "weight: expected shape (4,)"
+  end
+
+  test "sizes whose product no memory holds" do
+    [x | rest] = slots(Op.get("layer_norm_fwd"))
+    huge = 0x7FFFFFFFFFFFFFFF
+
+    assert_raise ArgumentError, fn ->
+      Native.call("layer_norm_fwd", [put_elem(x, 3, {huge, huge}) | rest])
+    end
+  end
+
+  test "ten thousand random terms" do
+    :rand.seed(:exsss, {1, 2, 3})
+    names = Map.keys(Op.all())
+
+    for _ <- 1..10_000 do
+      op = Op.get(Enum.random(names))
+      slots = Enum.map(1..(length(op.fields) + Enum.random(-1..1))//1, fn _ -> random(3) end)
+
+      result =
+        try do
+          Native.call_inline(op.name, slots)
+        rescue
+          ArgumentError -> :refused
+        end
+
+      assert result == :refused or match?({:error, _}, result) or match?({:ok, _}, result)
+    end
+  end
+
+  defp random(depth) do
+    case :rand.uniform(12) do
+      1 -> nil
+      2 -> :infinity
+      3 -> :rand.uniform(9) - 4
+      4 -> :rand.normal()
+      5 -> 1_000_000_000_000_000_000_000
+      6 -> :rand.bytes(:rand.uniform(32))
+      7 -> {:in, :rand.bytes(16), {2, 32}, {4}}
+      8 -> {:in, :rand.bytes(24), {2, 32}, {2, 3}}
+      9 -> {:out, {2, 32}, {4}}
+      10 when depth > 0 -> List.to_tuple(random_list(depth))
+      11 when depth > 0 -> random_list(depth)
+      12 when depth > 0 -> [random(depth - 1) | random(depth - 1)]
+      _ -> make_ref()
+    end
+  end
+
+  defp random_list(depth) do
+    for _ <- 1..:rand.uniform(5)//1, do: random(depth - 1)
+  end
+
+  test "inputs are not written" do
+    {binary, _, _} = x = tensor({3, 5})
+    before = :binary.copy(binary)
+    FlashKernel.softmax(x)
+    FlashKernel.rope(tensor({1, 2, 1, 4}), tensor({2, 2}), tensor({2, 2}))
+    assert binary == before
+  end
+
+  test "heavy calls leave the schedulers free" do
+    x = tensor({256, 512})
+    weight = tensor({512, 512})
+    caller = self()
+
+    workers =
+      for _ <- 1..8 do
+        spawn_link(fn ->
+          for _ <- 1..10, do: FlashKernel.linear(x, weight)
+          send(caller, {:done, self()})
+        end)
+      end
+
+    longest = wait(workers, System.monotonic_time(:millisecond), 0)
+    assert longest < 5000, "a timer of 1 ms waited #{longest} ms"
+  end
+
+  # The longest that a timer of a millisecond took while the workers were at work.
+  defp wait([], _last, longest), do: longest
+
+  defp wait(workers, last, longest) do
+    receive do
+      {:done, worker} -> wait(List.delete(workers, worker), last, longest)
+    after
+      1 ->
+        now = System.monotonic_time(:millisecond)
+        wait(workers, now, max(longest, now - last))
+    end
+  end
+
+  test "a process that is killed in a call harms nobody" do
+    x = tensor({512, 512})
+
+    for _ <- 1..20 do
+      worker = spawn(fn -> for _ <- 1..100, do: FlashKernel.linear(x, x) end)
+      Process.sleep(:rand.uniform(5))
+      Process.exit(worker, :kill)
+    end
+
+    assert {_, {512, 512}, _} = FlashKernel.linear(x, x)
+  end
+
+  test "results are given back" do
+    x = tensor({1024, 1024})
+    call = fn -> for _ <- 1..100, do: FlashKernel.softmax(x) |> elem(1) end
+    Task.await(Task.async(call), :infinity)
+    :erlang.garbage_collect()
+    before = :erlang.memory(:binary)
+    Task.await(Task.async(call), :infinity)
+    :erlang.garbage_collect()
+    assert :erlang.memory(:binary) - before < 8 * 1024 * 1024
+  end
+end
