@@ -84,7 +84,7 @@ def test_large(case, backend, dtype):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if not b.startswith("jax")])
 def test_strides(backend, layout, dtype):
-    for case in (lstm_case(), lstm_case(outputs=3, b=1, reverse=True)):
+    for case in (lstm_case(), lstm_case(outputs=3, b=4, reverse=True)):
         run_forward(case, backend, dtype, layout)
         if backend != "numpy":
             run_gradients(case, backend, dtype, layout)
