@@ -255,6 +255,14 @@ COUNTS = [
     # x of 2 x 3 heads of 4, dt of 2 x 3, B, C of 2 x 5, A, D and dt_bias of 3; a chunk of 2 steps.
     ("ssd", "fwd", sizes(B=1, L=2, H=3, P=4, N=5), 2, 48 + 12 + 40 + 36, 48, 548, 0),
     ("ssd", "bwd", sizes(B=1, L=2, H=3, P=4, N=5), 2, 136 + 48, 136, 1356, 0),
+    # x of 2 x 3; 4 gates of 5 units, each with 3 + 5 weights and 2 biases; y of 2 x 5. A step of
+    # training reads x twice, y and the weights twice, and does three times as much.
+    ("lstm", "fwd", sizes(B=1, L=2, I=3, H=5), 4, 24 + 800, 40, 640, 0),
+    ("lstm", "fwd", sizes(B=1, L=2, I=3, H=5, train=True), 4, 48 + 40 + 1600, 864, 1920, 0),
+    ("gru", "fwd", sizes(B=1, L=2, I=3, H=5), 4, 24 + 600, 40, 480, 0),
+    # Two layers of 5 units with as many inputs.
+    ("lstm_step", "fwd", sizes(B=1, H=5, layers=2), 4, 1920 + 20, 20, 960, 0),
+    ("gru_step", "fwd", sizes(B=1, H=5, layers=2), 4, 1440 + 20, 20, 720, 0),
     # x of 2 x 3, 3 x 4 taps, 3 biases.
     ("causal_conv1d", "fwd", sizes(B=1, L=2, D=3, W=4), 4, 24 + 60, 24, 48, 0),
     ("causal_conv1d", "bwd", sizes(B=1, L=2, D=3, W=4), 4, 48 + 60, 24 + 60, 144, 0),

@@ -172,6 +172,33 @@ def conv_step_formula(x, state, w, b):
     return test_causal_conv1d.formula("silu")(x[:, None], w, b, state)[:, 0]
 
 
+def gated_formula(x, gate, up):
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def lstm_formula(x, w_ih, w_hh, b_ih, b_hh):
+    h = c = x.new_zeros(x.shape[0], w_hh.shape[1])
+    outputs = []
+    for step in x.unbind(1):
+        i, f, g, o = (F.linear(step, w_ih, b_ih) + F.linear(h, w_hh, b_hh)).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        outputs.append(h)
+    return torch.stack(outputs, 1)
+
+
+def gru_formula(x, w_ih, w_hh, b_ih, b_hh):
+    h = x.new_zeros(x.shape[0], w_hh.shape[1])
+    outputs = []
+    for step in x.unbind(1):
+        of_x, of_h = F.linear(step, w_ih, b_ih).chunk(3, -1), F.linear(h, w_hh, b_hh).chunk(3, -1)
+        r, z = ((a + b).sigmoid() for a, b in zip(of_x[:2], of_h[:2], strict=True))
+        n = (of_x[2] + r * of_h[2]).tanh()
+        h = (1 - z) * n + z * h
+        outputs.append(h)
+    return torch.stack(outputs, 1)
+
+
 def halves(merge):
     """Attention over two halves of the keys; lses that autocast does not touch."""
     return lambda outs, lses: merge(outs, lses.float())[0]
@@ -179,6 +206,14 @@ def halves(merge):
 
 FORMULAS = {
     "linear": (fused(fk.linear), fused(linear_formula), [(2, 3, 16), (2, 3, 5)], [(5, 16), (5,)]),
+    "gated_linear": (fk.gated_linear, gated_formula, [(2, 3, 16)], [(5, 16), (5, 16)]),
+    "lstm": (
+        lambda *t: fk.lstm(*t)[0],
+        lstm_formula,
+        [(2, 7, 6)],
+        [(20, 6), (20, 5), (20,), (20,)],
+    ),
+    "gru": (lambda *t: fk.gru(*t)[0], gru_formula, [(2, 7, 6)], [(15, 6), (15, 5), (15,), (15,)]),
     "rope": (fk.rope, test_rope.formula(False), [(2, 5, 3, 8)], [(5, 4), (5, 4)]),
     "gated_ssm": (fk.gated_ssm, test_gated_ssm.formula, [(2, 5, 6)] * 2 + [(2, 5, 4)] * 2, []),
     "merge_attention_states": (
@@ -292,7 +327,42 @@ def mamba2_in_torch(block, x):
     return block.out_proj(y.flatten(2) * block.norm.weight)
 
 
+class Outputs(torch.nn.Module):
+    """A recurrent net without its last states."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x)[0]
+
+
+def recurrent_in_torch(formula):
+    def forward(network, x):
+        for layer in range(network.net.num_layers):
+            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            x = formula(x, *(getattr(network.net, f"{name}_l{layer}") for name in names))
+        return x
+
+    return forward
+
+
+def mlp_in_torch(block, x):
+    n = F.rms_norm(x, x.shape[-1:], block.norm.weight, block.norm.eps)
+    return x + block.down(F.silu(block.gate(n)) * block.up(n))
+
+
 NETWORKS = {
+    "MLP": (lambda: fk.torch.MLP(16, gated=True), mlp_in_torch),
+    "LSTM": (
+        lambda: Outputs(fk.torch.LSTM(16, 8, num_layers=2, batch_first=True)),
+        recurrent_in_torch(lstm_formula),
+    ),
+    "GRU": (
+        lambda: Outputs(fk.torch.GRU(16, 8, num_layers=2, batch_first=True)),
+        recurrent_in_torch(gru_formula),
+    ),
     "Mamba2": (lambda: fk.torch.Mamba2(16, d_state=8, headdim=8, ngroups=2), mamba2_in_torch),
     "compat.Mamba2": (lambda: mamba_ssm.Mamba2(16, d_state=8, headdim=8), mamba2_in_torch),
     "Mamba": (lambda: fk.torch.Mamba(16), mamba_in_torch),
