@@ -184,7 +184,7 @@ def lstm_formula(x, w_ih, w_hh, b_ih, b_hh):
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         outputs.append(h)
-    return torch.stack(outputs, 1)
+    return torch.stack(outputs, 1).to(F.linear(x, w_ih).dtype)
 
 
 def gru_formula(x, w_ih, w_hh, b_ih, b_hh):
@@ -196,7 +196,7 @@ def gru_formula(x, w_ih, w_hh, b_ih, b_hh):
         n = (of_x[2] + r * of_h[2]).tanh()
         h = (1 - z) * n + z * h
         outputs.append(h)
-    return torch.stack(outputs, 1)
+    return torch.stack(outputs, 1).to(F.linear(x, w_ih).dtype)
 
 
 def halves(merge):
@@ -350,7 +350,8 @@ def recurrent_in_torch(formula):
 
 def mlp_in_torch(block, x):
     n = F.rms_norm(x, x.shape[-1:], block.norm.weight, block.norm.eps)
-    return x + block.down(F.silu(block.gate(n)) * block.up(n))
+    y = block.down(F.silu(block.gate(n)) * block.up(n))
+    return x.to(y.dtype) + y  # a residual is one of the activations
 
 
 NETWORKS = {

@@ -132,8 +132,8 @@ CASES = [
     ssd_case(h=6, groups=3, initial=True, return_final_state=True, own_dtype=True),
     ssd_case(b=1, length=130, h=2, p=5, n=3, initial=True, return_final_state=True),
     ssd_case(b=3, length=1, h=3, p=33, n=1, return_final_state=True, skip_channels=True),
-    # The gradients of dt and A, sums of so many products, miss the bar of three times torch's error:
-    # they are 3.2 and 3.9 times as far off.
+    # The gradients of dt and A, sums of so many products, miss the bar of three times torch's
+    # error: they are 3.2 and 3.9 times as far off.
     ssd_case(
         b=1,
         length=70,
@@ -169,8 +169,8 @@ def test_gradients(case, backend, dtype):
 @pytest.mark.parametrize("chunk_size", (None, 1, 16, 60, 64, 100, 256))
 @pytest.mark.parametrize("length", (1, 180, 257))
 def test_chunk_sizes(length, chunk_size, backend):
-    """Chunks that do and do not divide the length; L 180 in chunks of 16 among them. The gradient of
-    A, of some hundreds, is off by 8e-7 of that, which is more than torch's sum step by step is."""
+    """Chunks that do and do not divide the length; L 180 in chunks of 16 among them. The gradient
+    of A, of some hundreds, is off by 8e-7 of that, more than torch's sum step by step is."""
     case = ssd_case(
         b=1, length=length, h=4, p=16, n=24, groups=2, initial=True, return_final_state=True,
         dt_softplus=True, chunk_size=chunk_size, gradient_floor=8e-4 if length > 100 else 3e-5,

@@ -270,9 +270,9 @@ UnitRows<T> transposed_rows(const void* data, int64_t pitch, int64_t first, int6
   return {begin, pitch, 0, depth, rows_in_vectors<T>(begin, depth, pitch)};
 }
 
-// One launch more than there are steps.
+// One launch more than there are steps. Without units there may still be outputs of a projection.
 int64_t launches(const Problem& p) {
-  return p.hidden == 0 || p.sequences.count == 0 ? 0 : p.length + 1;
+  return (p.hidden == 0 && p.outputs == 0) || p.sequences.count == 0 ? 0 : p.length + 1;
 }
 
 template <class Args>
@@ -322,8 +322,10 @@ Status run(const LstmBwd& a, const Exec& exec) {
       if (p.outputs > 0) {
         FK_RETURN_IF_ERROR((launch_step<OutputStep>(outputs, rows, "lstm_output_back", w, stream)));
       }
-      FK_RETURN_IF_ERROR(
-          (launch_step<ProjectedStep>(steps, rows_out, "lstm_step_back", w, stream)));
+      if (p.hidden > 0) {
+        FK_RETURN_IF_ERROR(
+            (launch_step<ProjectedStep>(steps, rows_out, "lstm_step_back", w, stream)));
+      }
     }
     return {};
   }));

@@ -214,9 +214,10 @@ UnitRows<T> unit_rows(const void* data, int64_t pitch, int64_t between, int64_t 
           rows_in_vectors<T>(data, depth, pitch)};
 }
 
-// How many steps the longest sequence may have: packed ones are known on the device only.
+// How many steps the longest sequence may have: packed ones are known on the device only. Without
+// units there may still be outputs of a projection.
 int64_t most_steps(const Problem& p) {
-  return p.hidden == 0 || p.sequences.count == 0 ? 0 : p.length;
+  return (p.hidden == 0 && p.outputs == 0) || p.sequences.count == 0 ? 0 : p.length;
 }
 
 }  // namespace
@@ -246,7 +247,9 @@ Status run(const LstmFwd& a, const Exec& exec) {
     const UnitRows<T> rows = unit_rows<T>(weight, pitch, p.hidden * pitch, p.outputs);
     const UnitRows<T> rows_out = unit_rows<T>(projection, projection_pitch, 0, p.hidden);
     for (int64_t i = 0; i < most_steps(p); ++i) {
-      FK_RETURN_IF_ERROR((launch_step<CellStep<LstmCell>>(steps, rows, "lstm_step", i, stream)));
+      if (p.hidden > 0) {
+        FK_RETURN_IF_ERROR((launch_step<CellStep<LstmCell>>(steps, rows, "lstm_step", i, stream)));
+      }
       if (a.w_hr && p.outputs > 0) {
         FK_RETURN_IF_ERROR(
             (launch_step<ProjectionStep>(project, rows_out, "lstm_projection", i, stream)));
