@@ -9,7 +9,7 @@
 //
 // float is multiplied as three bfloat16 numbers, x = p0 + p1 + p2, which have all of its bits, in
 // the six products of which p0 p0 to p0 p2 and p1 p1 are made; the others are 2^-26 of a term at
-// most. Tensor cores cut off the last bits of their sums, so these run over 64 of K only, and are
+// most. Tensor cores cut off the last bits of their sums, so these run over 16 of K only, and are
 // added up in float outside. An infinite input gives NaN.
 #pragma once
 
