@@ -24,6 +24,19 @@ __device__ __forceinline__ float sigmoid_of(float x) {
   return reciprocal_fast(1.f + exp2_fast(-kLog2E * x));
 }
 
+// Returns the derivative of sigmoid_of, s (1 - s). In float that difference would have lost its
+// digits where s is near 1.
+template <bool kExact>
+__device__ __forceinline__ float sigmoid_slope(float x) {
+  if constexpr (kExact) {
+    const float e = expf(-fabsf(x));
+    return e / ((1.f + e) * (1.f + e));
+  } else {
+    const float s = sigmoid_of<false>(x);
+    return s * (1.f - s);
+  }
+}
+
 // Returns the activation function kKind of x.
 template <Activation kKind, bool kExact>
 __device__ __forceinline__ float activate(float x) {
@@ -53,16 +66,14 @@ template <Activation kKind, bool kExact>
 __device__ __forceinline__ float activation_slope(float x) {
   if constexpr (kKind == Activation::kGeluTanh) {
     const float square = fminf(x * x, 1e4f);  // for larger ones the slope is 0 or 1 already
-    const float s = sigmoid_of<kExact>(
-        x * fmaf(2.f * kSqrtTwoOverPi * kGeluCubic, square, 2.f * kSqrtTwoOverPi));
-    const float inner_slope = fmaf(6.f * kSqrtTwoOverPi * kGeluCubic, square, 2.f * kSqrtTwoOverPi);
-    return fmaf(x * inner_slope, s * (1.f - s), s);
+    const float z = x * fmaf(2.f * kSqrtTwoOverPi * kGeluCubic, square, 2.f * kSqrtTwoOverPi);
+    const float z_slope = fmaf(6.f * kSqrtTwoOverPi * kGeluCubic, square, 2.f * kSqrtTwoOverPi);
+    return fmaf(x * z_slope, sigmoid_slope<kExact>(z), sigmoid_of<kExact>(z));
   } else if constexpr (kKind == Activation::kGelu) {
     const float density = 0.5f * kSqrtTwoOverPi * exp2_fast(-0.5f * kLog2E * x * x);
     return fmaf(x, density, 0.5f * (1.f + erff(x * kSqrtHalf)));
   } else if constexpr (kKind == Activation::kSilu) {
-    const float s = sigmoid_of<kExact>(x);
-    return s * fmaf(x, 1.f - s, 1.f);
+    return fmaf(x, sigmoid_slope<kExact>(x), sigmoid_of<kExact>(x));
   } else if constexpr (kKind == Activation::kRelu) {
     return x > 0.f ? 1.f : 0.f;
   } else if constexpr (kKind == Activation::kRelu2) {
@@ -71,8 +82,7 @@ __device__ __forceinline__ float activation_slope(float x) {
     const float t = activate<Activation::kTanh, kExact>(x);
     return fmaf(-t, t, 1.f);
   } else if constexpr (kKind == Activation::kSigmoid) {
-    const float s = sigmoid_of<kExact>(x);
-    return s * (1.f - s);
+    return sigmoid_slope<kExact>(x);
   } else {
     return 1.f;
   }

@@ -9,7 +9,7 @@
 //
 // float is multiplied as three bfloat16 numbers, x = p0 + p1 + p2, which have all of its bits, in
 // the six products of which p0 p0 to p0 p2 and p1 p1 are made; the others are 2^-26 of a term at
-// most. Tensor cores cut off the last bits of their sums, so these run over 64 of K only, and are
+// most. Tensor cores cut off the last bits of their sums, so these run over 16 of K only, and are
 // added up in float outside. An infinite input gives NaN.
 #pragma once
 
@@ -109,43 +109,22 @@ struct RightFragments<float, kC> {
   __device__ __forceinline__ void multiply(float (&sum)[2 * kC][4],
                                            const uint32_t (&x)[2][4]) const {
     const FloatParts left(x);
-    // The small ones first.
-    constexpr int kLeft[] = {2, 0, 1, 1, 0, 0}, kRight[] = {0, 2, 1, 0, 1, 0};
+    // The small ones have sums of their own, which round less for being small.
+    constexpr int kLeft[] = {0, 2, 0, 1, 1, 0}, kRight[] = {0, 0, 2, 1, 0, 1};
+    float large[kCount][4] = {}, small[kCount][4] = {};
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
 #pragma unroll
       for (int c = 0; c < kCount; ++c) {
         const uint32_t(&w)[4] = parts[c / 2][kRight[i]];
-        mma_16816(sum[c], left.words[kLeft[i]], w[c % 2], w[c % 2 + 2], __nv_bfloat16());
+        mma_16816(i == 0 ? large[c] : small[c], left.words[kLeft[i]], w[c % 2], w[c % 2 + 2],
+                  __nv_bfloat16());
       }
     }
-  }
-};
-
-// A warp's sums. Those of float over the last 64 of K are apart.
-template <class T, int kR, int kC>
-struct WarpSums {
-  static constexpr int kStretch = 4;  // slices
-  static constexpr bool kInParts = sizeof(T) == 4;
-  float all[kR][2 * kC][4] = {};
-  float part[kInParts ? kR : 1][2 * kC][4] = {};
-
-  // Where the r-th 16 rows are summed now.
-  __device__ __forceinline__ float (&now(int r))[2 * kC][4] {
-    if constexpr (kInParts) {
-      return part[r];
-    } else {
-      return all[r];
-    }
-  }
-  __device__ __forceinline__ void gather() {
-    if constexpr (kInParts) {
 #pragma unroll
-      for (int i = 0; i < kR * 2 * kC * 4; ++i) {
-        float& p = part[i / (8 * kC)][i / 4 % (2 * kC)][i % 4];
-        all[i / (8 * kC)][i / 4 % (2 * kC)][i % 4] += p;
-        p = 0;
-      }
+    for (int c = 0; c < kCount; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[c][i] += large[c][i] + small[c][i];
     }
   }
 };
@@ -185,9 +164,9 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
     TileB right{a.b, {outputs, a.columns, a.gated ? a.columns : 0}};
     left.begin(begin, a.depth);
     right.begin(begin, a.depth);
-    WarpSums<T, kR, kC> sums;
+    float sums[kR][2 * kC][4] = {};
     const auto stage = [&](int i, int stages) { return shared + i % stages * Plan::kStageBytes; };
-    const auto multiply = [&](const char* from, int i) {
+    const auto multiply = [&](const char* from) {
       RightFragments<T, kC> w;
 #pragma unroll
       for (int c = 0; c < 2 * kC; ++c) {
@@ -202,9 +181,8 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
         for (int half = 0; half < 2; ++half) {
           TileA::load_fragment(x[half], from, warp_row + 16 * r, half * (Plan::kDepth / 2));
         }
-        w.multiply(sums.now(r), x);
+        w.multiply(sums[r], x);
       }
-      if (i % sums.kStretch == sums.kStretch - 1) sums.gather();
     };
 
 #if __CUDA_ARCH__ >= 800
@@ -224,7 +202,7 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
       copies_wait<kStages - 2>();
       __syncthreads();  // the slice is there for all, and that before it read by all
       copy(i + kStages - 1);
-      multiply(stage(i, kStages), i);
+      multiply(stage(i, kStages));
     }
     copies_wait<0>();
 #else
@@ -248,11 +226,10 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
     for (int i = 0; i < count; ++i) {
       __syncthreads();
       if (i + 1 < count) fetch(i + 1);
-      multiply(stage(i, kStages), i);
+      multiply(stage(i, kStages));
       if (i + 1 < count) put(i + 1);
     }
 #endif
-    sums.gather();
 
     const typename Plan::Staged staged{reinterpret_cast<float*>(shared)};
     __syncthreads();
@@ -262,7 +239,7 @@ __global__ void __launch_bounds__(PortablePlan<T, Tile>::kThreads, Tile::kBlocks
       const float* const to =
           staged.at(warp_row + 16 * r + 8 * half + lane / 4, warp_column + 8 * c + 2 * (lane % 4));
       // As one instruction, of which the compiler would make two here and there.
-      store_shared(shared_address(to), sums.all[r][c][2 * half], sums.all[r][c][2 * half + 1]);
+      store_shared(shared_address(to), sums[r][c][2 * half], sums[r][c][2 * half + 1]);
     }
     __syncthreads();
     staged.template finish<T, Plan::kThreads>(a, row, column);

@@ -30,13 +30,13 @@ int64_t product_columns(int64_t columns, bool gated) {
   return gated ? ceil_div(columns, kGateBlock) * kGateBlock * 2 : columns;
 }
 
-// Fewer tiles than half of the multiprocessors share them by parts of K of at least four slices:
+// Fewer tiles than half of the multiprocessors share them by parts of K of at least eight slices:
 // a part costs a store and a load of its sums.
 struct Parts {
   int count = 1, slices_each = 0;
 
   Parts(int64_t rows, int64_t product_columns, int64_t slices, int device) {
-    constexpr int64_t kLeastSlices = 4, kMost = 16;
+    constexpr int64_t kLeastSlices = 8, kMost = 16;
     const int64_t tiles = ceil_div(rows, int64_t{128}) * ceil_div(product_columns, int64_t{128});
     const int64_t room = cuda::device_properties(device).multiprocessors / tiles;
     const int64_t wanted = std::min({room, slices / kLeastSlices, kMost});
