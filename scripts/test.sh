@@ -116,7 +116,16 @@ on_softgpu() {
   unset FK_SOFTGPU_ARCH
 }
 
-# Each kernel on each of the chips, and once more with every pair of accesses watched.
+# The software GPU's own tests, and each kernel on each of the chips, on drawn inputs beside its
+# reference.
+softgpu_check() {
+  can_build_softgpu || return 0
+  compile build softgpu
+  quietly 1 build/softgpu_tests --gtest_brief=1
+  quietly 1 check_on_softgpu 0
+}
+
+# The same with every pair of accesses watched, and every op's tests.
 softgpu() {
   can_build_softgpu || return 0
   compile build softgpu
@@ -150,7 +159,7 @@ softgpu_more() {
 python_tests() { OMP_NUM_THREADS=1 python -m pytest -q -n 2; }
 
 steps=("$@")
-[ $# -gt 0 ] || steps=(style build cpp house softgpu asan tsan wheel python_tests)
+[ $# -gt 0 ] || steps=(style build cpp house softgpu_check asan tsan wheel python_tests)
 for step in "${steps[@]}"; do
   echo "== $step"
   begin=$SECONDS

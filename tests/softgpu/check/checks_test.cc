@@ -81,8 +81,10 @@ TEST_F(Checks, OnlyAStrongLoadMayMeetAnAtomic) {
   shared_bytes_ = 256;
   options_.check_races = true;
   const auto kernel = [&](const std::string& load) {
-    return text(0, "mov.u32 %r10, dynamic;\nst.shared.u32 [%r10], 0;\nbar.sync 0;\n" + load +
-                       ".u32 %r5, [%r10];\natom.shared.max.u32 %r6, [%r10], %r0;");
+    return text(0,
+                "mov.u32 %r10, dynamic;\nsetp.eq.u32 %p1, %r0, 0;\n@%p1 st.shared.u32 [%r10], "
+                "0;\nbar.sync 0;\n" +
+                    load + ".u32 %r5, [%r10];\natom.shared.max.u32 %r6, [%r10], %r0;");
   };
   const LaunchResult right = run(kernel("ld.volatile.shared"), {}, 64);
   EXPECT_TRUE(right.ok()) << all(right);
