@@ -272,7 +272,7 @@ Status run(const GruBwd& a, const Exec&) {
       if (a.reset_after) {
         for (int64_t u = 0; u < H; ++u) dmet[u] = of_x[2 * H + u] * met[u];
       } else {
-        add_transposed(in.w_hh, 2 * H, 3 * H, &of_x[2 * H], dmet.data());
+        add_transposed(in.w_hh, 2 * H, 3 * H, of_x.data() + 2 * H, dmet.data());
       }
       for (int64_t u = 0; u < H; ++u) {
         const double meets = a.reset_after ? 1 : h_before[u];
@@ -286,7 +286,7 @@ Status run(const GruBwd& a, const Exec&) {
       const int64_t with_h = a.reset_after ? 3 * H : 2 * H;
       add_outer(of_h.data(), h_before, 0, with_h, &sums.dw_hh);
       add_transposed(in.w_hh, 0, with_h, of_h.data(), dh.data());
-      if (!a.reset_after) add_outer(&of_h[2 * H], met, 2 * H, 3 * H, &sums.dw_hh);
+      if (!a.reset_after) add_outer(of_h.data() + 2 * H, met, 2 * H, 3 * H, &sums.dw_hh);
     }
     add(dh.data(), H, sums.dh0[s]);
   }
