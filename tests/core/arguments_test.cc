@@ -243,6 +243,13 @@ TEST(Dispatch, GradientOfAnAbsentParameter) {
   EXPECT_EQ(call(), "rms_norm_bwd: dweight: needs weight, which is absent");
 }
 
+TEST(RmsNormBackward, GradientOfNoGate) {
+  Array rows({2, 4}), rstd({2}), dx({2, 4}), dgate({2, 4});
+  Call call("rms_norm_bwd");
+  call.with("dy", rows).with("x", rows).with("rstd", rstd).with("dx", dx).with("dgate", dgate);
+  EXPECT_EQ(call(), "rms_norm_bwd: dgate: expected none without gate, got a tensor");
+}
+
 TEST(Dispatch, AlternativeShapes) {
   Array x({2, 3, 1, 4}), table({8, 2}), y({2, 3, 1, 4}), positions({5}, kI32);
   Call call("rope_fwd");

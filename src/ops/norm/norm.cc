@@ -23,7 +23,10 @@ bool is_plain(const Args& a) {
 }  // namespace
 
 Status RmsNormFwd::validate(const RmsNormFwd& a) { return check_groups(a); }
-Status RmsNormBwd::validate(const RmsNormBwd& a) { return check_groups(a); }
+Status RmsNormBwd::validate(const RmsNormBwd& a) {
+  if (a.dgate && !a.gate) return invalid("dgate: expected none without gate, got a tensor");
+  return check_groups(a);
+}
 
 void register_norm(Registry& registry) {
   registry.add<RmsNormFwd>(
