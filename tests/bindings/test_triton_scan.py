@@ -71,11 +71,13 @@ def test_selective_scan(shape, dtype, optional):
         lambda **t: selective_scan(**t, delta_softplus=True), tensors, weight
     )
     name = str(dtype).removeprefix("torch.")
-    assert_close(ours, exact, same, name, 2.0, "y", 1e-5)
+    # Triton's interpreter multiplies by NumPy, in another order on each machine, and these kernels
+    # are for comparison: their bars are wider than ours.
+    assert_close(ours, exact, same, name, 4.0, "y", 1e-5)
     for k, o, e, s in zip(tensors, our_gradients, exact_gradients, same_gradients, strict=True):
         assert o.dtype == tensors[k].dtype
         kind = str(o.dtype).removeprefix("torch.")
-        assert_close(o, e, s, kind, 8.0, f"d{k}", 1e-4)
+        assert_close(o, e, s, kind, 16.0, f"d{k}", 1e-4)
 
 
 def test_time_contiguous():

@@ -68,9 +68,11 @@ def test_ssd(shape, dtype, optional):
     same, same_gradients = gradients(formula, {k: t.to(dtype) for k, t in tensors.items()}, weight)
     ours, our_gradients = gradients(lambda **t: ssd(**t, dt_softplus=True), tensors, weight)
     name = str(dtype).removeprefix("torch.")
-    assert_close(ours, exact, same, name, 2.0, "y", 2e-6)
+    # Triton's interpreter multiplies by NumPy, in another order on each machine, and these kernels
+    # are for comparison: their bars are wider than ours.
+    assert_close(ours, exact, same, name, 4.0, "y", 2e-6)
     for k, o, e, s in zip(tensors, our_gradients, exact_gradients, same_gradients, strict=True):
-        assert_close(o, e, s, str(o.dtype).removeprefix("torch."), 8.0, f"d{k}", 3e-5)
+        assert_close(o, e, s, str(o.dtype).removeprefix("torch."), 32.0, f"d{k}", 3e-5)
 
 
 def test_errors():
