@@ -1,4 +1,4 @@
-// Which way an operand of a matrix product lies.
+// Says which way an operand of a matrix product lies in memory.
 #pragma once
 
 namespace fk::cuda {

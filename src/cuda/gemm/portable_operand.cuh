@@ -37,7 +37,7 @@ struct OperandTile {
   static constexpr int kChunksEach = kOuter * 4 / kThreads;
   static_assert(kChunksEach * kThreads == kOuter * 4);
 
-  // Where an element lies, in bytes.
+  // Returns where an element lies, in bytes.
   __device__ __forceinline__ static int place(int outer, int k) {
     if constexpr (kMajor == Major::kK) {
       return outer * 64 + ((k / kWidth) ^ (outer / 2 % 4)) * 16 +

@@ -67,11 +67,11 @@ struct GateGradients {
         n(count),
         of_gates(j.of_gates[t % 2] + row * j.gates_row + first_unit) {}
 
-  // Of what the state was multiplied to.
+  // Stores the gradient of the product with the state.
   HWY_INLINE void of_state_product(int64_t gate, hn::Vec<F32> v) const {
     store_vector(of_gates + gate * job.walk.p.hidden, n, v);
   }
-  // Of the product with x, and of the bias there.
+  // Stores the gradient of the product with x, which is that of its bias too.
   HWY_INLINE void of_input(int64_t gate, hn::Vec<F32> v) const {
     store_wanted(job.of_input, number, gate * job.walk.p.hidden + unit, n, v);
     add_to_bias(gate, v);

@@ -98,7 +98,7 @@ struct Product<float, kDirection> {
   }
 };
 
-// Where a sequence lies.
+// Says where a sequence lies among all positions.
 struct Place {
   int64_t batch, first;  // the row of the batch; the position of the first step of the walk
   int64_t steps;

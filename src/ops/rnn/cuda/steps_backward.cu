@@ -19,7 +19,7 @@ struct StepArguments {
   void *dh, *inner;
 };
 
-// Where a sequence is in launch number w.
+// Says which step of a sequence launch number w is about.
 struct Walk {
   int64_t steps;     // of the sequence
   int64_t t;         // -1: before the first step
