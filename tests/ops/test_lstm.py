@@ -84,7 +84,10 @@ def test_large(case, backend, dtype):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if not b.startswith("jax")])
 def test_strides(backend, layout, dtype):
-    for case in (lstm_case(), lstm_case(outputs=3, b=4, reverse=True)):
+    # A GPU rounds weights to x's dtype, as torch's formula does. The last state, which is float32,
+    # is off by two roundings at most, where torch's happens to be off by one.
+    floor = 6e-4 if dtype == "float16" else 0.0
+    for case in (lstm_case(), lstm_case(outputs=3, b=4, reverse=True, floor=floor)):
         run_forward(case, backend, dtype, layout)
         if backend != "numpy":
             run_gradients(case, backend, dtype, layout)

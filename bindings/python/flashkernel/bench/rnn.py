@@ -133,6 +133,8 @@ def _onnxruntime(model, x, threads):
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    # Its threads spin while a run lasts, but not into the calls of others, whose core they held.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, {"x": x})
 

@@ -81,8 +81,9 @@ class _Recurrent(nn.Module):
         given = {k: getattr(self, k) for k in defaults}
         return text + "".join(f", {k}={v}" for k, v in given.items() if v != defaults[k])
 
-    def _call(self, x, layer, states, **options):
-        """One layer in one direction: (y, (h,)) or (y, (h, c))."""
+    def layer(self, x, layer=0, states=None, **options):
+        """One layer in one direction of x (B, L, I), from its states (B, H), or zeros: (y, (h,)) or
+        (y, (h, c)). States that come out are float32."""
         raise NotImplementedError
 
     def _weights(self, layer) -> dict:
@@ -98,7 +99,7 @@ class _Recurrent(nn.Module):
             for direction in range(self.num_directions):
                 layer = i * self.num_directions + direction
                 before = None if states is None else tuple(s[layer] for s in states)
-                y, after = self._call(
+                y, after = self.layer(
                     x, layer, before, cu_seqlens=cu_seqlens, reverse=direction == 1
                 )
                 outputs.append(y)
@@ -192,7 +193,7 @@ class LSTM(_Recurrent):
 
     gates, states = 4, 2
 
-    def _call(self, x, layer, states, **options):
+    def layer(self, x, layer=0, states=None, **options):
         h0, c0 = (None, None) if states is None else states
         y, h, c = fk.lstm(x, **self._weights(layer), h0=h0, c0=c0, **options)
         return y, (h, c)
@@ -209,7 +210,7 @@ class GRU(_Recurrent):
         _check(self.proj_size == 0, "proj_size: expected none, a GRU has no projection")
         self.reset_after = reset_after
 
-    def _call(self, x, layer, states, **options):
+    def layer(self, x, layer=0, states=None, **options):
         h0 = None if states is None else states[0]
         y, h = fk.gru(x, **self._weights(layer), h0=h0, reset_after=self.reset_after, **options)
         return y, (h,)

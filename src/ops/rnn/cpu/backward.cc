@@ -46,8 +46,8 @@ HWY_INLINE void gradients_of_state(const BackwardJob& job, int64_t t, int64_t ro
     for (int64_t r = 0; r < rows; r += kUnitRows) {
       const int64_t some = std::min(kUnitRows, rows - r);
       const int64_t products = std::clamp<int64_t>(behind - r, 0, some);
-      multiply_units(job.to_state, group, gates + r * job.gates_row, job.gates_row, products,
-                     memory);
+      const UnitSums sums = sum_units(job.to_state, group, gates + r * job.gates_row, job.gates_row,
+                                      products, memory);
       const int64_t width = group.columns();
       for (int64_t i = products; i < some; ++i) {
         const int64_t sequence = job.walk.rows[r + i].sequence;
@@ -56,7 +56,7 @@ HWY_INLINE void gradients_of_state(const BackwardJob& job, int64_t t, int64_t ro
           hn::StoreU(dh, d, memory + i * width + c);
         });
       }
-      finish(StepRows{t, r, r + some}, group, UnitSums{memory, width, group.vectors});
+      finish(StepRows{t, r, r + some}, group, sums);
     }
   });
 }
@@ -71,7 +71,7 @@ HWY_INLINE void second_product(const BackwardJob& job, const float* state, int64
     for (int64_t r = 0; r < rows; r += kUnitRows) {
       const int64_t some = std::min(kUnitRows, rows - r);
       finish(StepRows{t, r, r + some}, group,
-             multiply_units(job.second, group, state + r * state_row, state_row, some, memory));
+             sum_units(job.second, group, state + r * state_row, state_row, some, memory));
     }
   });
 }
@@ -227,9 +227,9 @@ struct BackwardParts {
         cell(rnn::cell_of(a)),
         lstm(of_lstm(a)),
         walk(p, parts),
-        gates_row(padded_columns(p.gates * p.hidden)),
-        state_row(padded_columns(p.outputs)),
-        hidden_row(padded_columns(p.hidden)),
+        gates_row(rnn::spread_columns(p.gates * p.hidden)),
+        state_row(rnn::spread_columns(p.outputs)),
+        hidden_row(rnn::spread_columns(p.hidden)),
         met_columns(columns_of(a.gates, 3 * p.hidden, 4 * p.hidden)),
         x(a.x, parts),
         met(met_columns, parts) {
@@ -313,10 +313,11 @@ Status run_backward(const Args& a, const Exec& exec) {
                              all.lstm.dc0,
                              a.x.dtype};
   const auto walk = FK_CPU_DISPATCH(rnn_walk_backward);
-  ThreadTeam::run(exec, rnn::team_size(p, all.walk.count()), [&](ThreadTeam::Member& me) {
-    const FlushDenormals flush;
-    walk(job, me);
-  });
+  ThreadTeam::run(exec, rnn::team_size(p, all.walk.count(), p.outputs),
+                  [&](ThreadTeam::Member& me) {
+                    const FlushDenormals flush;
+                    walk(job, me);
+                  });
   store_bias(a.db_ih, all.sums, all.hidden_row, p.hidden, 2);
   store_bias(a.db_hh, all.sums, all.hidden_row, p.hidden, all.cell == Cell::kGru ? 3 : 2);
   if (a.dx) multiply(all.to_x, all.scratch, {a.dx, {}}, exec);

@@ -46,6 +46,35 @@ HWY_INLINE hn::Vec<F32> state_before(const BackwardJob& job, int64_t row, int64_
   return load_some<T>(job.y, job.walk.place(row, t - 1).offset(job.y), unit, n);
 }
 
+// Asks for what the next step back reads and writes of one row and vector of units: rows of a step
+// are far apart in memory, and no processor guesses where those of the next step are.
+template <class T>
+HWY_INLINE void ask_for_step(const BackwardJob& job, int64_t row, int64_t t, int64_t unit) {
+  if (t < 0) return;
+  const Place place = job.walk.place(row, t);
+  const auto ask = [](const Tensor& from, int64_t element, int64_t size) HWY_ATTR {
+    __builtin_prefetch(static_cast<const char*>(from.data) + element * size, 0, 2);
+  };
+  const auto ask_to_write = [&](const MatrixView& to, int64_t column) HWY_ATTR {
+    if (to.data == nullptr) return;
+    const int64_t at = job.number(place) * to.row + column + unit;
+    __builtin_prefetch(static_cast<const char*>(to.data) + at * size_of(to.dtype), 1, 2);
+  };
+  constexpr int64_t kSize = sizeof(T);
+  for (int64_t gate = 0; gate < rnn::kKeptGates; ++gate) {
+    ask(job.gates, place.offset(job.gates) + gate * job.walk.p.hidden + unit, kSize);
+  }
+  ask(job.dy, place.offset(job.dy) + unit, kSize);
+  if (job.cells && t > 0) {  // the cells of step t are those before the step at hand
+    ask(job.cells, job.walk.place(row, t - 1).offset(job.cells) + unit, 4);
+  }
+  for (int64_t gate = 0; gate < job.walk.p.gates; ++gate) {
+    ask_to_write(job.of_input, gate * job.walk.p.hidden);
+  }
+  ask_to_write(job.states, 0);
+  ask_to_write(job.of_met, 0);
+}
+
 // s (1 - s), the slope of the sigmoid whose value is s.
 HWY_INLINE hn::Vec<F32> sigmoid_slope(hn::Vec<F32> s) { return hn::NegMulAdd(s, s, s); }
 // 1 - t^2, the slope of the tanh whose value is t.
@@ -101,6 +130,7 @@ HWY_NOINLINE void lstm_gradients(const BackwardJob& job, const StepRows& rows,
           return load_some<T>(job.gates, place.offset(job.gates), g * hidden + unit, n);
         };
         const auto i = gate(0), f = gate(1), g = gate(2), o = gate(3);
+        ask_for_step<T>(job, row, rows.t - 1, unit);
         const auto c = load_some<float>(job.cells, place.offset(job.cells), unit, n);
         auto before = hn::Zero(d);
         if (rows.t == 0) {
@@ -155,6 +185,7 @@ HWY_NOINLINE void gru_gradients(const BackwardJob& job, const StepRows& rows,
         const auto gate = [&](int64_t g) HWY_ATTR {
           return load_some<T>(job.gates, place.offset(job.gates), g * hidden + unit, count);
         };
+        ask_for_step<T>(job, row, rows.t - 1, unit);
         const auto z = gate(1), n = gate(2);
         const auto before = state_before<T>(job, row, rows.t, unit, count);
         float* const carried = job.carried + row * job.hidden_row + unit;

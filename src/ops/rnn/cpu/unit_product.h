@@ -1,14 +1,15 @@
-// The product that every step of a recurrent layer waits for: the state's rows times the columns of
-// a thread's own units.
+// The products of a step of a recurrent layer: rows of x or of the state times the columns of a
+// thread's own units.
 //
 // Floor: of one row, reading those columns from the thread's second-level cache; of many, the
 // multiply-adds. Units are taken a few vectors at a time (a group): all columns of a group, for
 // all rows, are summed into a block that stays in the first-level cache, where the caller makes
 // gates of it.
 //
-// A packed group is `depth` rows of as many vectors as it has columns: gate by gate its units, a
-// lane each. Without packing, which would take as long as a step or two, a row of weights is
-// multiplied along K, four units at a time, and lanes are added up at the end.
+// The columns of a group are vectors of units, a lane each: of every vector of units all gates, one
+// after another. A packed group is a row of panels of two such columns (unit_tiles.h). Without
+// packing, which takes as long as a few steps, a row of weights is multiplied along K, four units
+// at a time, and lanes are added up at the end.
 
 // Once per target.
 #if defined(FK_OPS_RNN_UNIT_PRODUCT_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
@@ -21,7 +22,7 @@
 #include "core/thread_team.h"
 #include "cpu/gemm/elements.h"
 #include "cpu/gemm/pack.h"
-#include "cpu/gemm/tiles.h"
+#include "ops/rnn/cpu/unit_tiles.h"
 #include "ops/rnn/cpu/walk.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,7 +32,7 @@ namespace HWY_NAMESPACE {
 using rnn::UnitMatrix;
 
 // Rows that are summed at a time, and the vectors that a group's columns fill at most.
-constexpr int64_t kUnitRows = 48, kUnitVectors = 4;
+constexpr int64_t kUnitRows = 48, kUnitVectors = 6;
 constexpr int64_t kUnitSums = kUnitRows * kUnitVectors * static_cast<int64_t>(hn::MaxLanes(F32()));
 
 // A few vectors of units that a thread owns.
@@ -42,15 +43,15 @@ struct UnitGroup {
 };
 
 // The sums of a group: of row r and gate g, unit `first + v * lanes + i` is lane i of the vector
-// at column(g, v).
+// (r, g, v).
 struct UnitSums {
   const float* data;
-  int64_t stride, vectors;
+  int64_t stride, gates;
 
   HWY_INLINE hn::Vec<F32> operator()(int64_t r, int64_t gate, int64_t v) const {
     const F32 d;
     const int64_t lanes = hn::Lanes(d);
-    return hn::LoadU(d, data + r * stride + (gate * vectors + v) * lanes);
+    return hn::LoadU(d, data + r * stride + (v * gates + gate) * lanes);
   }
 };
 
@@ -69,6 +70,20 @@ HWY_INLINE void for_each_group(const ThreadTeam::Member& me, int64_t units, int6
   }
 }
 
+// Copies one vector of units, side by side in each row of K, to rows `width` apart.
+inline void copy_units(const MatrixView& from, int64_t depth, int64_t units, float* out,
+                       int64_t width) {
+  const F32 d;
+  by_type(from.dtype, [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const T* p = static_cast<const T*>(from.data);
+    for (int64_t k = 0; k < depth; ++k, p += from.row, out += width) {
+      const bool whole = units == static_cast<int64_t>(hn::Lanes(d));
+      hn::StoreU(whole ? LoadF32(d, p) : LoadNF32(d, p, static_cast<size_t>(units)), d, out);
+    }
+  });
+}
+
 // Packs the columns of this thread's units.
 inline void pack_own_units(const UnitMatrix& m, const ThreadTeam::Member& me) {
   if (m.packed == nullptr) return;
@@ -76,21 +91,29 @@ inline void pack_own_units(const UnitMatrix& m, const ThreadTeam::Member& me) {
   const int64_t lanes = hn::Lanes(F32());
   alignas(64) float turned[hn::MaxLanes(F32()) * kDepth];
   for_each_group(me, m.units, m.gates, false, [&](const UnitGroup& group) HWY_ATTR {
-    float* const out = m.packed + group.first * m.gates * m.packed_depth();
-    const int64_t width = m.gates * group.columns();
-    if (m.gates == 1 && m.gate[0].column == 1) {
-      const int64_t columns = std::min(group.columns(), m.units - group.first);
-      return pack_rows(m.gate[0].from(0, group.first), m.depth, columns, out, width);
-    }
-    for (int64_t column = 0; column < width; column += lanes) {
-      const int64_t gate = column / group.columns();
-      const int64_t unit = group.first + column % group.columns();
+    const int64_t vectors = m.gates * group.vectors;
+    for (int64_t i = 0; i < vectors; ++i) {
+      const int64_t gate = i % m.gates, unit = group.first + i / m.gates * lanes;
       const int64_t units = std::min(lanes, m.units - unit);
+      const int64_t panel = i / detail::kPanelVectors * detail::kPanelVectors;
+      const int64_t width = std::min<int64_t>(detail::kPanelVectors, vectors - panel) * lanes;
+      float* const out = m.packed + (group.first * m.gates + panel * lanes) * m.packed_depth() +
+                         (i - panel) * lanes;
+      const MatrixView from = m.gate[gate].from(0, unit);
+      if (from.column == 1) {
+        copy_units(from, m.depth, units, out, width);
+        continue;
+      }
       for (int64_t k = 0; k < m.depth; k += kDepth) {
         const int64_t depth = std::min(kDepth, m.depth - k), fours = (depth + 3) / 4 * 4;
-        pack_rows(transposed(m.gate[gate].from(k, unit)), units, depth, turned, kDepth);
+        if (from.dtype == DType::kFloat32 && from.row == 1 && units == lanes && depth == fours) {
+          const float* const rows = static_cast<const float*>(from.from(k).data);
+          transpose(rows, from.column, lanes, depth, out + k * width, width);
+          continue;
+        }
+        pack_rows(transposed(from.from(k)), units, depth, turned, kDepth);
         std::fill_n(turned + units * kDepth, (lanes - units) * kDepth, 0.0f);
-        transpose(turned, kDepth, lanes, fours, out + k * width + column, width);
+        transpose(turned, kDepth, lanes, fours, out + k * width, width);
       }
     }
   });
@@ -156,8 +179,8 @@ HWY_INLINE void multiply_four_units(const float* state, int64_t state_row, const
 template <class T>
 HWY_NOINLINE void multiply_in_place(const UnitMatrix& m, const UnitGroup& group, const float* state,
                                     int64_t state_row, int64_t rows, float* sums, int64_t width) {
-  const int64_t columns = group.columns();
-  const int64_t units = std::min(columns, m.units - group.first);
+  const int64_t lanes = hn::Lanes(F32());
+  const int64_t units = std::min(group.columns(), m.units - group.first);
   for (int64_t g = 0; g < m.gates; ++g) {
     const T* const weights = static_cast<const T*>(m.gate[g].data);
     for (int64_t u = 0; u < units; u += 4) {
@@ -165,7 +188,7 @@ HWY_NOINLINE void multiply_in_place(const UnitMatrix& m, const UnitGroup& group,
       for (int64_t i = 0; i < 4; ++i) {
         w[i] = weights + (group.first + std::min(u + i, units - 1)) * m.gate[g].column;
       }
-      float* const out = sums + g * columns + u;
+      float* const out = sums + (u / lanes * m.gates + g) * lanes + u % lanes;
       int64_t r = 0;
       for (; r + 4 <= rows; r += 4) {
         multiply_four_units<4>(state + r * state_row, state_row, w, m.depth, out + r * width,
@@ -181,29 +204,26 @@ HWY_NOINLINE void multiply_in_place(const UnitMatrix& m, const UnitGroup& group,
 
 }  // namespace detail
 
-// Sums of a group for `rows` <= kUnitRows rows of the state, in `sums`, of kUnitSums floats. Where
-// a group reaches past the last unit, the sums there may be anything.
-HWY_INLINE UnitSums multiply_units(const UnitMatrix& m, const UnitGroup& group, const float* state,
-                                   int64_t state_row, int64_t rows, float* sums) {
-  const int64_t lanes = hn::Lanes(F32()), vectors = m.gates * group.vectors;
-  const int64_t width = vectors * lanes;
-  const UnitSums result{sums, width, group.vectors};
-  if (rows == 0) return result;
+// The sums of a group for some rows of A, in rows of C `c_row` apart. Where a group reaches past
+// the last unit, the sums there may be anything.
+HWY_INLINE void multiply_units(const UnitMatrix& m, const UnitGroup& group, const float* a,
+                               int64_t a_row, int64_t rows, float* c, int64_t c_row) {
   if (m.packed == nullptr) {
-    by_type(m.gate[0].dtype, [&](auto t) HWY_ATTR {
-      detail::multiply_in_place<decltype(t)>(m, group, state, state_row, rows, sums, width);
+    return by_type(m.gate[0].dtype, [&](auto t) HWY_ATTR {
+      detail::multiply_in_place<decltype(t)>(m, group, a, a_row, rows, c, c_row);
     });
-    return result;
   }
-  const MatrixA a{state, state_row, 1};
-  const MatrixB b{m.packed + group.first * m.gates * m.packed_depth(), width};
-  const MatrixC c{sums, width};
-  if (vectors == 3 && detail::kManyRegisters) {
-    detail::multiply_panel<3>(rows, m.depth, a, b, c, Keep::kNothing, nullptr, nullptr);
-  } else {
-    multiply(rows, width, m.depth, a, b, c, Keep::kNothing);
-  }
-  return result;
+  const float* const packed = m.packed + group.first * m.gates * m.packed_depth();
+  multiply_panels(rows, a, a_row, packed, m.depth, m.packed_depth(), m.gates * group.vectors, c,
+                  c_row);
+}
+
+// Does so for `rows` <= kUnitRows rows of the state, into kUnitSums floats.
+HWY_INLINE UnitSums sum_units(const UnitMatrix& m, const UnitGroup& group, const float* state,
+                              int64_t state_row, int64_t rows, float* sums) {
+  const int64_t width = m.gates * group.columns();
+  multiply_units(m, group, state, state_row, rows, sums, width);
+  return {sums, width, m.gates};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -96,10 +96,18 @@ inline UnitMatrix units_of_columns(const Tensor& weight, int64_t first, int64_t 
   return m;
 }
 
-// How many threads are worth meeting at every step.
-inline int64_t team_size(const Problem& p, int64_t rows) {
+// How far apart rows of `columns` floats lie: padded, and an odd number of cache lines, so that the
+// same column of several rows is spread over all of a cache.
+inline int64_t spread_columns(int64_t columns) {
+  const int64_t padded = cpu::padded_columns(columns);
+  return padded / 16 % 2 == 0 ? padded + 16 : padded;
+}
+
+// How many threads are worth meeting at every step, in which `rows` rows are multiplied with
+// `depth` rows of weights.
+inline int64_t team_size(const Problem& p, int64_t rows, int64_t depth) {
   constexpr int64_t kLeastProducts = 1 << 14;  // of a thread in a step
-  const int64_t products = rows * p.gates * p.hidden * p.outputs;
+  const int64_t products = rows * p.gates * p.hidden * depth;
   const int64_t vectors = std::min(p.hidden, p.outputs) / 16;
   return std::max<int64_t>(1, std::min({cpu::worker_limit(), vectors, products / kLeastProducts}));
 }
