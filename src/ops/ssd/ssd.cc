@@ -65,6 +65,10 @@ void register_ssd(Registry& registry) {
                         {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
   registry.add<SsdBwd>({{"reference", kReference, nullptr, reference::run},
                         {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+#if FK_HAVE_CUDA
+  registry.add_cuda<SsdFwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+  registry.add_cuda<SsdBwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+#endif
 }
 
 }  // namespace fk

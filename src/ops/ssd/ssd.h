@@ -134,4 +134,11 @@ size_t workspace(const SsdFwd& a);
 size_t workspace(const SsdBwd& a);
 }  // namespace cpu
 
+namespace cuda {
+Status run(const SsdFwd& a, const Exec& exec);
+Status run(const SsdBwd& a, const Exec& exec);
+size_t workspace(const SsdFwd& a);
+size_t workspace(const SsdBwd& a);
+}  // namespace cuda
+
 }  // namespace fk
