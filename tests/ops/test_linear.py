@@ -150,6 +150,18 @@ def test_large(shape, backend, dtype):
     run_gradients(case, backend, dtype)
 
 
+# Products of one row, of few steps of K, and of both.
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16", "float16"))
+@pytest.mark.parametrize("backend", WITH_GRADIENTS)
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 3000), (6, 1, 3000), (1, 1031, 257), (1, 300, 2), (15, 77, 200), (2, 130, 65)]
+)
+def test_thin(shape, backend, dtype):
+    case = linear_case(*shape, None)
+    run_forward(case, backend, dtype)
+    run_gradients(case, backend, dtype)
+
+
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
 @pytest.mark.parametrize(
     "case", [c for c in CASES if "0" not in str(c).split("[")[1].split(",")[:3]], ids=str
@@ -215,3 +227,11 @@ def test_errors(make):
         fk.linear(x, weight, activation="swish")
     with raises(r"linear: x: expected float32, float16 or bfloat16, got float64"):
         fk.linear(make(array(2, 8, dtype=np.float64)), weight)
+
+
+@pytest.mark.parametrize("backend", [b for b in TORCH_BACKENDS if b.endswith("cuda")])
+def test_a_gpu_refuses_a_norm(backend):
+    x, weight, five = (torch.ones(shape) for shape in ((2, 8), (5, 8), 5))
+    x, weight, five = (convert(t, backend) for t in (x, weight, five))
+    with raises("linear: norm_weight: expected none on CUDA"):
+        fk.linear(x, weight, norm_weight=five)

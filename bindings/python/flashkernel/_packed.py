@@ -27,6 +27,31 @@ _call = function("fk_packed_linear_call", ctypes.c_int, _P, _pointer, _pointer, 
 _DTYPES = ("float32", "bfloat16", "int8")
 
 
+class _Exec(ctypes.Structure):
+    """fk_exec of include/flashkernel/abi.h; zeros are its defaults."""
+
+    _fields_ = [
+        ("stream", _P),
+        ("workspace", _P),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("parallel_for", _P),
+        ("parallel_pool", _P),
+        ("allocate", _P),
+        ("allocator", _P),
+        ("deterministic", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+@functools.cache
+def _on_torchs_threads():
+    """How calls with torch's tensors run: beside torch's own threads, which wait spinning, another
+    pool's would take the processor from them."""
+    from . import torch  # noqa: F401 (without an operator the library does not know torch)
+
+    return ctypes.byref(_Exec(parallel_for=function("fk_torch_parallel_for", _P)()))
+
+
 class PackedLinear(Owner):
     """act(x weight^T + bias) for a weight that is packed once and used often, on the CPU, without
     gradients. It is called with x (..., in), a NumPy array, a torch CPU tensor or a JAX array of
@@ -83,7 +108,6 @@ class PackedLinear(Owner):
                     "outside of jit, grad and vmap), got a traced one"
                 )
             return jax.numpy.asarray(self(np.asarray(x)))
-        described, _ = _describe("x", x)
         shape = (*x.shape[:-1], self.out_features) if x.ndim else (self.out_features,)
         if kind == "torch":
             torch = sys.modules["torch"]
@@ -92,11 +116,14 @@ class PackedLinear(Owner):
                     "PackedLinear: x: expected a tensor that requires no gradient (a packed layer "
                     "has none; use flashkernel.linear), got one that does"
                 )
-            y = torch.empty(shape, dtype=x.dtype)
+            described, _ = _describe_torch("x", x)
+            y, way = torch.empty(shape, dtype=x.dtype), _on_torchs_threads()
+            out, _ = _describe_torch("y", y)
         else:
-            y = np.empty(shape, x.dtype)
-        out, _ = _describe("y", y)
-        check(_call(self._handle, ctypes.byref(described), ctypes.byref(out), None))
+            described, _ = _describe("x", x)
+            y, way = np.empty(shape, x.dtype), None
+            out, _ = _describe("y", y)
+        check(_call(self._handle, ctypes.byref(described), ctypes.byref(out), way))
         return y
 
 
@@ -133,31 +160,40 @@ def _describe(name: str, array) -> tuple[_numpy._DLTensor, str]:
     """A DLTensor of an array, valid while the array is, and the name of its dtype."""
     kind = _kind(name, array)
     if kind == "torch":
-        if array.device.type != "cpu":
-            raise Error(
-                f"PackedLinear: {name}: expected a tensor on the CPU (on a GPU, use "
-                f"flashkernel.linear), got one on {array.device}"
-            )
-        known = _torch_types().get(array.dtype)
-        if known is None or array.layout is not sys.modules["torch"].strided:
-            raise _wrong_dtype(name, str(array.dtype).removeprefix("torch."))
-        dtype, code, bits = known
-        data, strides = array.data_ptr(), tuple(array.stride())
-    else:
-        if kind == "jax":
-            array = np.asarray(array)
-        if array.dtype not in _numpy._DLPACK or isinstance(array, np.ma.MaskedArray):
-            raise _wrong_dtype(name, str(array.dtype))
-        dtype, (code, bits) = str(array.dtype), _numpy._DLPACK[array.dtype]
-        item = array.dtype.itemsize
-        if any(s % item for s in array.strides) or array.ctypes.data % item:
-            array = np.ascontiguousarray(array)
-        data, strides = array.ctypes.data, tuple(s // item for s in array.strides)
+        return _describe_torch(name, array)
+    if kind == "jax":
+        array = np.asarray(array)
+    if array.dtype not in _numpy._DLPACK or isinstance(array, np.ma.MaskedArray):
+        raise _wrong_dtype(name, str(array.dtype))
+    dtype, (code, bits) = str(array.dtype), _numpy._DLPACK[array.dtype]
+    item = array.dtype.itemsize
+    if any(s % item for s in array.strides) or array.ctypes.data % item:
+        array = np.ascontiguousarray(array)
+    strides = tuple(s // item for s in array.strides)
+    shape = _sizes(tuple(array.shape))
     tensor = _numpy._DLTensor(
-        data, 1, 0, array.ndim, code, bits, 1, _sizes(tuple(array.shape)), _sizes(strides), 0
+        array.ctypes.data, 1, 0, array.ndim, code, bits, 1, shape, _sizes(strides), 0
     )
     tensor.alive = array
     return tensor, dtype
+
+
+def _describe_torch(name: str, tensor) -> tuple[_numpy._DLTensor, str]:
+    if not tensor.is_cpu:
+        raise Error(
+            f"PackedLinear: {name}: expected a tensor on the CPU (on a GPU, use "
+            f"flashkernel.linear), got one on {tensor.device}"
+        )
+    known = _torch_types().get(tensor.dtype)
+    if known is None or tensor.layout is not sys.modules["torch"].strided:
+        raise _wrong_dtype(name, str(tensor.dtype).removeprefix("torch."))
+    dtype, code, bits = known
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    described = _numpy._DLTensor(
+        tensor.data_ptr(), 1, 0, len(shape), code, bits, 1, _sizes(shape), _sizes(strides), 0
+    )
+    described.alive = tensor
+    return described, dtype
 
 
 def _wrong_dtype(name: str, got: str) -> Error:

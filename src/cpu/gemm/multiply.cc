@@ -20,6 +20,14 @@ struct ProductToTensor {
   Rows out_rows, add_rows;
 };
 
+// A product of few steps of K, packed, and the tensor that it becomes.
+struct FewStepsJob {
+  const Product& product;
+  const Tensor& out;
+  int64_t out_row;  // stride of its rows
+  float *a, *b;
+};
+
 // Rows of any matrix as floats without gaps.
 struct RowsCopy {
   const Tensor& from;
@@ -81,6 +89,64 @@ void product_of_few_rows(const ProductJob& job, int64_t item) {
   }
 #endif
   multiply_few_rows(job.product, job.scratch, item, finish);
+}
+
+// One part of a product of one row: job.scratch holds the row, then the parts' sums.
+void product_part_of_row(const ProductJob& job, int64_t part) {
+  const Product& p = job.product;
+  const RowParts parts = row_parts(p);
+  const int64_t first = part * parts.depth, depth = std::min(parts.depth, p.depth - first);
+  float* const sums = job.scratch + padded_columns(p.depth) + part * padded_columns(p.columns);
+  by_type(p.b.dtype, [&](auto t) HWY_ATTR {
+    const auto* b = static_cast<const decltype(t)*>(p.b.data) + first * p.b.row;
+    detail::sum_rows(job.scratch + first, b, p.b.row, depth, p.columns, sums);
+  });
+}
+
+// Adds up the parts, and finishes the row a block of columns at a time.
+void product_finish_row(const ProductJob& job) {
+  const Product& p = job.product;
+  const F32 d;
+  const int64_t width = padded_columns(p.columns), count = row_parts(p).count;
+  float* const sums = job.scratch + padded_columns(p.depth);
+  if (count == 0) std::fill_n(sums, width, 0.0f);
+  for_vectors(width, [&](int64_t c, int64_t) HWY_ATTR {
+    for (int64_t i = 1; i < count; ++i) {
+      const auto sum = hn::Add(hn::LoadU(d, sums + c), hn::LoadU(d, sums + i * width + c));
+      hn::StoreU(sum, d, sums + c);
+    }
+  });
+  for (int64_t c = 0; c < p.columns; c += kColumnBlock) {
+    const int64_t columns = std::min(kColumnBlock, p.columns - c);
+    job.finish(job.finish_job, SumsBlock{sums + c, width, 0, 1, c, columns});
+  }
+}
+
+void product_few_steps_operands(const FewStepsJob& job) {
+  const Product& p = job.product;
+#if FK_CPU_BFLOAT16_TARGET
+  if (few_steps_take_pairs(p)) {
+    return pack_few_steps_of_pairs(p, reinterpret_cast<uint32_t*>(job.a),
+                                   reinterpret_cast<uint32_t*>(job.b));
+  }
+#endif
+  const MatrixView turned{p.a.data, p.a.dtype, p.a.column, p.a.row};
+  pack_rows(turned, p.depth, p.rows, job.a, padded_columns(p.rows));
+  pack_rows(p.b, p.depth, p.columns, job.b, padded_columns(p.columns));
+}
+
+void product_of_few_steps(const FewStepsJob& job, int64_t begin, int64_t end) {
+  by_type(job.out.dtype, [&](auto t) HWY_ATTR {
+#if FK_CPU_BFLOAT16_TARGET
+    if (few_steps_take_pairs(job.product)) {
+      return multiply_few_steps_of_pairs(job.product, reinterpret_cast<const uint32_t*>(job.a),
+                                         reinterpret_cast<const uint32_t*>(job.b), begin, end,
+                                         static_cast<decltype(t)*>(job.out.data), job.out_row);
+    }
+#endif
+    multiply_few_steps(job.product, job.a, job.b, begin, end,
+                       static_cast<decltype(t)*>(job.out.data), job.out_row);
+  });
 }
 
 void product_few_rows_of_a(const ProductJob& job) {
@@ -155,6 +221,10 @@ namespace fk::cpu {
 FK_CPU_EXPORT(product_block);
 FK_CPU_EXPORT(product_of_few_rows);
 FK_CPU_EXPORT(product_few_rows_of_a);
+FK_CPU_EXPORT(product_part_of_row);
+FK_CPU_EXPORT(product_finish_row);
+FK_CPU_EXPORT(product_few_steps_operands);
+FK_CPU_EXPORT(product_of_few_steps);
 FK_CPU_EXPORT(product_to_tensor);
 FK_CPU_EXPORT(product_copy);
 FK_CPU_EXPORT(product_copy_pairs);
@@ -164,6 +234,17 @@ FK_CPU_EXPORT(product_panel_columns);
 void multiply(const Product& p, float* scratch, FinishBlock finish, const void* finish_job,
               const Exec& exec) {
   const ProductJob job{p, product_blocks(p), scratch, finish, finish_job};
+  if (takes_one_row(p)) {
+    FK_CPU_DISPATCH(product_few_rows_of_a)(job);
+    const auto kernel = FK_CPU_DISPATCH(product_part_of_row);
+    const RowParts parts = row_parts(p);
+    const int64_t grain = std::max<int64_t>(1, (1 << 17) / (parts.depth * p.columns + 1));
+    exec.parallel_for(parts.count, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) kernel(job, i);
+    });
+    FK_CPU_DISPATCH(product_finish_row)(job);
+    return;
+  }
   if (!takes_few_rows(p)) {
     const auto kernel = FK_CPU_DISPATCH(product_block);
     run_on_workers(exec, worker_limit(), job.blocks.count(),
@@ -181,6 +262,18 @@ void multiply(const Product& p, float* scratch, FinishBlock finish, const void* 
 
 void multiply(const Product& p, float* scratch, const ProductTensor& to, const Exec& exec) {
   const ProductToTensor job{to.out, to.add, rows_of(to.out), rows_of(to.add)};
+  if (takes_few_steps(p) && !to.add && job.out_rows.ndim <= 1 && to.out.stride(-1) == 1) {
+    float* const b = scratch + p.depth * padded_columns(p.rows);
+    const FewStepsJob few{p, to.out, job.out_rows.last_stride, scratch, b};
+    FK_CPU_DISPATCH(product_few_steps_operands)(few);
+    // Whole tiles of 4 or of 6 rows, and enough of them for a thread to be worth waking.
+    constexpr int64_t kRows = 12;
+    const int64_t grain = std::max<int64_t>(1, (1 << 15) / (kRows * p.depth * p.columns + 1));
+    exec.parallel_for(blocks_of(p.rows, kRows), grain, [&](int64_t begin, int64_t end) {
+      FK_CPU_DISPATCH(product_of_few_steps)(few, kRows * begin, std::min(kRows * end, p.rows));
+    });
+    return;
+  }
   multiply(p, scratch, FK_CPU_DISPATCH(product_to_tensor), &job, exec);
 }
 

@@ -30,9 +30,10 @@ struct Product {
   QuantizedRows quantized{};
 };
 
-// Blocks: 256 of K by 256 columns of B take 256 KB, a quarter of a second-level cache; 96 rows of A
-// another 96 KB. Sums for 256 rows stay there as well while K is walked through.
-constexpr int64_t kDepthBlock = 256, kColumnBlock = 256, kRowBlock = 256, kRowsAtOnce = 96;
+// Blocks: 256 of K by 128 columns of B take 128 KB, an eighth of a second-level cache; 96 rows of A
+// another 96 KB. Sums for 512 rows stay there as well while K is walked through: packing B takes a
+// few steps for each number, and pays by the rows that it is multiplied with.
+constexpr int64_t kDepthBlock = 256, kColumnBlock = 128, kRowBlock = 512, kRowsAtOnce = 96;
 // Products are summed over so much of K before they meet the sums of the rest: errors grow with the
 // square root of what is summed at a stretch.
 constexpr int64_t kSumDepth = 128;
@@ -40,19 +41,17 @@ constexpr int64_t kSumDepth = 128;
 constexpr int64_t kPanelColumns = 64;
 
 struct ProductScratch {
-  float *sums, *b, *a, *turned, *part;
+  float *sums, *b, *a, *turned;
 
   static constexpr int64_t kSums = kRowBlock * kColumnBlock, kB = kDepthBlock * kColumnBlock;
   static constexpr int64_t kA = kRowsAtOnce * kDepthBlock, kTurned = kPanelColumns * kDepthBlock;
-  static constexpr int64_t kPart = kRowsAtOnce * kPanelColumns;
-  static constexpr int64_t kFloats = kSums + kB + kA + kTurned + kPart;
+  static constexpr int64_t kFloats = kSums + kB + kA + kTurned;
 
   ProductScratch(float* memory, int64_t worker) {
     sums = memory + worker * kFloats;
     b = sums + kSums;
     a = b + kB;
     turned = a + kA;
-    part = turned + kTurned;
   }
 };
 
@@ -95,18 +94,51 @@ inline bool takes_few_rows(const Product& p) {
          (!p.twin || p.twin_b.row == 1) && !p.sum;
 }
 
+// A product of one row with B in rows adds these up, part by part: the parts' sums are kept, and
+// added in order.
+inline bool takes_one_row(const Product& p) {
+  return p.rows == 1 && p.panels == nullptr && p.b.column == 1 && !takes_few_rows(p) && !p.twin &&
+         !p.sum;
+}
+struct RowParts {
+  int64_t depth, count;  // steps of K of a part, and how many parts there are
+};
+inline RowParts row_parts(const Product& p) {
+  constexpr int64_t kMostParts = 8, kLeastDepth = 64;
+  const int64_t depth = std::max(kLeastDepth, (blocks_of(p.depth, kMostParts) + 1) / 2 * 2);
+  return {depth, blocks_of(p.depth, depth)};
+}
+
+// A product of so few steps of K that goes into a tensor as it is has both operands packed, as
+// floats.
+constexpr int64_t kFewSteps = 16;
+inline bool takes_few_steps(const Product& p) {
+  return p.depth > 0 && p.depth <= kFewSteps && p.panels == nullptr && !p.twin && !p.sum;
+}
+
 // In floats, for all workers.
 inline int64_t product_scratch(const Product& p) {
-  if (takes_few_rows(p)) return kFewRows * padded_columns(p.depth);
+  // Whether the product goes into a tensor as it is, is not known here.
+  const int64_t steps =
+      takes_few_steps(p) ? p.depth * (padded_columns(p.rows) + padded_columns(p.columns)) : 0;
+  if (takes_few_rows(p)) return std::max(steps, kFewRows * padded_columns(p.depth));
+  if (takes_one_row(p)) {
+    // Of no steps of K there is no part, but a row of zeros.
+    const int64_t rows_of_sums = std::max<int64_t>(row_parts(p).count, 1);
+    const int64_t sums = rows_of_sums * padded_columns(p.columns);
+    return std::max(steps, padded_columns(p.depth) + sums);
+  }
   const int64_t workers = std::min(worker_limit(), product_blocks(p).count());
-  return workers * ProductScratch::kFloats;
+  return std::max(steps, workers * ProductScratch::kFloats);
 }
 
 // Columns of a product's blocks, as `finish` is given them: it may keep something for each.
 inline int64_t columns_at_once(const Product& p) {
+  if (takes_one_row(p)) return kColumnBlock;
   return takes_few_rows(p) ? kFewColumns : product_blocks(p).column_block;
 }
 inline int64_t rows_at_once(const Product& p) {
+  if (takes_one_row(p)) return 1;
   return takes_few_rows(p) ? kFewRows : product_blocks(p).row_block;
 }
 

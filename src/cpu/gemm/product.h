@@ -14,6 +14,7 @@
 
 #include "cpu/gemm/multiply.h"
 #include "cpu/gemm/pack.h"
+#include "cpu/gemm/product_thin.h"
 #include "cpu/gemm/tiles.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -77,18 +78,6 @@ HWY_INLINE MatrixA left_operand(const MatrixView& a, int64_t rows, int64_t depth
   return {packed, stride, 1};
 }
 
-HWY_INLINE void add_rows(const MatrixC& part, int64_t rows, int64_t columns, const MatrixC& sums) {
-  const F32 d;
-  const int64_t lanes = hn::Lanes(d);
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* from = part.data + r * part.stride;
-    float* to = sums.data + r * sums.stride;
-    for (int64_t c = 0; c < columns; c += lanes) {
-      hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::LoadU(d, from + c)), d, to + c);
-    }
-  }
-}
-
 }  // namespace detail
 
 // One block of a product.
@@ -104,11 +93,14 @@ void multiply_block(const Product& p, const ProductBlocks& blocks, const Product
   const int64_t all = p.twin ? 2 * width : width;  // columns of sums: the twin's behind the others
   // Few rows wait for memory anyway, and can be summed in shorter stretches.
   const int64_t stretch = rows <= kFewRows ? kSumDepth / 4 : kSumDepth;
+  // A row reads a panel of floats from end to end.
+  const bool streams = p.rows == 1 && p.panels != nullptr && p.panels->dtype == DType::kFloat32;
+  const int64_t depth_block = streams ? ProductScratch::kA : kDepthBlock;
   const auto width_of = [&](int64_t c) { return std::min(panel, width - c % width); };
   const auto next = [&](int64_t c) { return c + width_of(c); };
   const auto add_product = [&](const MatrixView& left, const MatrixView& right, bool add) HWY_ATTR {
-    for (int64_t k = 0; k < p.depth; k += kDepthBlock) {
-      const int64_t depth = std::min(kDepthBlock, p.depth - k);
+    for (int64_t k = 0; k < p.depth; k += depth_block) {
+      const int64_t depth = std::min(depth_block, p.depth - k);
       for (int64_t c = 0; c < all && p.panels == nullptr; c = next(c)) {
         const int64_t column = c % width;
         const MatrixView& from = c < width ? right : p.twin_b;
@@ -124,14 +116,18 @@ void multiply_block(const Product& p, const ProductBlocks& blocks, const Product
           if (p.panels != nullptr) {
             b = detail::packed_panel(*p.panels, k, depth, first_column + c, scratch.b);
           }
-          const MatrixC sums{scratch.sums + r * all + c, all};
-          const MatrixC part{scratch.part, width_of(c)};
+          if (streams) {
+            detail::for_each_panel(width_of(c), [&](int64_t n, auto vectors) FK_MATRIX_BODY {
+              detail::row_by_panel<vectors>(a.data, b.data + n, b.stride, depth,
+                                            scratch.sums + c + n, k > 0);
+            });
+            continue;
+          }
           for (int64_t i = 0; i < depth; i += stretch) {
-            const bool first = k + i == 0 && !add;
             multiply(some, width_of(c), std::min(stretch, depth - i),
-                     {a.data + i * a.column, a.row, a.column}, b.from(i), first ? sums : part,
-                     Keep::kNothing);
-            if (!first) detail::add_rows(part, some, width_of(c), sums);
+                     {a.data + i * a.column, a.row, a.column}, b.from(i),
+                     {scratch.sums + r * all + c, all},
+                     k + i == 0 && !add ? Keep::kNothing : Keep::kTotal);
           }
         }
       }
@@ -184,6 +180,7 @@ HWY_NOINLINE void dot_tile(const float* a, int64_t a_row, const T* b, int64_t b_
 template <class T>
 void dot_rows(const Product& p, const MatrixView& right, const float* a, int64_t stride,
               int64_t first, int64_t columns, float* sums) {
+  if (p.rows == 1) return dot_row<T>(right, a, p.depth, first, columns, sums);
   const T* b = static_cast<const T*>(right.data) + first * right.column;
   const auto rows_of_tile = [&](auto tile_rows, auto tile_columns, int64_t r, int64_t c) {
     dot_tile<tile_rows, tile_columns>(a + r * stride, stride, b + c * right.column, right.column,

@@ -16,6 +16,7 @@
 
 #include "cpu/gemm/multiply.h"
 #include "cpu/gemm/pack.h"
+#include "cpu/gemm/product_thin.h"
 #include "cpu/gemm/tiles_bfloat16.h"
 
 #if FK_CPU_BFLOAT16_TARGET
@@ -135,6 +136,35 @@ HWY_INLINE PairsA left_pairs(const MatrixView& a, int64_t rows, int64_t depth, u
   return {packed, pairs, 1};
 }
 
+// One row against a packed panel of kPairPanel columns, as detail::row_by_panel has it for floats.
+FK_BFLOAT16_ATTR HWY_NOINLINE void row_by_panel_of_pairs(const uint32_t* a, const uint32_t* b,
+                                                         int64_t pairs, float* sums, bool add) {
+  constexpr int kVectors = kPairPanel / 16;
+  __m512 sum[2][kVectors];
+  repeat_pairs<kVectors>([&](auto v) FK_PAIRS_BODY {
+    sum[0][v] = add ? _mm512_loadu_ps(sums + 16 * v) : _mm512_setzero_ps();
+    sum[1][v] = _mm512_setzero_ps();
+  });
+  const auto step = [&](int64_t i, auto which) FK_PAIRS_BODY {
+    const auto left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(a[i])));
+    const uint32_t* const row = b + i * kPairPanel;
+    repeat_pairs<kVectors>([&](auto v) FK_PAIRS_BODY {
+      hwy::Prefetch(reinterpret_cast<const char*>(row + 16 * v) + 2 * kStreamAhead);
+      const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(row + 16 * v));
+      sum[which][v] = _mm512_dpbf16_ps(sum[which][v], left, right);
+    });
+  };
+  int64_t i = 0;
+  for (; i + 2 <= pairs; i += 2) {
+    step(i, std::integral_constant<int, 0>());
+    step(i + 1, std::integral_constant<int, 1>());
+  }
+  if (i < pairs) step(i, std::integral_constant<int, 0>());
+  repeat_pairs<kVectors>([&](auto v) FK_PAIRS_BODY {
+    _mm512_storeu_ps(sums + 16 * v, _mm512_add_ps(sum[0][v], sum[1][v]));
+  });
+}
+
 }  // namespace detail
 
 HWY_INLINE bool takes_pairs(const Product& p) {
@@ -162,9 +192,12 @@ void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
   const auto next = [&](int64_t c) { return c + width_of(c); };
   auto* const packed_b = reinterpret_cast<uint32_t*>(scratch.b);
   auto* const turned = reinterpret_cast<uint32_t*>(scratch.turned);
+  // A row reads a panel from end to end.
+  const bool streams = p.rows == 1 && p.panels != nullptr;
+  const int64_t pair_block = streams ? ProductScratch::kA : kPairBlock;
   const auto add_product = [&](const MatrixView& left, const MatrixView& right, bool add) HWY_ATTR {
-    for (int64_t k = 0; k < p.depth; k += 2 * kPairBlock) {
-      const int64_t depth = std::min(2 * kPairBlock, p.depth - k), pairs = (depth + 1) / 2;
+    for (int64_t k = 0; k < p.depth; k += 2 * pair_block) {
+      const int64_t depth = std::min(2 * pair_block, p.depth - k), pairs = (depth + 1) / 2;
       for (int64_t c = 0; c < all && p.panels == nullptr; c = next(c)) {
         const int64_t column = c % width;
         const MatrixView b = (c < width ? right : p.twin_b).from(k, first_column + column);
@@ -183,6 +216,10 @@ void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
         for (int64_t c = 0; c < all; c = next(c)) {
           PairsB b{packed_b + c * kPairBlock, width_of(c)};
           if (p.panels != nullptr) b.data = p.panels->at(first_column + c, k / 2);
+          if (streams && width_of(c) == kPairPanel) {
+            detail::row_by_panel_of_pairs(a.data, b.data, pairs, scratch.sums + c, k > 0);
+            continue;
+          }
           for (int64_t i = 0; i < pairs; i += kPairStretch) {
             multiply_pairs(some, width_of(c), std::min(kPairStretch, pairs - i),
                            {a.data + i * a.column, a.row, a.column}, b.from(i),
@@ -202,7 +239,7 @@ void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
 // Whether a product of few rows is one of pairs: both operands run along K, as the instruction
 // takes them.
 HWY_INLINE bool few_rows_take_pairs(const Product& p) {
-  return takes_pairs(p) && p.b.dtype == DType::kBFloat16 &&
+  return takes_pairs(p) && p.b.dtype == DType::kBFloat16 && p.b.row == 1 &&
          (!p.twin || p.twin_b.dtype == DType::kBFloat16);
 }
 
@@ -246,6 +283,52 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void dot_pairs_tile(const uint16_t* a, int64_t a_r
   });
 }
 
+// The scalar products of a row with two columns, which are read as detail::dot_two reads them.
+FK_BFLOAT16_ATTR HWY_NOINLINE void dot_pairs_two(const uint16_t* a, const uint16_t* first,
+                                                 const uint16_t* second, int64_t depth,
+                                                 float* first_out, float* second_out) {
+  constexpr int kSums = 4;
+  __m512 sum[2][kSums];
+  repeat_pairs<kSums>([&](auto i) FK_PAIRS_BODY { sum[0][i] = sum[1][i] = _mm512_setzero_ps(); });
+  const auto add = [&](int i, int64_t k, __mmask32 mask) FK_PAIRS_BODY {
+    const auto load = [&](const uint16_t* p) FK_PAIRS_BODY {
+      return reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16(mask, p + k));
+    };
+    const __m512bh left = load(a);
+    sum[0][i] = _mm512_dpbf16_ps(sum[0][i], left, load(first));
+    sum[1][i] = _mm512_dpbf16_ps(sum[1][i], left, load(second));
+  };
+  int64_t k = 0;
+  for (; k + 32 * kSums <= depth; k += 32 * kSums) {
+    repeat_pairs<kSums>([&](auto i) FK_PAIRS_BODY {
+      prefetch_ahead(first + k + 32 * i);
+      prefetch_ahead(second + k + 32 * i);
+      add(i, k + 32 * i, ~__mmask32{0});
+    });
+  }
+  for (; k < depth; k += 32) {
+    const int64_t left = depth - k;
+    add(0, k, left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1);
+  }
+  const auto total = [&](const __m512* s) FK_PAIRS_BODY {
+    return _mm512_reduce_add_ps(
+        _mm512_add_ps(_mm512_add_ps(s[0], s[1]), _mm512_add_ps(s[2], s[3])));
+  };
+  *first_out = total(sum[0]);
+  *second_out = total(sum[1]);
+}
+
+// One row against the columns [first, first + columns) of B, in two streams.
+HWY_INLINE void dot_pairs_row(const MatrixView& b, const uint16_t* a, int64_t depth, int64_t first,
+                              int64_t columns, float* sums) {
+  const auto* at = static_cast<const uint16_t*>(b.data) + first * b.column;
+  const int64_t half = (columns + 1) / 2;
+  for (int64_t c = 0; c < half; ++c) {
+    const int64_t other = std::min(c + half, columns - 1);
+    dot_pairs_two(a, at + c * b.column, at + other * b.column, depth, sums + c, sums + other);
+  }
+}
+
 // Every row against kColumns columns at a time from column c on; moves c on. Columns are read from
 // memory once, and from the first-level cache for every tile of rows after the first.
 template <int kFirstRows, int kColumns>
@@ -280,13 +363,53 @@ void multiply_few_rows_of_pairs(const Product& p, const uint16_t* a, int64_t ite
     const MatrixView& b = i == 0 ? p.b : p.twin_b;
     int64_t c = 0;
     if (p.rows == 1) {
-      detail::dot_pairs_columns<1, 8>(p, b, a, first, columns, c, sums[i]);
-    } else {
-      detail::dot_pairs_columns<4, 4>(p, b, a, first, columns, c, sums[i]);
+      detail::dot_pairs_row(b, a, p.depth, first, columns, sums[i]);
+      continue;
     }
+    detail::dot_pairs_columns<4, 4>(p, b, a, first, columns, c, sums[i]);
     detail::dot_pairs_columns<1, 1>(p, b, a, first, columns, c, sums[i]);
   }
   finish(SumsBlock{sums[0], kFewColumns, 0, p.rows, first, columns, p.twin ? sums[1] : nullptr});
+}
+
+// Whether a product of few steps of K is one of pairs: rows of numbers side by side become pairs by
+// weaving two of them.
+HWY_INLINE bool few_steps_take_pairs(const Product& p) {
+  return takes_pairs(p) && p.b.dtype == DType::kBFloat16 && p.depth > 2 && p.a.row == 1 &&
+         p.b.column == 1;
+}
+
+// Both operands of such a product, [(depth + 1) / 2, padded_columns(rows or columns)] pairs.
+HWY_INLINE void pack_few_steps_of_pairs(const Product& p, uint32_t* a, uint32_t* b) {
+  detail::weave_rows(static_cast<const bfloat16_t*>(p.a.data), p.a.column, p.depth, p.rows, a,
+                     padded_columns(p.rows));
+  detail::weave_rows(static_cast<const bfloat16_t*>(p.b.data), p.b.row, p.depth, p.columns, b,
+                     padded_columns(p.columns));
+}
+
+// As multiply_few_steps. A tile's sums pass through the first-level cache.
+template <class T>
+void multiply_few_steps_of_pairs(const Product& p, const uint32_t* a, const uint32_t* b,
+                                 int64_t begin, int64_t end, T* c, int64_t c_row) {
+  constexpr int64_t kRows = detail::tile_rows(detail::kPairPanel / 16);
+  const int64_t a_step = padded_columns(p.rows), b_step = padded_columns(p.columns);
+  const int64_t pairs = (p.depth + 1) / 2;
+  alignas(64) float sums[kRows * detail::kPairPanel];
+  for (int64_t r = begin; r < end; r += kRows) {
+    const int64_t rows = std::min(kRows, end - r);
+    for (int64_t i = 0; i < p.columns; i += detail::kPairPanel) {
+      const int64_t columns = std::min(detail::kPairPanel, p.columns - i);
+      multiply_pairs(rows, padded_columns(columns), pairs, {a + r, 1, a_step}, {b + i, b_step},
+                     {sums, detail::kPairPanel}, false);
+      for (int64_t j = 0; j < rows; ++j) {
+        const F32 d;
+        for_vectors(columns, [&](int64_t at, int64_t n) HWY_ATTR {
+          store_vector(c + (r + j) * c_row + i + at, n,
+                       hn::Load(d, sums + j * detail::kPairPanel + at));
+        });
+      }
+    }
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -44,8 +44,9 @@ struct MatrixRows {
 using MatrixB = MatrixRows<const float>;
 using MatrixC = MatrixRows<float>;
 
-// What becomes of the values that C had: they are overwritten, added to, or scaled and added to.
-enum class Keep { kNothing, kSum, kScaled };
+// What becomes of the values that C had: they are overwritten, added to, scaled and added to, or
+// added in the end to a sum that began at 0 (which rounds less than a long sum does).
+enum class Keep { kNothing, kSum, kScaled, kTotal };
 // Whether results are stored into the caches or past them (see cpu/cache.h); kStream needs a C
 // whose rows are `streamable`.
 enum class Store { kCached, kStream };
@@ -81,7 +82,7 @@ HWY_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_column,
       repeat<kVectors>([&](auto v) FK_MATRIX_BODY { sum[r][v] = hn::Mul(sum[r][v], factor); });
     });
   };
-  if (keep == Keep::kNothing) {
+  if (keep == Keep::kNothing || keep == Keep::kTotal) {
     repeat<kRows>([&](auto r) FK_MATRIX_BODY {
       repeat<kVectors>([&](auto v) FK_MATRIX_BODY { sum[r][v] = hn::Zero(d); });
     });
@@ -113,6 +114,13 @@ HWY_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_column,
     }
   }
   if (keep == Keep::kNothing && scale != nullptr) scale_rows();
+  if (keep == Keep::kTotal) {
+    repeat<kRows>([&](auto r) FK_MATRIX_BODY {
+      repeat<kVectors>([&](auto v) FK_MATRIX_BODY {
+        sum[r][v] = hn::Add(hn::LoadU(d, c.data + r * c.stride + v * lanes), sum[r][v]);
+      });
+    });
+  }
   repeat<kRows>([&](auto r) FK_MATRIX_BODY {
     repeat<kVectors>([&](auto v) FK_MATRIX_BODY {
       float* to = c.data + r * c.stride + v * lanes;
@@ -203,10 +211,10 @@ HWY_INLINE int64_t panel_width() {
   return detail::kTileVectors * static_cast<int64_t>(hn::Lanes(F32()));
 }
 
-// Computes C = A B (Keep::kNothing), C + A B (kSum), or scale[m] C + A B (kScaled, which needs
-// `scale`); with kNothing and a scale it is scale[m] (A B). n_count is a multiple of Lanes(F32());
-// m_count and k_count may be anything. `ahead`, which may be null, are rows to prefetch meanwhile.
-// Only products of kTileRows or 4 rows heed kStore; others go into the caches.
+// Computes C = A B (Keep::kNothing), C + A B (kSum, kTotal), or scale[m] C + A B (kScaled, which
+// needs `scale`); with kNothing and a scale it is scale[m] (A B). n_count is a multiple of
+// Lanes(F32()); m_count and k_count may be anything. `ahead`, which may be null, are rows to
+// prefetch meanwhile. Only products of kTileRows or 4 rows heed kStore; others go into the caches.
 template <Store kStore = Store::kCached>
 HWY_INLINE void multiply(int64_t m_count, int64_t n_count, int64_t k_count, const MatrixA& a,
                          MatrixB b, MatrixC c, Keep keep, const float* scale = nullptr,

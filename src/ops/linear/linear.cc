@@ -2,10 +2,15 @@
 #include "ops/linear/linear.h"
 
 #include "ops/linear/gated_linear.h"
+#include "ops/linear/scaled_linear.h"
 
 namespace fk {
 
 Status LinearBwd::validate(const LinearBwd& a) {
+  FK_RETURN_IF_ERROR(check_stage(a));
+  if ((a.dnormed || a.dnorm_weight || a.dnorm_bias) && a.x.device == Device::kCuda) {
+    return unsupported("dnormed: expected none on CUDA, got a tensor");
+  }
   if (a.activation != 0 && !a.before) {
     return invalid("before: expected what the forward keeps for its activation, got none");
   }
@@ -20,6 +25,27 @@ Status GatedLinearBwd::validate(const GatedLinearBwd& a) {
   return {};
 }
 
+Status ScaledLinearFwd::validate(const ScaledLinearFwd& a) {
+  const int64_t columns = a.weight.size(0), blocks = scale_blocks(a.weight.size(1));
+  if (a.x_scale.ndim > 1) {
+    const int64_t got = a.x_scale.size(-1);
+    if (got != 1 && got != blocks) {
+      return invalid("x_scale: expected 1 or " + std::to_string(blocks) +
+                     " scales for each row, got " + std::to_string(got));
+    }
+  }
+  if (a.weight_scale.ndim == 2) {
+    const int64_t rows = a.weight_scale.size(0), along = a.weight_scale.size(1);
+    const bool by_rows = rows == columns && along == 1;
+    if (!by_rows && (rows != scale_blocks(columns) || along != blocks)) {
+      return invalid("weight_scale: expected shape (1), (" + std::to_string(columns) + ", 1) or (" +
+                     std::to_string(scale_blocks(columns)) + ", " + std::to_string(blocks) +
+                     "), got " + shape_string(a.weight_scale));
+    }
+  }
+  return {};
+}
+
 void register_linear(Registry& registry) {
   registry.add<LinearFwd>({{"reference", kReference, nullptr, reference::run},
                            {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
@@ -29,6 +55,8 @@ void register_linear(Registry& registry) {
                                 {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
   registry.add<GatedLinearBwd>({{"reference", kReference, nullptr, reference::run},
                                 {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  registry.add<ScaledLinearFwd>({{"reference", kReference, nullptr, reference::run},
+                                 {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
   registry.add_cuda<LinearFwd>(
       {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
@@ -40,6 +68,9 @@ void register_linear(Registry& registry) {
       {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
        {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
   registry.add_cuda<GatedLinearBwd>(
+      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
+       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
+  registry.add_cuda<ScaledLinearFwd>(
       {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
        {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
 #endif

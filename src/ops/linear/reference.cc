@@ -6,6 +6,7 @@
 #include "core/rows.h"
 #include "ops/linear/gated_linear.h"
 #include "ops/linear/linear.h"
+#include "ops/linear/scaled_linear.h"
 
 namespace fk {
 namespace reference {
@@ -66,33 +67,36 @@ double weight_at(const Tensor& weight, int64_t n, int64_t k) {
 }  // namespace
 
 Status run(const LinearFwd& a, const Exec&) {
-  if (!a.y && !a.before) return {};
   const auto activation = static_cast<Activation>(a.activation);
   const Rows x = rows_of(a.x), residual = rows_of(a.residual), y = rows_of(a.y);
   const Rows before = rows_of(a.before);
+  const int64_t columns = a.weight.size(0);
+  std::vector<double> row(static_cast<size_t>(columns));
   for (int64_t m = 0; m < x.count; ++m) {
-    for (int64_t n = 0; n < a.weight.size(0); ++n) {
+    for (int64_t n = 0; n < columns; ++n) {
       double sum = a.bias ? load(a.bias, n * a.bias.stride(0)) : 0;
       for (int64_t k = 0; k < a.weight.size(1); ++k) {
         sum += at(a.x, x, m, k) * weight_at(a.weight, n, k);
       }
       if (a.before) store(a.before, before.offset(m) + n * a.before.stride(-1), sum);
-      if (!a.y) continue;
       double out = activated(activation, sum).value;
       if (a.residual) out += at(a.residual, residual, m, n);
-      store(a.y, y.offset(m) + n * a.y.stride(-1), out);
+      if (a.y) store(a.y, y.offset(m) + n * a.y.stride(-1), out);
+      row[static_cast<size_t>(n)] = round_to(a.x.dtype, out);
     }
+    write_norm(a, m, row.data(), columns);
   }
   return {};
 }
 
 Status run(const LinearBwd& a, const Exec&) {
   const auto activation = static_cast<Activation>(a.activation);
-  const Rows x = rows_of(a.x), dy = rows_of(a.dy), before = rows_of(a.before);
+  const Rows x = rows_of(a.x), before = rows_of(a.before);
   const int64_t rows = x.count, columns = a.weight.size(0), depth = a.weight.size(1);
+  const StageGradient dy(a, a.dy);
   // The gradient of what the activation is given.
   const auto inner = [&](int64_t m, int64_t n) {
-    const double g = at(a.dy, dy, m, n);
+    const double g = dy.at(m, n);
     if (activation == Activation::kNone) return g;
     return g * activated(activation, at(a.before, before, m, n)).slope;
   };
@@ -120,14 +124,6 @@ Status run(const LinearBwd& a, const Exec&) {
       double sum = 0;
       for (int64_t m = 0; m < rows; ++m) sum += inner(m, n);
       store(a.dbias, n * a.dbias.stride(0), sum);
-    }
-  }
-  if (a.dresidual) {
-    const Rows out = rows_of(a.dresidual);
-    for (int64_t m = 0; m < rows; ++m) {
-      for (int64_t n = 0; n < columns; ++n) {
-        store(a.dresidual, out.offset(m) + n * a.dresidual.stride(-1), at(a.dy, dy, m, n));
-      }
     }
   }
   return {};
@@ -217,6 +213,26 @@ Status run(const GatedLinearBwd& a, const Exec&) {
     };
     put(gradients.gate, to_gate);
     put(gradients.up, to_up);
+  }
+  return {};
+}
+
+Status run(const ScaledLinearFwd& a, const Exec&) {
+  if (!a.y) return {};
+  const auto activation = static_cast<Activation>(a.activation);
+  const Rows x = rows_of(a.x), residual = rows_of(a.residual), y = rows_of(a.y);
+  const Scales x_scale = x_scales(a), weight_scale = weight_scales(a);
+  for (int64_t m = 0; m < x.count; ++m) {
+    for (int64_t n = 0; n < a.weight.size(0); ++n) {
+      double sum = a.bias ? load(a.bias, n * a.bias.stride(0)) : 0;
+      for (int64_t k = 0; k < a.weight.size(1); ++k) {
+        const double left = at(a.x, x, m, k) * x_scale.at(m, k);
+        sum += left * (weight_at(a.weight, n, k) * weight_scale.at(n, k));
+      }
+      double value = activated(activation, sum).value;
+      if (a.residual) value += at(a.residual, residual, m, n);
+      store(a.y, y.offset(m) + n * a.y.stride(-1), value);
+    }
   }
   return {};
 }

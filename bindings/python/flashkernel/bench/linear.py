@@ -10,6 +10,11 @@ def _linear(params):
     return lambda fk, t: fk.linear(**t, activation=activation)
 
 
+def _product(params):
+    """The product alone, of a layer that has more."""
+    return lambda m, t: m.nn.functional.linear(t["x"], t["weight"])
+
+
 def _gated_inputs(params, rng):
     m, k, n = (params[key] for key in "MKN")
     weights = {name: weight_of(rng, n, k) for name in ("w_gate", "w_up")}
@@ -56,7 +61,7 @@ WORKLOADS = [
         "linear",
         linear_inputs,
         _linear,
-        {"torch": torch_linear, "openvino": openvino},
+        {"torch": torch_linear, "product": _product, "openvino": openvino},
         counts.linear,
         ("x", "weight", "bias"),
         products=True,
