@@ -15,6 +15,15 @@ bool is_index(const Field& f) {
   return f.dtype_rule == DTypeRule::kIndex || f.dtype_rule == DTypeRule::kInt32;
 }
 
+bool is_within(const Field& f, double number) { return number >= f.least && number <= f.most; }
+
+bool fits_float(double number) { return std::fabs(number) <= std::numeric_limits<float>::max(); }
+
+// Nearly every number is allowed by these two; if not, check_number decides.
+bool surely_allowed(const Field& f, double number) {
+  return fits_float(number) && is_within(f, number);
+}
+
 // The addresses from the lowest element of a tensor, which is not empty, to the end of the highest.
 std::pair<uintptr_t, uintptr_t> span(const Tensor& t) {
   const int64_t item = size_of(t.dtype);
@@ -47,11 +56,16 @@ Status CallArguments::unpack(bool needs_data) {
         }
         break;
       case Kind::kNumber:
-        FK_RETURN_IF_ERROR(check_number(f, slots_[i].number));
+        if (!surely_allowed(f, slots_[i].number)) {
+          FK_RETURN_IF_ERROR(check_number(f, slots_[i].number));
+        }
         member<double>(f) = slots_[i].number;
         break;
       case Kind::kInteger:
-        FK_RETURN_IF_ERROR(check_integer(f, slots_[i].integer));
+        if (!is_within(f, static_cast<double>(slots_[i].integer))) {
+          return error(
+              f, "expected " + range_string(f) + ", got " + std::to_string(slots_[i].integer));
+        }
         member<int64_t>(f) = slots_[i].integer;
         if (f.symbol >= 0) shapes_.tell(f.symbol, slots_[i].integer, f);
         break;
@@ -78,7 +92,10 @@ Status CallArguments::unpack(bool needs_data) {
 }
 
 Status CallArguments::check() {
-  bind_activation();
+  // The first argument is an activation as a rule, which its own check below notes.
+  if (op_.fields[0].dtype_rule != DTypeRule::kActivation || op_.fields[0].optional) {
+    bind_activation();
+  }
   bool inputs_seen = false;  // they are declared before the outputs
   bool any_index = false;    // whether an index tensor with data is among them
   for (const Field& f : op_.fields) {
@@ -136,8 +153,8 @@ Status CallArguments::check_values() {
 }
 
 Status CallArguments::check_number(const Field& f, double number) {
-  if (std::fabs(number) <= std::numeric_limits<float>::max()) {
-    if (number >= f.least && number <= f.most) return {};
+  if (fits_float(number)) {
+    if (is_within(f, number)) return {};
     return error(f, "expected " + range_string(f) + ", got " + number_string(number));
   }
   if ((f.nullable || f.may_be_infinite) && number == kLeftOut) return {};
@@ -145,11 +162,6 @@ Status CallArguments::check_number(const Field& f, double number) {
   return error(f, (std::isinf(number) ? "expected a finite number, got "
                                       : "expected a number that float32 can hold, got ") +
                       number_string(number));
-}
-
-Status CallArguments::check_integer(const Field& f, int64_t number) {
-  if (static_cast<double>(number) >= f.least && static_cast<double>(number) <= f.most) return {};
-  return error(f, "expected " + range_string(f) + ", got " + std::to_string(number));
 }
 
 std::string CallArguments::number_string(double number) {

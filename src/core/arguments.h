@@ -46,7 +46,6 @@ class CallArguments {
 
   // Checks that float32 can hold a number, since kernels compute with floats, and its range.
   static Status check_number(const Field& f, double number);
-  static Status check_integer(const Field& f, int64_t number);
   static std::string number_string(double number);
   static std::string range_string(const Field& f);
   // Takes a tensor that is given, or has to be.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdlib>
 
+#include "core/kept_memory.h"
 #include "core/workspace.h"
 #include "flashkernel/abi.h"
 
@@ -12,16 +13,17 @@ namespace fk {
 class HeapWorkspace {
  public:
   HeapWorkspace() = default;
-  ~HeapWorkspace() { std::free(memory_); }
+  ~HeapWorkspace() { KeptMemory::of_process().give(block_); }
   HeapWorkspace(const HeapWorkspace&) = delete;
   HeapWorkspace& operator=(const HeapWorkspace&) = delete;
 
   // Has the call ask here for the workspace that it needs. It must end before this does.
   void serve(fk_exec* exec) {
     exec->allocate = [](void* self, size_t bytes) -> void* {
-      void*& memory = static_cast<HeapWorkspace*>(self)->memory_;
-      std::free(memory);
-      return memory = allocate(bytes);
+      KeptMemory::Block& block = static_cast<HeapWorkspace*>(self)->block_;
+      KeptMemory::of_process().give(block);
+      block = KeptMemory::of_process().take(bytes);
+      return block.memory;
     };
     exec->allocator = this;
   }
@@ -32,7 +34,7 @@ class HeapWorkspace {
   }
 
  private:
-  void* memory_ = nullptr;
+  KeptMemory::Block block_;
 };
 
 }  // namespace fk

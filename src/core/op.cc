@@ -76,10 +76,8 @@ Status force_implementation(const fk_op& op, const char* implementation) {
 const fk_op* Registry::find(std::string_view name) const { return find_registered(name); }
 
 fk_op* Registry::find_registered(std::string_view name) const {
-  for (const auto& op : ops_) {
-    if (op->declaration.name == name) return op.get();
-  }
-  return nullptr;
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
 }
 
 }  // namespace fk

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -135,6 +136,7 @@ class Registry {
   template <class Args>
   void add(const std::vector<ImplementationOf<Args>>& implementations) {
     ops_.push_back(make_op(implementations));
+    by_name_.emplace(Args::kName, ops_.back().get());
   }
 
   // Adds what implements a registered op on a GPU.
@@ -148,6 +150,8 @@ class Registry {
   fk_op* find_registered(std::string_view name) const;
 
   std::vector<std::unique_ptr<fk_op>> ops_;
+  // Callers from C look an op up before each call, which a walk over all ops would lengthen.
+  std::unordered_map<std::string_view, fk_op*> by_name_;
 };
 
 // Calls register_<room>(registry) for every folder under src/ops. The build writes the file that

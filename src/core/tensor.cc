@@ -126,7 +126,7 @@ Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out) {
   out->device_id = out->device == Device::kCuda ? in.device.device_id : 0;
   out->ndim = in.ndim;
   if (in.ndim > 0 && in.shape == nullptr) return invalid("shape is NULL");
-  bool empty = false, has_idle_strides = false;
+  bool empty = false, gapless = true;
   int64_t elements = 1;  // without the sizes that are 0
   bool too_large = false;
   for (int i = in.ndim - 1; i >= 0; --i) {
@@ -137,17 +137,20 @@ Status from_dlpack(const DLTensor& in, bool needs_data, Tensor* out) {
     out->shape[i] = n;
     out->strides[i] = in.strides != nullptr ? in.strides[i] : elements;
     empty = empty || n == 0;
-    has_idle_strides = has_idle_strides || n <= 1;
+    gapless = gapless && out->strides[i] == elements;
     too_large = too_large || __builtin_mul_overflow(elements, std::max<int64_t>(n, 1), &elements) ||
                 elements > kMaxBytes;
   }
   if (too_large || elements * size_of(out->dtype) > kMaxBytes) {
     return invalid("shape " + shape_string(in.shape, in.ndim) + " is too large to address");
   }
-  if (in.strides != nullptr && !empty && spans_address_space(*out)) {
-    return invalid("strides " + shape_string(out->strides, in.ndim) + " reach too far to address");
+  if (!gapless) {  // which few tensors are, and the rest takes longer than all before
+    if (!empty && spans_address_space(*out)) {
+      return invalid("strides " + shape_string(out->strides, in.ndim) +
+                     " reach too far to address");
+    }
+    neutralise_strides(out, empty);
   }
-  if (has_idle_strides) neutralise_strides(out, empty);
   if (in.byte_offset > static_cast<uint64_t>(kMaxBytes)) {
     return invalid("byte_offset " + std::to_string(in.byte_offset) + " is too large to address");
   }

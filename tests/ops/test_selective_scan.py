@@ -75,7 +75,7 @@ def formula(delta_softplus=False, return_last_state=False, **_):
 
 def scan_case(
     b=2, length=33, d=17, n=8, groups=None, *, lengths=None, optional=True, own_dtype=False,
-    initial=False, **attributes,
+    initial=False, gradient_floor=3e-5, **attributes,
 ):  # fmt: skip
     """own_dtype: parameters in the activations' dtype, as far as they may be."""
     if lengths is not None:
@@ -119,7 +119,7 @@ def scan_case(
         attributes,
         parameters=("A",) if own_dtype else ("A", "D", "delta_bias", "initial_state"),
         differentiable=("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state"),
-        gradient_floor=3e-5,
+        gradient_floor=gradient_floor,
         floor=1e-6,
     )
 
@@ -136,6 +136,9 @@ CASES = [
     scan_case(lengths=(9, 64), d=6, groups=2, delta_softplus=True),
 ]
 CHECKPOINTS = (0, 1, 5, 64, 100, 1000, -1)
+# What float32 leaves of dA where a state hardly fades: torch's own error is 5e-6 to 1.1e-4, by the
+# draw, and ours may be as large where torch's is small.
+HARDLY_FADES = 1.1e-4
 test_forward, test_gradients = forward_and_gradients(CASES)
 
 
@@ -150,7 +153,7 @@ def test_algorithms(algorithm, backend):
     ):
         case = scan_case(
             **arguments, initial=True, return_last_state=True, delta_softplus=True,
-            algorithm=algorithm,
+            algorithm=algorithm, gradient_floor=HARDLY_FADES,
         )  # fmt: skip
         for dtype in ("float32", "bfloat16"):
             run_forward(case, backend, dtype)
@@ -324,8 +327,9 @@ def test_finite_differences(case, backend):
 def test_checkpoints_change_no_gradient(checkpoint, backend):
     for arguments in ({"b": 2, "length": 150}, {"lengths": (65, 3, 140)}):
         case = scan_case(
-            **arguments, d=5, n=6, initial=True, return_last_state=True, checkpoint=checkpoint
-        )
+            **arguments, d=5, n=6, initial=True, return_last_state=True, checkpoint=checkpoint,
+            gradient_floor=HARDLY_FADES,
+        )  # fmt: skip
         run_gradients(case, backend, "float32")
 
 

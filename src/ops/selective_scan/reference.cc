@@ -84,7 +84,8 @@ struct Sums {
 };
 
 // Walks one channel from its end, adds to the sums, and stores the rest.
-void backward(const SelectiveScanBwd& a, int64_t s, int64_t channel, Sums* sums) {
+void backward(const SelectiveScanBwd& a, const StageGradient& dy, int64_t s, int64_t channel,
+              Sums* sums) {
   const scan::Problem p = scan::problem_of(a);
   const SequenceSteps sequence = p.sequences[s];
   const Channel x(a, s, channel);
@@ -95,11 +96,12 @@ void backward(const SelectiveScanBwd& a, int64_t s, int64_t channel, Sums* sums)
   }
   for (int64_t t = x.length - 1; t >= 0; --t) {
     const int64_t b = sequence.batch, l = sequence.begin + t;
-    double dg = load(a.dy, place(a.dy, b, l, channel));
+    const double g = dy.at(b * p.length + l, channel);
+    double dg = g;
     if (a.z) {
-      const double gate = sigmoid(x.z[t]), dy = dg;
-      dg = dy * x.z[t] * gate;
-      const double dz = dy * x.output(t) * gate * (1 + x.z[t] * (1 - gate));
+      const double gate = sigmoid(x.z[t]);
+      dg = g * x.z[t] * gate;
+      const double dz = g * x.output(t) * gate * (1 + x.z[t] * (1 - gate));
       if (a.dz) store(a.dz, place(a.dz, b, l, channel), dz);
     }
     double du = x.D * dg, ddt = 0;
@@ -130,6 +132,7 @@ void backward(const SelectiveScanBwd& a, int64_t s, int64_t channel, Sums* sums)
 
 Status run(const SelectiveScanFwd& a, const Exec&) {
   const scan::Problem p = scan::problem_of(a);
+  std::vector<double> values(static_cast<size_t>(p.batch * p.length * p.channels));
   for (int64_t s = 0; s < p.sequences.count; ++s) {
     const SequenceSteps sequence = p.sequences[s];
     for (int64_t channel = 0; channel < p.channels; ++channel) {
@@ -137,7 +140,7 @@ Status run(const SelectiveScanFwd& a, const Exec&) {
       for (int64_t t = 0; t < x.length; ++t) {
         const int64_t b = sequence.batch, l = sequence.begin + t;
         const double gate = a.z ? x.z[t] * sigmoid(x.z[t]) : 1;
-        if (a.y) store(a.y, place(a.y, b, l, channel), x.output(t) * gate);
+        values[static_cast<size_t>((b * p.length + l) * p.channels + channel)] = x.output(t) * gate;
         if (!a.checkpoints || p.spacing == 0 || (l + 1) % p.spacing != 0) continue;
         const Tensor& c = a.checkpoints;
         for (int64_t n = 0; n < p.states; ++n) {
@@ -150,11 +153,13 @@ Status run(const SelectiveScanFwd& a, const Exec&) {
       }
     }
   }
+  finish_rows(a, a.y, a.u.dtype, p.channels, values);
   return {};
 }
 
 Status run(const SelectiveScanBwd& a, const Exec&) {
   const scan::Problem p = scan::problem_of(a);
+  const StageGradient dy(a, a.dy);
   Sums sums;
   sums.dA.resize(p.channels * p.states);
   sums.dB.resize(p.batch * p.length * p.groups * p.states);
@@ -162,7 +167,9 @@ Status run(const SelectiveScanBwd& a, const Exec&) {
   sums.dD.resize(p.channels);
   sums.ddelta_bias.resize(p.channels);
   for (int64_t s = 0; s < p.sequences.count; ++s) {
-    for (int64_t channel = 0; channel < p.channels; ++channel) backward(a, s, channel, &sums);
+    for (int64_t channel = 0; channel < p.channels; ++channel) {
+      backward(a, dy, s, channel, &sums);
+    }
   }
   for (int64_t i = 0; i < static_cast<int64_t>(sums.dB.size()); ++i) {
     const int64_t n = i % p.states, g = i / p.states % p.groups, row = i / p.states / p.groups;

@@ -29,9 +29,22 @@ Status check(const Args& a) {
 
 }  // namespace
 
-Status SelectiveScanFwd::validate(const SelectiveScanFwd& a) { return check(a); }
+Status SelectiveScanFwd::validate(const SelectiveScanFwd& a) {
+  FK_RETURN_IF_ERROR(check_stage(a, a.u));
+  if (a.residual && a.u.device == Device::kCuda) {
+    return unsupported(
+        "residual: expected none on CUDA, where it is added behind the scan, got a "
+        "tensor");
+  }
+  return check(a);
+}
 
 Status SelectiveScanBwd::validate(const SelectiveScanBwd& a) {
+  FK_RETURN_IF_ERROR(check_stage(a));
+  const bool staged = a.dnormed || a.dresidual || a.dnorm_weight || a.dnorm_bias;
+  if (staged && a.u.device == Device::kCuda) {
+    return unsupported("dresidual and dnormed: expected none on CUDA, got a tensor");
+  }
   FK_RETURN_IF_ERROR(check(a));
   return check_state_rows("dlast_state", a.dlast_state, a.u, a.cu_seqlens);
 }

@@ -4,11 +4,13 @@
 //   h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t          (N states per channel)
 //   y_t = (C_t . h_t + D u_t) * silu(z_t)
 //
-// For the backward the forward keeps the state after every `checkpoint` steps, counted from the
-// beginning of L, also where sequences are packed along it; states in between are computed again.
+// and then the output stage (core/output_stage.h). For the backward the forward keeps the state
+// after every `checkpoint` steps, counted from the beginning of L, also where sequences are packed
+// along it; states in between are computed again.
 #pragma once
 
 #include "core/op.h"
+#include "core/output_stage.h"
 
 namespace fk {
 
@@ -26,13 +28,15 @@ enum ScanAlgorithm : int64_t {
 constexpr int64_t kScanCheckpoint = 32;
 constexpr int64_t kMaxScanStates = 256;
 
-struct SelectiveScanFwd {
+struct SelectiveScanFwd : OutputStage {
   static constexpr const char* kName = "selective_scan_fwd";
   static constexpr const char* kDoc =
       "Mamba's selective scan: h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, "
       "y_t = (C_t . h_t + D u_t) silu(z_t), with dt = softplus(delta + delta_bias) or delta + "
       "delta_bias. Every D / G channels share B and C. With cu_seqlens, sequences stand packed "
-      "one after another along L, in a batch of 1, and states have one row per sequence.";
+      "one after another along L, in a batch of 1, and states have one row per sequence. With "
+      "residual, y has that added; with norm_weight, the norm of y over D is returned before y.";
+  static constexpr StageTypes kStage = {"T[B, L, D]", "P[D]", "F[B, L, 2]"};
   Tensor u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens;
   Tensor y, last_state, checkpoints;
   int64_t algorithm = kAutoScan, checkpoint = kScanCheckpoint;
@@ -72,6 +76,8 @@ struct SelectiveScanFwd {
                 "steps between the states kept for the backward: 1 keeps all, 0 none, -1 takes the "
                 "square root of L")
         .at_least(-1);
+    declare_inputs(d, kStage);
+    declare_outputs(d, kStage);
     d.output("y", &SelectiveScanFwd::y, "T[B, L, D]", "output");
     d.output("last_state", &SelectiveScanFwd::last_state, "F[S, D, N]",
              "the state after the last step")
@@ -84,7 +90,7 @@ struct SelectiveScanFwd {
   static Status validate(const SelectiveScanFwd& a);
 };
 
-struct SelectiveScanBwd {
+struct SelectiveScanBwd : OutputStageGradient {
   static constexpr const char* kName = "selective_scan_bwd";
   static constexpr const char* kDoc = "Gradients of selective_scan.";
   Tensor dy, dlast_state, u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens;
@@ -121,6 +127,7 @@ struct SelectiveScanBwd {
         .at_least(-1);
     d.input("checkpoints", &SelectiveScanBwd::checkpoints, "F[B, L/checkpoint, N, D]",
             "from the forward");
+    declare_inputs(d, SelectiveScanFwd::kStage);
     d.output("du", &SelectiveScanBwd::du, "T[B, L, D]", "gradient of u");
     d.output("ddelta", &SelectiveScanBwd::ddelta, "T[B, L, D]", "gradient of delta");
     d.output("dA", &SelectiveScanBwd::dA, "F[D, N]", "gradient of A");
@@ -133,6 +140,7 @@ struct SelectiveScanBwd {
     d.output("dinitial_state", &SelectiveScanBwd::dinitial_state, "@initial_state",
              "gradient of initial_state")
         .when("initial_state");
+    declare_outputs(d, SelectiveScanFwd::kStage);
   }
 
   static Status validate(const SelectiveScanBwd& a);

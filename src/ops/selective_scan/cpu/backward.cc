@@ -348,6 +348,7 @@ FK_CPU_EXPORT(backward_item);
 size_t workspace(const SelectiveScanBwd& a) {
   WorkspaceParts parts;
   const scan::BackwardMemory memory(a, FK_CPU_DISPATCH(backward_lanes)(), parts);
+  const OutputGradient stage(a, a.dy, gradient_pieces(rows_of(a.dy).count), {}, parts);
   return parts.bytes();
 }
 
@@ -355,10 +356,12 @@ Status run(const SelectiveScanBwd& a, const Exec& exec) {
   const int64_t lanes = FK_CPU_DISPATCH(backward_lanes)();
   WorkspaceParts parts(exec.workspace());
   const scan::BackwardMemory memory(a, lanes, parts);
+  const OutputGradient stage(a, a.dy, gradient_pieces(rows_of(a.dy).count), {}, parts);
+  stage.run(exec);
   scan::Inputs in;
   prepare_inputs(a, memory.parameters, exec, &in);
   const scan::BackwardJob job{in,
-                              step_view(a.dy),
+                              step_view(stage.gradient()),
                               step_view(a.du),
                               step_view(a.ddelta),
                               step_view(a.dz),

@@ -145,7 +145,7 @@ Steps steps_of(const Inputs& in, int64_t batch, int64_t group, int64_t step, int
           in.C.state};
 }
 
-// Makes y of a tile from `sum`: applies the gate, and stores it.
+// Makes y of a tile from `sum`: applies the gate, adds the residual, and stores it.
 HWY_INLINE void finish_tile(const ForwardJob& job, const Block& block, int64_t batch, int64_t step,
                             int64_t count, float* sum, float* z) {
   const F32 d;
@@ -156,7 +156,14 @@ HWY_INLINE void finish_tile(const ForwardJob& job, const Block& block, int64_t b
       hn::Store(hn::Mul(hn::Load(d, sum + i), Silu(d, hn::Load(d, z + i))), d, sum + i);
     }
   }
+  if (job.residual.data != nullptr) {
+    load_tile(cpu::tile_rows(job.residual, batch, step, block.first), count, block.count, z);
+    for (int64_t i = 0; i < count * lanes; i += lanes) {
+      hn::Store(hn::Add(hn::Load(d, sum + i), hn::Load(d, z + i)), d, sum + i);
+    }
+  }
   store_tile(sum, count, block.count, cpu::tile_rows(job.y, batch, step, block.first));
+  if (job.norm.wanted()) job.norm.stored(batch * job.in.p.length + step, count, block.count);
 }
 
 // Scans the steps [begin, end) of a block of channels, from `state`, which is moved on.
@@ -175,7 +182,7 @@ void scan_steps(const ForwardJob& job, const Block& block, int64_t batch, int64_
     if (spacing > 0) next = std::min(next, (step / spacing + 1) * spacing);
     const Steps steps = steps_of(in, batch, block.group, step, next - step);
     load_inputs(in, block, batch, step, steps.count, &tile);
-    for (const StepView* v : {&in.u, &in.delta, &in.z, &job.y}) {
+    for (const StepView* v : {&in.u, &in.delta, &in.z, &job.residual, &job.y}) {
       if (v->data != nullptr) {
         prefetch_next(cpu::tile_rows(*v, batch, step, block.first), steps.count);
       }
@@ -329,9 +336,11 @@ FK_CPU_EXPORT(scan_chunks);
 
 struct Memory {
   scan::Parameters parameters;
+  OutputNorm norm;
   float* chunk_states;
 
-  Memory(const SelectiveScanFwd& a, WorkspaceParts& parts) : parameters(a, parts) {
+  Memory(const SelectiveScanFwd& a, WorkspaceParts& parts)
+      : parameters(a, parts), norm(a, a.y, a.u.dtype, a.u.size(2), scan::kTileSteps, parts) {
     const scan::Problem p = scan::problem_of(a);
     // Counts the channels of a group in whole vectors.
     const int64_t channels = p.groups * (p.channels_per_group() + kMaxLanes - 1);
@@ -351,9 +360,11 @@ size_t workspace(const SelectiveScanFwd& a) {
 Status run(const SelectiveScanFwd& a, const Exec& exec) {
   WorkspaceParts parts(exec.workspace());
   const Memory memory(a, parts);
-  scan::ForwardJob job;
+  scan::ForwardJob job{
+      {},        memory.norm, step_view(memory.norm.y()), step_view(a.residual), {}, {},
+      kAutoScan, nullptr};
   prepare_inputs(a, memory.parameters, exec, &job.in);
-  job.y = step_view(a.y);
+  memory.norm.begin();
   job.last_state = a.last_state;
   job.checkpoints = a.checkpoints;
   job.chunk_states = memory.chunk_states;

@@ -6,6 +6,7 @@
 
 #include "core/integers.h"
 #include "core/workspace.h"
+#include "cpu/output_stage.h"
 #include "cpu/tile_rows.h"
 #include "ops/selective_scan/problem.h"
 
@@ -67,7 +68,8 @@ struct Block {
 
 struct ForwardJob {
   Inputs in;
-  StepView y;
+  const cpu::OutputNorm& norm;
+  StepView y, residual;
   Tensor last_state, checkpoints;
   int64_t algorithm;
   // A chunked call keeps here the state each chunk begins with, and its sum of dt; see

@@ -1,17 +1,17 @@
 // A row's columns as vectors, and loops over them, for the CPU kernels of the norms.
 
 // Once per target: see cpu/foreach_target.h.
-#if defined(FK_OPS_NORM_CPU_ROWS_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
-#ifdef FK_OPS_NORM_CPU_ROWS_SIMD_PER_TARGET
-#undef FK_OPS_NORM_CPU_ROWS_SIMD_PER_TARGET
+#if defined(FK_CPU_NORM_ROWS_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
+#ifdef FK_CPU_NORM_ROWS_SIMD_PER_TARGET
+#undef FK_CPU_NORM_ROWS_SIMD_PER_TARGET
 #else
-#define FK_OPS_NORM_CPU_ROWS_SIMD_PER_TARGET
+#define FK_CPU_NORM_ROWS_SIMD_PER_TARGET
 #endif
 
 #include <type_traits>
 
+#include "cpu/norm/rows.h"
 #include "cpu/simd.h"
-#include "ops/norm/cpu/rows.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
@@ -235,4 +235,4 @@ HWY_INLINE void unrolled(const Body& body) {
 }  // namespace fk::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // FK_OPS_NORM_CPU_ROWS_SIMD_PER_TARGET
+#endif  // FK_CPU_NORM_ROWS_SIMD_PER_TARGET
