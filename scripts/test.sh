@@ -96,14 +96,11 @@ can_build_softgpu() {
   return 1
 }
 
-# check_on_softgpu RACES...: fk check on all chips, as many at a time as there are cores; with 1 for
-# RACES every pair of accesses is watched.
+# check_on_softgpu: fk check on all chips, as many at a time as there are cores, with every pair of
+# accesses watched.
 check_on_softgpu() {
-  local races chip
-  for races in "$@"; do
-    for chip in 90 80 75; do echo "$races $chip"; done
-  done | xargs -P "$(nproc)" -L 1 sh -c \
-    'FK_SOFTGPU_RACES=$0 FK_SOFTGPU_ARCH=$1 build/fk_softgpu check --device cuda'
+  printf '%s\n' 90 80 75 | xargs -P "$(nproc)" -L 1 sh -c \
+    'FK_SOFTGPU_RACES=1 FK_SOFTGPU_ARCH=$0 build/fk_softgpu check --device cuda'
 }
 
 # on_softgpu CHIP: every op's tests on the CUDA side, and the software GPU's own.
@@ -116,20 +113,12 @@ on_softgpu() {
   unset FK_SOFTGPU_ARCH
 }
 
-# The software GPU's own tests, and each kernel on each of the chips, on drawn inputs beside its
-# reference.
-softgpu_check() {
-  can_build_softgpu || return 0
-  compile build softgpu
-  quietly 1 build/softgpu_tests --gtest_brief=1
-  quietly 1 check_on_softgpu 0
-}
-
-# The same with every pair of accesses watched, and every op's tests.
+# The software GPU's own tests; on each of the chips every kernel on drawn inputs beside its reference,
+# with every pair of accesses watched, and every op's tests.
 softgpu() {
   can_build_softgpu || return 0
   compile build softgpu
-  quietly 1 check_on_softgpu 1 0
+  quietly 1 check_on_softgpu
   local chip
   for chip in 90 80 75; do
     on_softgpu $chip
@@ -143,7 +132,7 @@ softgpu_more() {
   compile build softgpu
   local chip seed
   for seed in 1 2; do
-    FK_SOFTGPU_SEED=$seed quietly 1 check_on_softgpu 1
+    FK_SOFTGPU_SEED=$seed quietly 1 check_on_softgpu
     for chip in 90 80 75; do
       FK_SOFTGPU_RACES=1 FK_SOFTGPU_SEED=$seed FK_TEST_SEED=$seed on_softgpu $chip
     done
@@ -159,7 +148,7 @@ softgpu_more() {
 python_tests() { OMP_NUM_THREADS=1 python -m pytest -q -n 2; }
 
 steps=("$@")
-[ $# -gt 0 ] || steps=(style build cpp house softgpu_check asan tsan wheel python_tests)
+[ $# -gt 0 ] || steps=(style build cpp house softgpu asan tsan wheel python_tests)
 for step in "${steps[@]}"; do
   echo "== $step"
   begin=$SECONDS

@@ -9,7 +9,10 @@ import subprocess
 import sys
 
 # (pattern of the kernel's name, architecture) -> why it must spill, as the kernel's file says too.
-WAIVED: dict[tuple[str, str], str] = {}
+WAIVED: dict[tuple[str, str], str] = {
+    ("walk_step_by_step.*bfloat16", "sm_90"): "two numbers before its loop; never launched there",
+    ("walk_chunks.*WalkTileIfLi128", "sm_90"): "52 bytes, in 255 registers that do on sm_80",
+}
 
 # Kernels that spill nothing but have a stack: patterns of their names -> what lies there.
 FRAMES = {

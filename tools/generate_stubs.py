@@ -170,15 +170,16 @@ def write_function(name: str) -> str:
 
 
 def reexports(source: pathlib.Path) -> list[str]:
-    """The public names that a module has from its own submodules: `from .mamba import Mamba`."""
+    """The public names that a module has from its own submodules, `from .mamba import Mamba`, and
+    the submodules that are public themselves, `from . import backbones`."""
     lines = []
     for node in ast.parse(source.read_text()).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
             raise SystemExit(f"{source}: {node.name}: expected it in a submodule, for the stub")
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
             names = [a.asname or a.name for a in node.names]
             lines += [
-                f"from .{node.module} import {name} as {name}"
+                f"from .{node.module or ''} import {name} as {name}"
                 for name in names
                 if not name.startswith("_")
             ]

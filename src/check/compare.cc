@@ -38,7 +38,14 @@ double largest_error(const DrawnCall& drawn_call, const std::vector<DrawnTensor>
   constexpr double kFloat32Errors = 256, kRoundedFactors = 4;
   const OpDeclaration& op = drawn_call.op->declaration;
   double relative_floor = kFloat32Errors * std::ldexp(1.0, -24);
-  for (size_t i = 0; op.multiplies && i < op.fields.size(); ++i) {
+  // A norm behind the op is that of its output as it was rounded, and hands on its gradient so. It
+  // makes rows of small numbers large, and with them what sums of larger ones have lost.
+  constexpr double kEnlargedRows = 16;
+  const int norm = op.find("norm_weight");
+  const bool has_norm = norm >= 0 && drawn_call.tensors[static_cast<size_t>(norm)].present;
+  if (has_norm) relative_floor *= kEnlargedRows;
+  const bool rounds = op.multiplies || has_norm;
+  for (size_t i = 0; rounds && i < op.fields.size(); ++i) {
     if (drawn_call.tensors[i].present && op.fields[i].dtype_rule == DTypeRule::kActivation) {
       const DType dtype = drawn_call.tensors[i].dtype;
       // 8-bit floats have no gradients, and P alone is rounded.

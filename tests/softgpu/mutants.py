@@ -38,6 +38,10 @@ SPOILED = tuple(
 )  # fmt: skip
 
 
+# What is a report wherever it runs.
+NO_BARRIER = "bar.sync 16;"
+
+
 def normal(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
@@ -58,7 +62,7 @@ def calls() -> dict:
         "sum": lambda: fk.sum(normal(300, 70), axis=0),
     }
     for d in (64, 128):
-        q, k, v = (half(1, 200, 2, d) for _ in range(3))
+        q, k, v = (half(1, 520, 2, d) for _ in range(3))
         made[f"attention {d}"] = functools.partial(
             gradients, functools.partial(fk.attention, causal=True), q, k, v
         )
@@ -106,7 +110,8 @@ def only(ptx: str, kernel: str) -> str:
 
 
 def mutants(ptx: str, kernel: str):
-    """(what was spoiled, source line, spoiled text) for each waiting instruction of the kernel."""
+    """(what was spoiled, source line, spoiled text, a text that reports that the instruction ran)
+    for each waiting instruction of the kernel."""
     begin, end = body_of(ptx, kernel)
     lines = ptx[begin:end].split("\n")
     source = ""
@@ -116,9 +121,13 @@ def mutants(ptx: str, kernel: str):
         for what, pattern, instead in SPOILED:
             if match := pattern.fullmatch(line):
                 changed = match.group(1) + instead.format(match.groupdict().get("done"))
-                changed = (changed if instead else "") + match.groups()[-1]
-                text = "\n".join([*lines[:i], changed, *lines[i + 1 :]])
-                yield what, source, ptx[:begin] + text + ptx[end:]
+                spoiled, telling = (
+                    ptx[:begin]
+                    + "\n".join([*lines[:i], text + match.groups()[-1], *lines[i + 1 :]])
+                    + ptx[end:]
+                    for text in (changed if instead else "", match.group(1) + NO_BARRIER)
+                )
+                yield what, source, spoiled, telling
                 break
 
 
@@ -131,10 +140,15 @@ def noticed(call, expected) -> str:
         return software_gpu.take_problems() or str(error)
     if problems := software_gpu.take_problems():
         return problems
-    same = all(
-        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(got, expected, strict=True)
-    )
+    same = all(alike(a, b) for a, b in zip(got, expected, strict=True))
     return "" if same else "another result"
+
+
+def alike(a, b) -> bool:
+    """But for the order of atomic sums. What is read too soon is NaN, or some other block's."""
+    a, b = a.double(), b.double()
+    off = (a - b).abs() > 1e-2 * b[b.isfinite()].abs().max()
+    return not bool((off | (a.isnan() != b.isnan())).any())
 
 
 def main() -> int:
@@ -143,7 +157,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="orders to try, the late one first")
     parser.add_argument("--verbose", action="store_true", help="shows how each was noticed")
     options = parser.parse_args()
-    found = total = 0
+    found = total = missed = 0
     for name, call in calls().items():
         if options.calls and name not in options.calls:
             continue
@@ -154,19 +168,26 @@ def main() -> int:
             print(f"{name}: wrong before it was spoiled:\n{problems}")
             return 1
         for kernel in dict.fromkeys(launch["kernel"] for launch in made):
-            for what, source, text in mutants(only(software_gpu.ptx_of(kernel), kernel), kernel):
-                software_gpu.replace_ptx(kernel, text)
+            own = only(software_gpu.ptx_of(kernel), kernel)
+            for what, source, spoiled, telling in mutants(own, kernel):
+                software_gpu.replace_ptx(kernel, spoiled)
                 how = ""
                 for seed in range(options.seeds):
                     software_gpu.schedule(seed, True)
                     if how := noticed(call, expected):
                         break
+                if not how:
+                    # The call may not come by.
+                    software_gpu.replace_ptx(kernel, telling)
+                    if not noticed(call, expected):
+                        missed += 1
+                        continue
                 total += 1
                 found += bool(how)
                 if not how or options.verbose:
                     print(f"{name}: {kernel}: {what}, {source}: {how or 'NOT NOTICED'}", flush=True)
             software_gpu.replace_ptx(kernel, "")
-    print(f"{found} of {total} mutants were noticed")
+    print(f"{found} of {total} mutants were noticed; {missed} more stand where no call comes by")
     return 0 if total and found >= 0.95 * total else 1
 
 

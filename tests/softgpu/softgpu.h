@@ -163,6 +163,12 @@ struct LaunchOptions {
   bool check_races = false;  // shared and global memory; slower
   // Loads of shared memory that nobody wrote; where false they give NaN and no report.
   bool report_uninitialised = true;
+  // A copy over what a wgmma read, of which nothing says that it was done. Where false only those
+  // that come after the copy began tell: their results are NaN.
+  bool report_overwritten_products = true;
+  // Stores to shared memory of what is there already. Where false they do not race with each other;
+  // who loads it must have seen one of them, who stores something else all of them.
+  bool report_equal_stores = true;
   bool count_memory = true;    // sectors, wavefronts, unique bytes; slower
   uint64_t max_reports = 20;   // the launch stops at the first report past these
   bool stop_at_first = false;  // the launch ends with the first report

@@ -66,6 +66,26 @@ TEST_F(Checks, SharedRaceWithinABlock) {
   ASSERT_FALSE(result.ok());
 }
 
+// Both warps store the same, each for itself, and load it.
+TEST_F(Checks, StoresOfTheSame) {
+  options_.check_races = true;
+  shared_bytes_ = 256;
+  auto* out = space<uint32_t>(64);
+  const auto kernel = [&](const std::string& value, const std::string& loaded) {
+    return text(1, std::string(kOwnShared) + kOwnWord +
+                       ("and.b32 %r22, %r0, 31;\nshl.b32 %r23, %r22, 2;\nadd.s32 %r23, %r23, "
+                        "%r19;\nst.shared.u32 [%r23], " +
+                        value + ";\nbar.warp.sync -1;\nld.shared.u32 %r5, [" + loaded +
+                        "];\nst.global.u32 [%rd9], %r5;"));
+  };
+  expect_problem(run(kernel("%r22", "%r23"), {out}, 64), Problem::kRace, "a store");
+  options_.report_equal_stores = false;
+  const LaunchResult right = run(kernel("%r22", "%r23"), {out}, 64);
+  EXPECT_TRUE(right.ok()) << all(right);
+  EXPECT_EQ(out[40], 8u);
+  expect_problem(run(kernel("%r0", "%r23"), {out}, 64), Problem::kRace, "a store");
+}
+
 TEST_F(Checks, SharedRaceWithinAWarp) {
   shared_bytes_ = 256;
   options_.check_races = true;

@@ -32,6 +32,18 @@ bool is_seen(const ClusterRaces& races, size_t agent, uint8_t lane, const Trace&
   return earlier.time <= races.warps[agent].all.at(earlier.agent);
 }
 
+// Of the last store and those of the same bytes, one that is seen; else the last one.
+const Trace& seen_write(const ClusterRaces& races, const Races& block, size_t agent, uint8_t lane,
+                        const Word& word, uint8_t bytes) {
+  if (block.equal.empty() || is_seen(races, agent, lane, word.write, bytes)) return word.write;
+  const auto found = block.equal.find(&word);
+  if (found == block.equal.end()) return word.write;
+  for (const Trace& write : found->second) {
+    if (is_seen(races, agent, lane, write, bytes)) return write;
+  }
+  return word.write;
+}
+
 void report_race(Warp& warp, int lane, uint32_t address, const char* now, const char* before,
                  const Trace& earlier) {
   report(warp, Problem::kRace, lane, address,
@@ -76,6 +88,19 @@ void for_words(Races& races, uint32_t address, uint32_t bytes, Visit visit) {
   }
 }
 
+// Something else comes over a word: all stores of the same bytes must be over.
+void forget_equal(Warp& warp, Races& block, const Word& word, int lane, uint32_t address) {
+  if (block.equal.empty()) return;
+  const auto found = block.equal.find(&word);
+  if (found == block.equal.end()) return;
+  for (const Trace& write : found->second) {
+    if (!is_seen(*races_of(*warp.block), agent_of(warp), kWholeWarp, write, 0xf)) {
+      report_race(warp, lane, address, "a store", "store", write);
+    }
+  }
+  block.equal.erase(found);
+}
+
 void note_lane(Warp& warp, ClusterRaces& races, size_t agent, int lane, uint32_t given,
                uint32_t bytes, Kind kind) {
   uint32_t address = given;
@@ -96,10 +121,20 @@ void note_lane(Warp& warp, ClusterRaces& races, size_t agent, int lane, uint32_t
     now.bytes = bits;
     const bool harmless =
         (atomic && word.write.atomic) || (word.write.pc == warp.pc && word.write.agent == agent);
-    if (!harmless && !is_seen(races, agent, own, word.write, bits)) {
-      report_race(warp, lane, given, writes ? "a store" : "a load", "store", word.write);
+    if (kind == Kind::kWriteEqual && bits == 0xf) {
+      if (!is_seen(races, agent, own, word.write, bits)) {
+        block->races->equal[&word].push_back(word.write);
+      }
+      word.write = now;
+      return;
+    }
+    const Trace& write =
+        writes ? word.write : seen_write(races, *block->races, agent, own, word, bits);
+    if (!harmless && !is_seen(races, agent, own, write, bits)) {
+      report_race(warp, lane, given, writes ? "a store" : "a load", "store", write);
     }
     if (!writes) return remember_read(races, word, now);
+    forget_equal(warp, *block->races, word, lane, given);
     for (Trace& read : word.read) {
       if ((read.pc == warp.pc && read.agent == agent) || (atomic && read.atomic)) continue;
       if (!is_seen(races, agent, own, read, bits)) {
@@ -153,9 +188,10 @@ bool note_async_read(Warp& warp, Block& block, uint32_t address, uint32_t bytes,
   now.pc = warp.pc;
   now.agent = static_cast<uint16_t>(agent);
   now.lane = kWholeWarp;
+  now.multiplied = !reports;
   for_words(*block.races, address, bytes, [&](Word& word, uint8_t bits) {
     now.bytes = bits;
-    const Trace& write = word.write;
+    const Trace& write = seen_write(races, *block.races, agent, kWholeWarp, word, bits);
     if (!is_seen(races, agent, kWholeWarp, write, bits)) {
       good = false;
       if (reports) report_race(warp, -1, address, "a copy", "store", write);
@@ -174,12 +210,14 @@ void load_begins(Warp& warp, Block& block, uint32_t address, uint32_t bytes, boo
   ClusterRaces& races = *races_of(block);
   const size_t agent = agent_of(warp);
   for_words(*block.races, address, bytes, [&](Word& word, uint8_t bits) {
+    forget_equal(warp, *block.races, word, -1, address);
     if (!is_seen(races, agent, kWholeWarp, word.write, bits)) {
       report_race(warp, -1, address, "a copy to a place", "store", word.write);
     } else if (!by_threads && lacks_fence(races.warps[agent], word.write, bits)) {
       report_fence(warp, address, "writes", word.write);
     }
     for (const Trace& read : word.read) {
+      if (read.multiplied && !warp.run->options.report_overwritten_products) continue;
       if (!is_seen(races, agent, kWholeWarp, read, bits)) {
         report_race(warp, -1, address, "a copy to a place", "load", read);
       }

@@ -15,10 +15,11 @@
 
 namespace fk::softgpu {
 
-// What an access does. The last three are those by which warps of different clusters may wait for
-// each other: a volatile or acquiring load takes over what those have seen who released at its
-// address, a volatile or releasing store passes on what its warp has seen, an atomic does both.
-enum class Kind : uint8_t { kRead, kWrite, kAtomic, kAcquire, kRelease, kSynchronise };
+// What an access does; kWriteEqual stores what is there already, and may. The last three are those
+// by which warps of different clusters may wait for each other: a volatile or acquiring load takes
+// over what those have seen who released at its address, a volatile or releasing store passes on
+// what its warp has seen, an atomic does both.
+enum class Kind : uint8_t { kRead, kWrite, kWriteEqual, kAtomic, kAcquire, kRelease, kSynchronise };
 
 // By agent, up to which of its times all is seen.
 class Clocks {
@@ -83,7 +84,8 @@ struct Trace {
   uint8_t lane = 0;   // kWholeWarp: no lane by itself
   uint8_t bytes = 0;  // of the word, a bit each
   bool atomic = false;
-  bool copied = false;  // by the copy engine
+  bool copied = false;      // by the copy engine
+  bool multiplied = false;  // read by wgmma
 };
 constexpr uint8_t kWholeWarp = 255;
 
@@ -97,7 +99,9 @@ class Races {
  public:
   explicit Races(uint32_t end) : words((end + 3) / 4) {}
   std::vector<Word> words;  // by address / 4
-  Seen barriers[16];        // what those who wait there bring along
+  // By word, stores of the same bytes as the last one, which nothing orders with it.
+  std::unordered_map<const Word*, std::vector<Trace>> equal;
+  Seen barriers[16];  // what those who wait there bring along
 };
 
 // What the barriers of one cluster put in order among its warps.

@@ -101,8 +101,8 @@ inline void count_shared(Warp& warp, const uint32_t* addresses, uint32_t lanes, 
 }
 
 // Turns addresses into pointers; the lanes that may go on.
-// A strong load (volatile) and an atomic do not race.
-template <Access kAccess, bool kCluster = false, bool kStrong = false>
+// A strong load (volatile) and an atomic do not race. Without kNote the race checks are not told.
+template <Access kAccess, bool kCluster = false, bool kStrong = false, bool kNote = true>
 inline uint32_t prepare_shared(Warp& warp, uint32_t lanes, const uint32_t* addresses,
                                uint32_t bytes, uint64_t* pointers, uint32_t used = ~0u) {
   Block& block = *warp.block;
@@ -136,7 +136,7 @@ inline uint32_t prepare_shared(Warp& warp, uint32_t lanes, const uint32_t* addre
   if (warp.run->count_memory) {
     count_shared(warp, addresses, lanes, bytes, kAccess == Access::kStore);
   }
-  if (block.races) {
+  if (kNote && block.races) {
     note_shared(warp, lanes, addresses, bytes,
                 kAccess == Access::kLoad    ? kStrong ? Kind::kAcquire : Kind::kRead
                 : kAccess == Access::kStore ? Kind::kWrite
@@ -169,6 +169,22 @@ inline void load_lanes(Warp& warp, const Instruction& i, uint32_t lanes, const u
     }
     put(lanes_to<K>(warp, place), result[k], lanes);
   }
+}
+
+// The lanes whose bytes are in memory already.
+template <class T, int kCount, class K = Kept<T>>
+inline uint32_t lanes_that_change_nothing(Warp& warp, const Instruction& i, uint32_t lanes,
+                                          const uint64_t* pointers) {
+  const K* from[kCount];
+  for (int k = 0; k < kCount; ++k) from[k] = lanes_at<K>(warp, register_of(warp, i, 1, k));
+  uint32_t same = 0;
+  for_lanes(lanes, [&](int l) {
+    T values[kCount];
+    for (int k = 0; k < kCount; ++k) values[k] = from_kept<T>(static_cast<Kept<T>>(from[k][l]));
+    const auto* there = reinterpret_cast<const void*>(pointers[l]);
+    if (std::memcmp(there, values, sizeof values) == 0) same |= 1u << l;
+  });
+  return same;
 }
 
 // `K` is what the register is kept in: wider than the value where its upper part is left out.
@@ -215,9 +231,17 @@ void store_shared(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) uint32_t addresses[kLanes];
   alignas(64) uint64_t pointers[kLanes];
   narrow_addresses_of(warp, i, 0, i.immediate, lanes, addresses);
-  lanes = prepare_shared<Access::kStore, kCluster>(warp, lanes, addresses, sizeof(T) * kCount,
-                                                   pointers);
-  if (lanes != 0) store_lanes<T, kCount, K>(warp, i, lanes, pointers);
+  lanes = prepare_shared<Access::kStore, kCluster, false, false>(warp, lanes, addresses,
+                                                                 sizeof(T) * kCount, pointers);
+  if (lanes == 0) return;
+  if (warp.block->races) {
+    const uint32_t same = warp.run->options.report_equal_stores
+                              ? 0
+                              : lanes_that_change_nothing<T, kCount, K>(warp, i, lanes, pointers);
+    note_shared(warp, lanes & ~same, addresses, sizeof(T) * kCount, Kind::kWrite);
+    note_shared(warp, same, addresses, sizeof(T) * kCount, Kind::kWriteEqual);
+  }
+  store_lanes<T, kCount, K>(warp, i, lanes, pointers);
 }
 
 // Parameters: mostly the same address for all lanes.

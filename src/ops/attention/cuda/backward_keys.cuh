@@ -105,7 +105,11 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
   float dk[Tile::kWithKeys ? kKeyTiles : 1][kWarpColumns / 8][4] = {};
   float dv[Tile::kWithValues ? kKeyTiles : 1][kWarpColumns / 8][4] = {};
 
-  const auto store_terms = [](uint32_t at, const uint32_t(&words)[kTerms]) {
+  // Of the warps that make the same S and dP, one stores them.
+  const bool stores =
+      Tile::kSplit * Tile::kWarpQueries <= kQueries || part * Tile::kWarpQueries < kQueries;
+  const auto store_terms = [&](uint32_t at, const uint32_t(&words)[kTerms]) {
+    if (!stores) return;
 #pragma unroll
     for (int term = 0; term < kTerms; ++term) {
       store_shared(at + term * Tile::kScoreBytes, words[term]);

@@ -84,6 +84,19 @@ def mamba():
         yield _counted("selective_scan", direction, "bfloat16", B=1, L=2048, D=32, N=16)
 
 
+def ssd():
+    """Mamba-2's scan: walks of many chunks, a sequence of few heads that is cut into walks, short
+    ones that need one launch; gradients."""
+    for dtype in ("float32", "float16", "bfloat16"):
+        sizes = {"H": 8, "P": 64, "N": 128}
+        quick = dtype == "float16"
+        yield _counted("ssd", "fwd", dtype, B=1, L=480 if dtype == "float32" else 960, **sizes)
+        yield _counted("ssd", "fwd", dtype, quick, B=1, L=2048, H=1, P=64, N=64)
+        yield _counted("ssd", "fwd", dtype, quick, B=4, L=64, H=4, P=64, N=16)
+        yield _counted("ssd", "bwd", dtype, B=1, L=480 if dtype == "float32" else 960, **sizes)
+        yield _counted("ssd", "bwd", dtype, quick, B=4, L=64, H=4, P=64, N=16)
+
+
 def conv1d():
     """Mamba's convolution with its SiLU."""
     for direction in ("fwd", "bwd"):
@@ -139,7 +152,7 @@ def rnn():
         yield _recurrent(op, "fwd", "float16", 1, 4, 64, 512)
 
 
-_ALL = (rows, attention, mamba, conv1d, mamba_step, linear, rnn)
+_ALL = (rows, attention, mamba, ssd, conv1d, mamba_step, linear, rnn)
 SUITES = {f.__name__: f for f in _ALL}
 
 

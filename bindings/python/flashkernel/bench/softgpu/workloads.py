@@ -5,7 +5,9 @@ import functools
 
 from .. import rnn
 from ..counts import Count
+from ..linear import WORKLOADS as LINEAR
 from ..mamba import WORKLOADS as MAMBA
+from ..mamba2 import WORKLOADS as MAMBA2
 from ..workloads import WORKLOADS as GENERAL
 from ..workloads import Workload, normal
 
@@ -87,4 +89,5 @@ _RECURRENT = [
     for op in rnn.GATES
 ]
 
-WORKLOADS = GENERAL | {w.op: w for w in (*MAMBA, _LINEAR, *_RECURRENT)}
+# The last of one name counts: this file's linear layers have more kinds of cases.
+WORKLOADS = GENERAL | {w.op: w for w in (*MAMBA, *MAMBA2, *LINEAR, _LINEAR, *_RECURRENT)}

@@ -263,6 +263,7 @@ __device__ __forceinline__ Shared& begin_block(const Params& p) {
     init_barriers(shared);
     for (const CUtensorMap& map : p.maps) prefetch_tensor_map(&map);
     shared.tile[1].loads = shared.tile[1].steps = 0;
+    fence_async_shared();  // the tiles themselves are copied there
   }
   if (threadIdx.x < Shared::kThreads / 32 - 1) shared.dq_block[threadIdx.x].sequence = 0;
   if (threadIdx.x < Shared::kWarps) shared.pending[threadIdx.x] = -1;
