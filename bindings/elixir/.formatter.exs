@@ -1,1 +1,1 @@
-[inputs: ["{mix,.formatter}.exs", "{lib,test,examples}/**/*.{ex,exs}"]]
+[inputs: ["{mix,.formatter}.exs", "{lib,test,stand_ins,examples,bench}/**/*.{ex,exs}"]]

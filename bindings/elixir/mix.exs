@@ -9,17 +9,27 @@ defmodule FlashKernel.MixProject do
       description: "Fused kernels for sequence models, on any CPU and on NVIDIA GPUs",
       compilers: [:flashkernel_nif] ++ Mix.compilers(),
       deps: deps(Mix.env()),
+      test_paths: test_paths(Mix.env()),
       package: [licenses: ["Apache-2.0"]]
     ]
   end
 
-  # Nx and EXLA are used where a project has them, and are compiled first then. A project's
-  # dependencies are compiled for :prod; the tests here need neither, nor Hex.
+  # Nx, EXLA and Axon are used where a project has them, and are compiled first then. A project's
+  # dependencies are compiled for :prod; the tests here need none of them, nor Hex: what touches them is
+  # tested with stand-ins.
   defp deps(:prod) do
-    [{:nx, ">= 0.12.0", optional: true}, {:exla, ">= 0.12.0", optional: true}]
+    [
+      {:nx, ">= 0.12.0", optional: true},
+      {:exla, ">= 0.12.0", optional: true},
+      {:axon, ">= 0.8.0", optional: true}
+    ]
   end
 
+  defp deps(:stand_ins), do: [{:stand_ins, path: "stand_ins"}]
   defp deps(_environment), do: []
+
+  defp test_paths(:stand_ins), do: ["stand_ins/test"]
+  defp test_paths(_environment), do: ["test"]
 
   def application do
     [mod: {FlashKernel.Application, []}, extra_applications: [:logger]]

@@ -4,6 +4,7 @@ that the same calls become, run by jaxlib's XLA."""
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -188,7 +189,7 @@ def test_every_gradient(project, tmp_path):
         if op.backward is None:
             continue
         for seed in range(2):
-            for dtype in ("float32", "bfloat16"):
+            for dtype in ("float32", "float16", "bfloat16"):
                 sample = in_dtype(op, sampling.draw(op, seed, optionals=seed == 0), dtype)
                 add_gradient(cases, f"{op.public_name} {dtype} {seed}", op, sample)
     check(cases)
@@ -257,6 +258,115 @@ def test_its_own_suite_with_every_access_watched():
         LD_PRELOAD=" ".join(runtimes),
         ASAN_OPTIONS="detect_leaks=0",  # Erlang gives back nothing when it ends
     )
+
+
+@pytest.fixture(scope="module")
+def stand_ins():
+    """The project beside stand-ins for Nx, EXLA and Axon."""
+    mix("compile", "--warnings-as-errors", **STAND_INS)
+
+
+STAND_INS = {"build": "elixir-stand-ins", "MIX_ENV": "stand_ins"}
+
+
+def test_with_stand_ins(stand_ins):
+    print(mix("test", "--no-compile", **STAND_INS))
+
+
+TAKEN = [
+    "registered flashkernel Host: handler",
+    "registered flashkernel CUDA: handler",
+    'host: flashkernel "softmax_fwd"',
+    'cuda: flashkernel "softmax_fwd"',
+    "tpu: skip",
+    "again: :ok",
+    "handlers: 2",
+]
+
+
+def left_to_the_nif(why: str) -> list:
+    said = f'"fk_exla_register: {why}"'
+    return ["host: skip", "cuda: skip", "tpu: skip", f"again: {{:error, {said}}}", "handlers: 0"]
+
+
+@pytest.mark.parametrize(
+    ("stub", "expected"),
+    [
+        (None, left_to_the_nif("library: expected one that is loaded, got libxla_extension.so")),
+        ("-DAPI_BY=1", TAKEN),
+        ("-DAPI_BY=2", TAKEN),
+        (
+            "-DAPI_BY=0",
+            left_to_the_nif("library: expected one with XLA's FFI, got libxla_extension.so"),
+        ),
+        (
+            "-DAPI_BY=1 -DMAJOR=1",
+            left_to_the_nif(
+                "library: expected version 0 of XLA's FFI, got another in libxla_extension.so"
+            ),
+        ),
+        ("-DAPI_BY=2 -DREFUSES=1", left_to_the_nif("Host: the stub takes no handlers")),
+    ],
+)
+def test_registration_when_the_application_starts(stand_ins, tmp_path, stub, expected):
+    settings = {}
+    if stub is not None:
+        compiler = shutil.which("c++")
+        if compiler is None:
+            pytest.skip("needs a C++ compiler")
+        where = 'io:format("~s/erts-~s/include", [code:root_dir(), erlang:system_info(version)])'
+        erlang = subprocess.check_output(
+            ["erl", "-noshell", "-eval", f"{where}, halt()."], text=True
+        )
+        shared = [compiler, "-std=c++17", "-shared", "-fPIC", "-isystem", erlang]
+        library = ["-o", "libxla_extension.so", PROJECT / "test/support/xla_stub.cc"]
+        nif = ["-o", "xla_stub_nif.so", PROJECT / "test/support/xla_stub_nif.cc"]
+        linked = ["-L.", "-l:libxla_extension.so", "-Wl,-rpath,$ORIGIN"]
+        for more in ([*stub.split(), *library], [*nif, *linked]):
+            subprocess.run([*shared, *more], cwd=tmp_path, check=True)
+        settings = {"XLA_STUB": str(tmp_path / "xla_stub_nif")}
+    script = "test/support/registration.exs"
+    said = mix("run", "--no-compile", "--no-start", script, **STAND_INS, **settings)
+    assert [line for line in said.splitlines() if "[warning]" not in line and line] == expected
+    # It is said once why not.
+    assert said.count("FlashKernel's calls do not become XLA's") == (expected is not TAKEN)
+
+
+def test_the_frame_loop(project):
+    said = mix("run", "--no-compile", "examples/frame_loop.exs", "0.5")
+    print(said)
+    assert "30 frames: p50 " in said
+
+
+def test_the_page(project, tmp_path):
+    """What docs/elixir.md says runs, but for what needs Nx, EXLA or Axon."""
+    page = (ROOT / "docs" / "elixir.md").read_text()
+    blocks = re.findall(r"```elixir\n(.*?)```", page, re.DOTALL)
+    alone = [b for b in blocks if not re.search(r"\b(Nx|EXLA|Axon)\b|^\{:", b)]
+    assert len(blocks) > len(alone) > 3
+    for i, block in enumerate(alone):
+        script = tmp_path / f"{i}.exs"
+        script.write_text(block)
+        mix("run", "--no-compile", str(script))
+
+
+def test_its_bench(project, tmp_path):
+    """One call of the suite, whose programs of XLA must give what the plain ones give."""
+    file = tmp_path / "elixir.json"
+    bench = [sys.executable, PROJECT / "bench" / "bench.py", "--quick", file, "attention"]
+    done = subprocess.run(
+        bench,
+        env={**os.environ, "FK_LIBRARY": _library.lib._name, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    rows = json.loads(file.read_text())["rows"]
+    assert [(r["case"]["train"], r["case"]["through"]) for r in rows] == [
+        (train, through) for train in (False, True) for through in ("custom_call", "nif")
+    ]
+    assert all(r["max_error"] < 1e-5 for r in rows)
 
 
 def test_its_format(project):

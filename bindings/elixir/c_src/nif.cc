@@ -14,32 +14,23 @@
 #include <cstring>
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "flashkernel/abi.h"
 
-extern "C" FK_API fk_status fk_exla_register(const char* library);
+extern "C" {
+// Does as fk_op_call, with workspace of the library's own.
+FK_API int fk_cpu_call(const fk_op* op, const fk_slot* slots);
+FK_API fk_status fk_exla_register(const char* library);
+}
 
 namespace {
 
 constexpr int kMaxRank = 16;
-constexpr size_t kWorkspaceAlignment = 256;
+// No op has so many arguments. What a call is put together in lies on the stack: of a small call
+// the allocations would be a good part.
+constexpr size_t kMaxSlots = 64;
 
 ERL_NIF_TERM atom_ok, atom_error, atom_nil, atom_in, atom_out, atom_infinity;
-
-// Memory for one call's workspace.
-struct Workspace {
-  void* memory = nullptr;
-
-  ~Workspace() { std::free(memory); }
-  static void* allocate(void* self, size_t bytes) {
-    if (bytes > std::numeric_limits<size_t>::max() - kWorkspaceAlignment) return nullptr;
-    const size_t whole = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment;
-    auto* workspace = static_cast<Workspace*>(self);
-    workspace->memory = std::aligned_alloc(kWorkspaceAlignment, whole * kWorkspaceAlignment);
-    return workspace->memory;
-  }
-};
 
 ERL_NIF_TERM binary_of(ErlNifEnv* env, const char* text) {
   const size_t size = std::strlen(text);
@@ -74,7 +65,7 @@ bool read_type(ErlNifEnv* env, ERL_NIF_TERM term, DLDataType* out) {
 
 // One tensor of a call, with its sizes.
 struct SlotTensor {
-  DLTensor tensor{};
+  DLTensor tensor;
   int64_t sizes[kMaxRank];
 };
 
@@ -82,6 +73,7 @@ struct SlotTensor {
 bool read_layout(ErlNifEnv* env, ERL_NIF_TERM type, ERL_NIF_TERM shape, SlotTensor* out,
                  size_t* bytes) {
   DLTensor& t = out->tensor;
+  t = {};
   const ERL_NIF_TERM* sizes;
   if (!read_type(env, type, &t.dtype)) return false;
   if (!enif_get_tuple(env, shape, &t.ndim, &sizes) || t.ndim > kMaxRank) return false;
@@ -106,10 +98,13 @@ enum class Reading { kGood, kBadTerm, kOutOfMemory };
 struct Call {
   ErlNifEnv* env;
   bool runs;  // or is only checked: then inputs need no data, and outputs get none
-  std::vector<fk_slot> slots;
-  std::vector<SlotTensor> tensors;
-  std::vector<ERL_NIF_TERM> outputs;
+  fk_slot slots[kMaxSlots];
+  SlotTensor tensors[kMaxSlots];
+  ERL_NIF_TERM outputs[kMaxSlots];
+  unsigned output_count = 0;
   std::string problem;  // where a tensor's bytes do not fit its shape
+
+  Call(ErlNifEnv* environment, bool is_run) : env(environment), runs(is_run) {}
 
   Reading read_input(size_t i, int count, const ERL_NIF_TERM* parts) {
     size_t bytes;
@@ -141,7 +136,7 @@ struct Call {
     ERL_NIF_TERM term;
     tensors[i].tensor.data = enif_make_new_binary(env, bytes, &term);
     if (tensors[i].tensor.data == nullptr && bytes > 0) return Reading::kOutOfMemory;
-    outputs.push_back(term);
+    outputs[output_count++] = term;
     return Reading::kGood;
   }
 
@@ -169,8 +164,7 @@ struct Call {
 
   Reading read(const fk_op* op, ERL_NIF_TERM list) {
     const size_t count = fk_op_slot_count(op);
-    slots.resize(count);
-    tensors.resize(count);
+    if (count > kMaxSlots) return Reading::kBadTerm;
     ERL_NIF_TERM head;
     for (size_t i = 0; i < count; ++i) {
       if (!enif_get_list_cell(env, list, &head, &list)) return Reading::kBadTerm;
@@ -186,7 +180,7 @@ ERL_NIF_TERM call_op(ErlNifEnv* env, const ERL_NIF_TERM arguments[], bool runs) 
   if (!read_text(env, arguments[0], &name)) return enif_make_badarg(env);
   const fk_op* op = fk_find_op(name.c_str());
   if (op == nullptr) return enif_make_badarg(env);
-  Call call{env, runs, {}, {}, {}, {}};
+  Call call(env, runs);
   switch (call.read(op, arguments[1])) {
     case Reading::kBadTerm:
       return enif_make_badarg(env);
@@ -198,16 +192,12 @@ ERL_NIF_TERM call_op(ErlNifEnv* env, const ERL_NIF_TERM arguments[], bool runs) 
   if (!call.problem.empty()) return failure(env, (name + ": " + call.problem).c_str());
   if (!runs) {
     size_t bytes;
-    const fk_status status = fk_op_workspace(op, call.slots.data(), &bytes);
+    const fk_status status = fk_op_workspace(op, call.slots, &bytes);
     return status == FK_OK ? atom_ok : failure(env, fk_last_error());
   }
-  Workspace workspace;
-  fk_exec exec = FK_EXEC_DEFAULTS;
-  exec.allocate = Workspace::allocate;
-  exec.allocator = &workspace;
-  if (fk_op_call(op, call.slots.data(), &exec) != FK_OK) return failure(env, fk_last_error());
-  const auto count = static_cast<unsigned>(call.outputs.size());
-  return enif_make_tuple2(env, atom_ok, enif_make_list_from_array(env, call.outputs.data(), count));
+  if (fk_cpu_call(op, call.slots) != FK_OK) return failure(env, fk_last_error());
+  return enif_make_tuple2(env, atom_ok,
+                          enif_make_list_from_array(env, call.outputs, call.output_count));
 }
 
 // No exception may pass through the runtime, which is C.

@@ -121,4 +121,59 @@ defmodule FlashKernel.CallsTest do
       assert String.starts_with?(error.message, expected), error.message
     end
   end
+
+  test "terms that are no arguments are refused, whatever they are" do
+    x = normal({2, 3})
+    {binary, shape, type} = x
+    huge = 1_000_000_000_000_000_000_000_000
+
+    values = [
+      nil,
+      [],
+      [1 | 2],
+      [nil],
+      [x | x],
+      %{},
+      make_ref(),
+      self(),
+      fn -> 1 end,
+      huge,
+      <<1::3>>,
+      {},
+      {nil, nil, nil},
+      {binary},
+      {binary, shape},
+      {binary, nil, type},
+      {binary, {2, nil}, type},
+      {binary, {2, 3.0}, type},
+      {binary, {huge, huge}, type},
+      {binary, {-1, -6}, type},
+      {binary, [2, 3], type},
+      {binary, shape, :f32},
+      {binary, shape, {:f, huge}},
+      {binary, shape, nil},
+      {<<1::3>>, {1}, {:u, 8}},
+      {[binary | binary], shape, type},
+      {binary_part(binary, 0, 23), shape, type}
+    ]
+
+    for op <- FlashKernel.Op.public(), value <- values do
+      name = String.to_atom(op.public)
+      required = Enum.count(FlashKernel.Op.positional(op), &FlashKernel.Op.required?/1)
+
+      assert_raise ArgumentError, fn ->
+        apply(FlashKernel, name, List.duplicate(value, required))
+      end
+
+      for field <- FlashKernel.Op.arguments(op), field.kind != :input, not is_nil(value) do
+        assert_raise ArgumentError, fn ->
+          apply(FlashKernel, name, List.duplicate(x, required) ++ [[{field.key, {value}}]])
+        end
+      end
+    end
+
+    for options <- [:no, 1, [1], [{1, 2}], [:eps | :no], %{eps: 1}, "eps"] do
+      assert_raise ArgumentError, fn -> FlashKernel.rms_norm(x, nil, options) end
+    end
+  end
 end

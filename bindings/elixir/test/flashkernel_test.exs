@@ -1,4 +1,5 @@
 defmodule FlashKernelTest do
   use ExUnit.Case, async: true
   doctest FlashKernel
+  doctest FlashKernel.Layers
 end

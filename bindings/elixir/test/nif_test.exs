@@ -138,21 +138,32 @@ defmodule FlashKernel.NifTest do
   end
 
   test "heavy calls leave the schedulers free" do
-    x = tensor({256, 512})
-    weight = tensor({512, 512})
+    # 2 GFLOP a call.
+    x = tensor({1024, 1024})
+    # The machine may have other things to do: the best of three.
+    longest = Enum.min(for _ <- 1..3, do: longest_wait(fn -> FlashKernel.linear(x, x) end))
+    IO.puts("under heavy calls of 8 processes a timer of 1 ms waited #{longest} ms")
+    assert longest < 200 * slower()
+  end
+
+  # How long a timer of a millisecond waited at most while eight processes made five calls each.
+  defp longest_wait(call) do
     caller = self()
 
     workers =
       for _ <- 1..8 do
         spawn_link(fn ->
-          for _ <- 1..10, do: FlashKernel.linear(x, weight)
+          for _ <- 1..5, do: call.()
           send(caller, {:done, self()})
         end)
       end
 
-    longest = wait(workers, System.monotonic_time(:millisecond), 0)
-    assert longest < 5000, "a timer of 1 ms waited #{longest} ms"
+    wait(workers, System.monotonic_time(:millisecond), 0)
   end
+
+  # A NIF whose accesses are watched.
+  defp watched?, do: System.get_env("ASAN_OPTIONS") != nil
+  defp slower, do: if(watched?(), do: 10, else: 1)
 
   # The longest that a timer of a millisecond took while the workers were at work.
   defp wait([], _last, longest), do: longest
@@ -183,10 +194,62 @@ defmodule FlashKernel.NifTest do
     x = tensor({1024, 1024})
     call = fn -> for _ <- 1..100, do: FlashKernel.softmax(x) |> elem(1) end
     Task.await(Task.async(call), :infinity)
-    :erlang.garbage_collect()
-    before = :erlang.memory(:binary)
+    before = held()
     Task.await(Task.async(call), :infinity)
+    for {kind, bytes} <- held(), do: assert(bytes - before[kind] < 8 * 1024 * 1024, "#{kind}")
+  end
+
+  # Bytes of binaries, and of the whole process where the system tells them and nothing watches.
+  defp held do
     :erlang.garbage_collect()
-    assert :erlang.memory(:binary) - before < 8 * 1024 * 1024
+    binaries = [binaries: :erlang.memory(:binary)]
+
+    case not watched?() && File.read("/proc/self/statm") do
+      {:ok, text} ->
+        [_, resident | _] = String.split(text)
+        [{:process, String.to_integer(resident) * 4096} | binaries]
+
+      _ ->
+        binaries
+    end
+  end
+
+  test "a small call costs less than a microsecond more than from C" do
+    unless watched?() do
+      priv = to_string(:code.priv_dir(:flashkernel))
+
+      {text, 0} =
+        System.cmd("make", ["-s", "c_call"], env: [{"PRIV", priv}], stderr_to_stdout: true)
+
+      assert text == ""
+      {text, 0} = System.cmd(Path.join(priv, "c_call"), [])
+      from_c = text |> String.trim() |> String.to_float()
+      tensor = fn shape -> tensor(shape) |> elem(0) end
+      layouts = %{"x" => {{1, 8}, {:f, 32}}, "weight" => {{8}, {:f, 32}}}
+      plan = Plan.make(Op.get("layer_norm_fwd"), layouts, %{"eps" => 1.0e-5}, ["y"])
+      slots = Plan.slots(plan, %{"x" => tensor.({1, 8}), "weight" => tensor.({8})})
+      repeat(slots, 5000)
+
+      batches =
+        for _ <- 1..100 do
+          {microseconds, :ok} = :timer.tc(fn -> repeat(slots, 5000) end)
+          microseconds * 1000 / 5000
+        end
+
+      over = Enum.min(batches) - from_c
+
+      IO.puts(
+        "a call of layer_norm on a row of 8: #{round(over)} ns over #{round(from_c)} from C"
+      )
+
+      assert over < 1000
+    end
+  end
+
+  defp repeat(_slots, 0), do: :ok
+
+  defp repeat(slots, times) do
+    {:ok, _} = Native.call_inline("layer_norm_fwd", slots)
+    repeat(slots, times - 1)
   end
 end

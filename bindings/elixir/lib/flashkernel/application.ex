@@ -5,7 +5,8 @@ defmodule FlashKernel.Application do
   @impl true
   def start(_type, _arguments) do
     FlashKernel.Op.load()
-    if Code.ensure_loaded?(EXLA), do: FlashKernel.EXLA.registered?()
+    # EXLA's own NIF is what loads XLA.
+    if Code.ensure_loaded?(EXLA.NIF), do: FlashKernel.EXLA.registered?()
     Supervisor.start_link([], strategy: :one_for_one, name: FlashKernel.Supervisor)
   end
 end

@@ -86,7 +86,8 @@ defmodule FlashKernel.Arguments do
     arguments
   end
 
-  defp put(_op, %{kind: :input} = field, value, arguments) do
+  defp put(op, %{kind: :input} = field, value, arguments) do
+    if is_list(value) and List.improper?(value), do: wrong(op, field, "a tensor", value)
     %{arguments | tensors: Map.put(arguments.tensors, field.name, value)}
   end
 

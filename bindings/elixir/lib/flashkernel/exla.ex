@@ -116,30 +116,34 @@ defmodule FlashKernel.EXLA do
 
   # --- registration ------------------------------------------------------------------------------
 
+  @xla "libxla_extension.so"
+
   @doc """
   Registers the handlers with the XLA that EXLA has loaded, once; `library` is the name of its file.
   Where there is none, that is no error: the NIF serves.
   """
   @spec register(String.t()) :: :ok | {:error, String.t()}
-  def register(library \\ "libxla_extension.so") do
-    with nil <- :persistent_term.get(__MODULE__, nil) do
-      result = Native.register_exla(library)
-      :persistent_term.put(__MODULE__, result)
-      result
+  def register(library \\ @xla) do
+    with nil <- :persistent_term.get({__MODULE__, :registered}, nil),
+         :ok <- Native.register_exla(library) do
+      :persistent_term.put({__MODULE__, :registered}, :ok)
     end
   end
 
   @doc false
-  # What EXLA asks: the handlers are there, or a warning has said once why not.
-  def registered?(library \\ "libxla_extension.so") do
-    first = :persistent_term.get(__MODULE__, nil) == nil
-
-    case register(library) do
+  # What EXLA asks: the handlers are there, or a warning has said once why not. XLA may be loaded later
+  # than this was asked first, so that it is tried again.
+  def registered? do
+    case register() do
       :ok ->
         true
 
       {:error, why} ->
-        if first, do: Logger.warning("FlashKernel's calls do not become XLA's: #{why}")
+        unless :persistent_term.get({__MODULE__, :warned}, false) do
+          :persistent_term.put({__MODULE__, :warned}, true)
+          Logger.warning("FlashKernel's calls do not become XLA's: #{why}")
+        end
+
         false
     end
   end
