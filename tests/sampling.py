@@ -84,6 +84,12 @@ def _draw_once(op: Op, random, optionals, attributes) -> dict:
             if f.drawn_between:
                 values = random.uniform(*f.drawn_between, shape)
             sample[f.name] = values.astype(np.float32)
+    if "norm" in sample:  # behind the op: a layer norm has a weight, and it alone a bias
+        if sample["norm"] != "layer":
+            sample["norm_bias"] = None
+        elif sample["norm_weight"] is None:
+            shape = shape_of(op.by_name["norm_weight"])
+            sample["norm_weight"] = random.standard_normal(shape).astype(np.float32)
     for f in op.inputs:
         if f.factors_unless and sample[f.factors_unless] is not None:
             sample[f.name] = sample[f.name][tuple(slice(sizes[d.symbol]) for d in f.shapes[0])]

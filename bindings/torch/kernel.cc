@@ -131,12 +131,6 @@ struct Workspace {
   }
 };
 
-void parallel_for(void*, int64_t count, int64_t grain, fk_range_body body, void* context) {
-  if (shim->torch_parallel_for(0, count, grain, body, context) != 0) {
-    throw std::runtime_error("torch_parallel_for failed");
-  }
-}
-
 // Throws the message of the call's own checks, for inputs whose outputs could not even be inferred.
 [[noreturn]] void explain(const fk_op& op, fk_slot* slots, const Status& inference) {
   const auto& fields = op.declaration.fields;
@@ -162,6 +156,12 @@ bool has_shape(const DLTensor& tensor, const OutputType& type) {
 }
 
 }  // namespace
+
+void parallel_for(void*, int64_t count, int64_t grain, fk_range_body body, void* context) {
+  if (shim->torch_parallel_for(0, count, grain, body, context) != 0) {
+    throw std::runtime_error("torch_parallel_for failed");
+  }
+}
 
 void compute(const Kernel& kernel, Call* call) {
   const fk_op& op = *kernel.op;

@@ -70,6 +70,10 @@ class Owned {
   int count_ = 0;
 };
 
+// Shares work among torch's threads: an fk_parallel_for_fn. Throws std::runtime_error where torch
+// could not.
+void parallel_for(void* pool, int64_t count, int64_t grain, fk_range_body body, void* context);
+
 // Allocates the outputs and makes the call. Throws std::runtime_error with the call's own message.
 void compute(const Kernel& kernel, Call* call);
 

@@ -148,6 +148,11 @@ const char* register_op(const char* name, const fk_op* op, int64_t outputs, uint
 
 extern "C" {
 
+// How calls of the C ABI share work among torch's threads, for callers that have torch's tensors:
+// two pools whose threads wait spinning would take the processor from each other. There must be an
+// operator already.
+FK_API fk_parallel_for_fn fk_torch_parallel_for() { return fk::torch::parallel_for; }
+
 // Names the input that an output (counted among the outputs) lies in memory as; NULL where there is
 // none.
 FK_API const char* fk_torch_layout_of(const fk_op* op, int32_t output) {

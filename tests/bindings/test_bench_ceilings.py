@@ -281,6 +281,15 @@ COUNTS = [
     ("mamba_agent", "fwd", sizes(B=1, L=1, train=True), 4,
      4 * (512 + 2 * 438016 + 256), 12 * (2 * 438016 + 256),
      2 * (6 * 425984 + 512 * (8 + 112 + 24 + 432)) - 2 * 1024 * 256, 4 * (2 * 438016 + 256)),
+    # 288 -> 256 with its bias, twice 256 -> 512 -> 256, and three norms: 598016 products for the
+    # newest frame, which is all that it looks at.
+    ("agent", "fwd", sizes(net="MLP", B=2, L=3), 4,
+     4 * (2 * 288 + 599040), 4 * 2 * 256, 2 * 2 * 598016, 0),
+    ("agent", "fwd", sizes(net="MLP", B=1, L=3, int8=True), 4,
+     4 * 288 + 599040, 4 * 256, 2 * 598016, 0),
+    ("agent_step", "fwd", sizes(net="MLP", B=1), 2, 2 * (288 + 599040), 2 * 256, 2 * 598016, 0),
+    ("agent_training", "fwd", sizes(net="MLP", B=2, L=3), 4,
+     4 * (2 * 288 + 599040), 4 * 599040, 3 * 2 * 2 * 598016, 0),
 ]  # fmt: skip
 
 

@@ -17,12 +17,16 @@ KINDS = [
 ]
 
 
+def linear(layer, x):
+    return F.linear(x, layer.weight, layer.bias)
+
+
 def plain(mlp: MLP, x):
-    """The same network, of the modules that the MLP holds."""
+    """The same network in torch's ops, of the modules that the MLP holds."""
     h = x if mlp.norm is None else mlp.norm(x)
     act = ACTIVATIONS[mlp.activation]
-    h = act(mlp.up(h)) if mlp.gate is None else act(mlp.gate(h)) * mlp.up(h)
-    y = mlp.down(h)
+    h = act(linear(mlp.up, h)) if mlp.gate is None else act(linear(mlp.gate, h)) * linear(mlp.up, h)
+    y = linear(mlp.down, h)
     return x + y if mlp.residual else y
 
 

@@ -206,6 +206,12 @@ def halves(merge):
 
 FORMULAS = {
     "linear": (fused(fk.linear), fused(linear_formula), [(2, 3, 16), (2, 3, 5)], [(5, 16), (5,)]),
+    "scaled_linear": (
+        lambda x, w: fk.scaled_linear(x, w, torch.tensor([0.5]), torch.tensor([4.0])),
+        lambda x, w: 2 * F.linear(x, w),
+        [(2, 3, 16), (5, 16)],
+        [],
+    ),
     "gated_linear": (fk.gated_linear, gated_formula, [(2, 3, 16)], [(5, 16), (5, 16)]),
     "lstm": (
         lambda *t: fk.lstm(*t)[0],
@@ -287,18 +293,25 @@ def test_beside_a_formula_in_torchs_ops(name, dtype):
 # --- networks -------------------------------------------------------------------------------------
 
 
+def linear(layer, x):
+    """A module's layer by torch's own op."""
+    return F.linear(x, layer.weight, layer.bias)
+
+
 def mamba_in_torch(block, x):
     """fk.torch.Mamba's forward in torch's own ops."""
-    x, z = block.in_proj(x).chunk(2, -1)
+    x, z = linear(block.in_proj, x).chunk(2, -1)
     length = x.shape[1]
     x = F.silu(block.conv1d(F.pad(x.transpose(1, 2), (block.d_conv - 1, 0))))[..., :length]
-    dt, B, C = block.x_proj(x.transpose(1, 2)).split([block.dt_rank, *[block.d_state] * 2], -1)
+    dt, B, C = linear(block.x_proj, x.transpose(1, 2)).split(
+        [block.dt_rank, *[block.d_state] * 2], -1
+    )
     dt = F.linear(dt, block.dt_proj.weight).transpose(1, 2)
     y = mamba_ssm.selective_scan_ref(
         x, dt, -torch.exp(block.A_log), B.transpose(1, 2), C.transpose(1, 2), block.D,
         z.transpose(1, 2), block.dt_proj.bias, True,
     )  # fmt: skip
-    return block.out_proj(y.transpose(1, 2))
+    return linear(block.out_proj, y.transpose(1, 2))
 
 
 def stack_in_torch(stack, x):
@@ -312,7 +325,7 @@ def stack_in_torch(stack, x):
 def mamba2_in_torch(block, x):
     """fk.torch.Mamba2's forward in torch's own ops."""
     sizes = [block.d_ssm, block.conv_dim, block.nheads]
-    z, xBC, dt = block.in_proj(x).split(sizes, -1)
+    z, xBC, dt = linear(block.in_proj, x).split(sizes, -1)
     length = x.shape[1]
     xBC = F.silu(block.conv1d(F.pad(xBC.transpose(1, 2), (block.d_conv - 1, 0))))[..., :length]
     shared = block.ngroups * block.d_state
@@ -324,7 +337,7 @@ def mamba2_in_torch(block, x):
     )  # fmt: skip
     y = y.flatten(2) * F.silu(z)
     y = F.rms_norm(y.unflatten(-1, (block.ngroups, -1)), (block.d_ssm // block.ngroups,), eps=1e-5)
-    return block.out_proj(y.flatten(2) * block.norm.weight)
+    return linear(block.out_proj, y.flatten(2) * block.norm.weight)
 
 
 class Outputs(torch.nn.Module):
@@ -350,11 +363,12 @@ def recurrent_in_torch(formula):
 
 def mlp_in_torch(block, x):
     n = F.rms_norm(x, x.shape[-1:], block.norm.weight, block.norm.eps)
-    y = block.down(F.silu(block.gate(n)) * block.up(n))
+    y = linear(block.down, F.silu(linear(block.gate, n)) * linear(block.up, n))
     return x.to(y.dtype) + y  # a residual is one of the activations
 
 
 NETWORKS = {
+    "Linear": (lambda: fk.torch.Linear(16, 8), linear),
     "MLP": (lambda: fk.torch.MLP(16, gated=True), mlp_in_torch),
     "LSTM": (
         lambda: Outputs(fk.torch.LSTM(16, 8, num_layers=2, batch_first=True)),

@@ -143,13 +143,15 @@ def _check_gradients(op, compiled, function, names, samples) -> None:
 
 
 def _samples_of_one_rank(op, count: int) -> list[dict]:
-    """Samples that differ in sizes alone, none of them 1, on which torch.compile specialises."""
+    """Samples that differ in sizes alone, none of them 1, on which torch.compile specialises, but
+    in tensors that choose their shape for themselves, as a number for a whole tensor does."""
     attributes = {f.name: -1 if f.kind == "axis" else f.python_default for f in op.attributes}
     by_ranks = {}
     for seed in range(1000):
         sample = sampling.draw(op, seed, optionals=False, attributes=attributes)
         tensors = [v for v in sample.values() if isinstance(v, np.ndarray)]
-        if all(n > 1 for t in tensors for n in t.shape):
+        sized = [sample[f.name] for f in op.inputs if f.form != f.name]
+        if all(n > 1 for t in sized if t is not None for n in t.shape):
             same = by_ranks.setdefault(tuple(t.ndim for t in tensors), [])
             same.append(sample)
             if len(same) == count:

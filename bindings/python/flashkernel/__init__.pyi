@@ -196,23 +196,41 @@ def gated_ssm(x: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> Tensor: ...
 def gated_ssm(x: Array, dt: Array, B: Array, C: Array) -> Array: ...
 
 @overload
-def linear(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: NDArray[Any] | None = None) -> NDArray[Any]:
+def linear(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: NDArray[Any] | None = None, norm_weight: None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> NDArray[Any]:
     """y = act(x weight^T + bias) + residual: a linear layer, with all that follows it in one pass.
+    With norm_weight, the norm of y is returned before y.
 
     Arguments
       x: T[..., K]: activations
       weight: P[N, K]: a row for each output column
       bias: P[N], optional: added to each row of the product
       activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of product and bias
-      residual: T[..., N], optional: added to what the activation gives
+      residual: T[..., N], optional: added to the output
+      norm_weight: P[N], optional: of a norm of y, which is returned before y
+      norm_bias: P[N], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[..., N] (when norm_weight): the norm of y
       y: T[..., N]: output
     """
 @overload
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None) -> Tensor: ...
+def linear(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: NDArray[Any] | None = None, norm_weight: NDArray[Any], norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any]]: ...
 @overload
-def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | None = None) -> Array: ...
+def linear(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: NDArray[Any] | None = None, norm_weight: NDArray[Any] | None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]: ...
+@overload
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Tensor: ...
+@overload
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]: ...
+@overload
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Tensor | tuple[Tensor, Tensor]: ...
+@overload
+def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | None = None, norm_weight: None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Array: ...
+@overload
+def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | None = None, norm_weight: Array, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array]: ...
+@overload
+def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | None = None, norm_weight: Array | None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Array | tuple[Array, Array]: ...
 
 @overload
 def gated_linear(x: NDArray[Any], w_gate: NDArray[Any], w_up: NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> NDArray[Any]:
@@ -233,6 +251,28 @@ def gated_linear(x: NDArray[Any], w_gate: NDArray[Any], w_up: NDArray[Any] | Non
 def gated_linear(x: Tensor, w_gate: Tensor, w_up: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> Tensor: ...
 @overload
 def gated_linear(x: Array, w_gate: Array, w_up: Array | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> Array: ...
+
+@overload
+def scaled_linear(x: NDArray[Any], weight: NDArray[Any], x_scale: NDArray[Any], weight_scale: NDArray[Any], bias: NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: NDArray[Any] | None = None) -> NDArray[Any]:
+    """y = act((x x_scale) (weight weight_scale)^T + bias) + residual: a linear layer of 8-bit floats
+    with their scales.
+
+    Arguments
+      x: T[..., K]: activations
+      weight: T[N, K]: a row for each output column
+      x_scale: F[1 | ..., X]: what x is multiplied by: one number, one for each row (X is 1), or one for each 128 columns of a row
+      weight_scale: F[1 | U, V]: the same for weight: one number, one for each row (N, 1), or one for each block of 128 x 128
+      bias: P[N], optional: added to each row of the product
+      activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of product and bias
+      residual: P[..., N], optional: added to what the activation gives
+
+    Returns
+      y: T[..., N]: output
+    """
+@overload
+def scaled_linear(x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None) -> Tensor: ...
+@overload
+def scaled_linear(x: Array, weight: Array, x_scale: Array, weight_scale: Array, bias: Array | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | None = None) -> Array: ...
 
 @overload
 def linear_cross_entropy(x: NDArray[Any], weight: NDArray[Any], targets: NDArray[Any], *, bias: NDArray[Any] | None = None, ignore_index: SupportsIndex = -100, label_smoothing: SupportsFloat = 0.0, reduction: Literal['none', 'mean', 'sum'] = 'mean', softcap: SupportsFloat = 0.0, return_lse: Literal[False] = False) -> NDArray[Any]:
@@ -471,11 +511,12 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None = None
 def rope(x: Array, cos: Array, sin: Array, *, positions: Array | None = None, interleaved: bool = False, inplace: bool = False) -> Array: ...
 
 @overload
-def selective_scan(u: NDArray[Any], delta: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, delta_bias: NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: NDArray[Any] | None = None, return_last_state: Literal[False] = False, cu_seqlens: NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> NDArray[Any]:
+def selective_scan(u: NDArray[Any], delta: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, delta_bias: NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: NDArray[Any] | None = None, return_last_state: Literal[False] = False, cu_seqlens: NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: NDArray[Any] | None = None, norm_weight: None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> NDArray[Any]:
     """Mamba's selective scan: h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y_t = (C_t . h_t + D u_t)
     silu(z_t), with dt = softplus(delta + delta_bias) or delta + delta_bias. Every D / G channels
     share B and C. With cu_seqlens, sequences stand packed one after another along L, in a batch of
-    1, and states have one row per sequence.
+    1, and states have one row per sequence. With residual, y has that added; with norm_weight, the
+    norm of y over D is returned before y.
 
     Arguments
       u: T[B, L, D]: input
@@ -492,27 +533,45 @@ def selective_scan(u: NDArray[Any], delta: NDArray[Any], A: NDArray[Any], B: NDA
       cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
       algorithm: choice (auto, sequential, blelloch, hillis_steele, chunked, cumsum): how the recurrence is computed
       checkpoint: integer, at least -1: steps between the states kept for the backward: 1 keeps all, 0 none, -1 takes the square root of L
+      residual: T[B, L, D], optional: added to the output
+      norm_weight: P[D], optional: of a norm of y, which is returned before y
+      norm_bias: P[D], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[B, L, D] (when norm_weight): the norm of y
       y: T[B, L, D]: output
       last_state: F[S, D, N] (when return_last_state): the state after the last step
     """
 @overload
-def selective_scan(u: NDArray[Any], delta: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, delta_bias: NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: NDArray[Any] | None = None, return_last_state: Literal[True], cu_seqlens: NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> tuple[NDArray[Any], NDArray[Any]]: ...
+def selective_scan(u: NDArray[Any], delta: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, delta_bias: NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: NDArray[Any] | None = None, return_last_state: Literal[True], cu_seqlens: NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: NDArray[Any] | None = None, norm_weight: None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any]]: ...
 @overload
-def selective_scan(u: NDArray[Any], delta: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, delta_bias: NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: NDArray[Any] | None = None, return_last_state: bool = False, cu_seqlens: NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]: ...
+def selective_scan(u: NDArray[Any], delta: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, delta_bias: NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: NDArray[Any] | None = None, return_last_state: Literal[False] = False, cu_seqlens: NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: NDArray[Any] | None = None, norm_weight: NDArray[Any], norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any]]: ...
 @overload
-def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[False] = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> Tensor: ...
+def selective_scan(u: NDArray[Any], delta: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, delta_bias: NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: NDArray[Any] | None = None, return_last_state: Literal[True], cu_seqlens: NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: NDArray[Any] | None = None, norm_weight: NDArray[Any], norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
 @overload
-def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True], cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> tuple[Tensor, Tensor]: ...
+def selective_scan(u: NDArray[Any], delta: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, delta_bias: NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: NDArray[Any] | None = None, return_last_state: bool = False, cu_seqlens: NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: NDArray[Any] | None = None, norm_weight: NDArray[Any] | None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]] | tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
 @overload
-def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> Tensor | tuple[Tensor, Tensor]: ...
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[False] = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Tensor: ...
 @overload
-def selective_scan(u: Array, delta: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, delta_bias: Array | None = None, delta_softplus: bool = False, initial_state: Array | None = None, return_last_state: Literal[False] = False, cu_seqlens: Array | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> Array: ...
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True], cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]: ...
 @overload
-def selective_scan(u: Array, delta: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, delta_bias: Array | None = None, delta_softplus: bool = False, initial_state: Array | None = None, return_last_state: Literal[True], cu_seqlens: Array | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> tuple[Array, Array]: ...
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[False] = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]: ...
 @overload
-def selective_scan(u: Array, delta: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, delta_bias: Array | None = None, delta_softplus: bool = False, initial_state: Array | None = None, return_last_state: bool = False, cu_seqlens: Array | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> Array | tuple[Array, Array]: ...
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True], cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def selective_scan(u: Array, delta: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, delta_bias: Array | None = None, delta_softplus: bool = False, initial_state: Array | None = None, return_last_state: Literal[False] = False, cu_seqlens: Array | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | None = None, norm_weight: None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Array: ...
+@overload
+def selective_scan(u: Array, delta: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, delta_bias: Array | None = None, delta_softplus: bool = False, initial_state: Array | None = None, return_last_state: Literal[True], cu_seqlens: Array | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | None = None, norm_weight: None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array]: ...
+@overload
+def selective_scan(u: Array, delta: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, delta_bias: Array | None = None, delta_softplus: bool = False, initial_state: Array | None = None, return_last_state: Literal[False] = False, cu_seqlens: Array | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | None = None, norm_weight: Array, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array]: ...
+@overload
+def selective_scan(u: Array, delta: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, delta_bias: Array | None = None, delta_softplus: bool = False, initial_state: Array | None = None, return_last_state: Literal[True], cu_seqlens: Array | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | None = None, norm_weight: Array, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array, Array]: ...
+@overload
+def selective_scan(u: Array, delta: Array, A: Array, B: Array, C: Array, D: Array | None = None, *, z: Array | None = None, delta_bias: Array | None = None, delta_softplus: bool = False, initial_state: Array | None = None, return_last_state: bool = False, cu_seqlens: Array | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | None = None, norm_weight: Array | None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Array | tuple[Array, Array] | tuple[Array, Array, Array]: ...
 
 @overload
 def selective_state_update(state: NDArray[Any], x: NDArray[Any], dt: NDArray[Any], A: NDArray[Any], B: NDArray[Any], C: NDArray[Any], D: NDArray[Any] | None = None, *, z: NDArray[Any] | None = None, dt_bias: NDArray[Any] | None = None, dt_softplus: bool = False) -> NDArray[Any]:
@@ -652,6 +711,7 @@ __all__ = [
     "gated_ssm",
     "linear",
     "gated_linear",
+    "scaled_linear",
     "linear_cross_entropy",
     "merge_attention_states",
     "rms_norm",

@@ -85,6 +85,11 @@ class Field:
         return len(self.shapes) == 1 and has_leading_dims(self.shapes[0])
 
     @property
+    def may_have_leading_dims(self) -> bool:
+        """Tells whether only some of its alternative shapes begin so."""
+        return len(self.shapes) > 1 and any(has_leading_dims(s) for s in self.shapes)
+
+    @property
     def python_default(self):
         """The default as Python spells it: choices by name, None for the nullable and absent."""
         if self.kind == "input" or self.nullable:

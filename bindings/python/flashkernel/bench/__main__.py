@@ -10,6 +10,7 @@ import flashkernel as fk
 
 from .. import _library, _program
 from . import report
+from .agent import WORKLOADS as BACKBONES
 from .busy import Watch
 from .ceilings import Ceilings, CpuProbe, GpuProbe
 from .frameworks import FRAMEWORKS, ITEMSIZE, installed, jax_waits, plain_name
@@ -22,7 +23,7 @@ from .suites import SUITES
 from .timing import time_cpu, time_cuda
 from .workloads import WORKLOADS as GENERAL
 
-WORKLOADS = GENERAL | {w.op: w for w in [*LINEAR, *MAMBA, *MAMBA2, *AGENT, *RNN]}
+WORKLOADS = GENERAL | {w.op: w for w in [*LINEAR, *MAMBA, *MAMBA2, *AGENT, *RNN, *BACKBONES]}
 DIRECTIONS = ("fwd", "bwd")
 
 

@@ -297,6 +297,10 @@ def conv1d_large():
 def linear():
     """Linear layers of a few shapes, alone, with bias and GELU and with a gate, a language model's
     loss, and on a CPU packed weights."""
+    return [*_linear_cpu(), *_linear_cuda()]
+
+
+def _linear_cpu():
     shapes = (
         (1, 768, 3072), (16, 768, 3072), (60, 256, 1024), (512, 768, 3072), (2048, 768, 3072),
         (2048, 2048, 2048),
@@ -310,16 +314,13 @@ def linear():
                     both = direction == "fwd" and dtype == "float32" and HAS_OPENVINO
                     peers = ("torch_eager", *(("openvino",) if both else ()))
                     yield Case("linear", direction, dtype, params, peers, "cpu")
-                    yield Case("linear", direction, dtype, params, ("torch_eager",), "cuda")
             for m in (1, 512):
                 params = (("M", m), ("K", 768), ("N", 2048))
-                yield Case("gated_linear", direction, dtype, params, ("torch_eager",))
-    for dtype in ("float32", "bfloat16"):
-        for direction in ("fwd", "bwd"):
-            params = (("N", 4096), ("K", 768), ("V", 50257))
-            # Torch's own in chunks makes the gradients in its forward.
-            peers = ("torch_eager", *(("chunked",) if direction == "fwd" else ()))
-            yield Case("linear_cross_entropy", direction, dtype, params, peers)
+                yield Case("gated_linear", direction, dtype, params, ("torch_eager",), "cpu")
+            yield _head(direction, dtype, "cpu")
+    for dtype in ("float32", "bfloat16"):  # a weight in no cache
+        params = (("M", 1), ("K", 4096), ("N", 16384))
+        yield Case("linear", "fwd", dtype, params, ("torch_eager",), "cpu")
     for kept in ("float32", "bfloat16", "int8"):
         # The last weight is in no cache.
         for m, k, n in (*shapes[:2], shapes[3], (1, 4096, 16384)):
@@ -329,8 +330,39 @@ def linear():
             yield Case("packed_linear", "fwd", "float32", params, peers, "cpu")
 
 
+def _head(direction, dtype, device):
+    """The loss of a small language model's head."""
+    params = (("N", 4096), ("K", 768), ("V", 50257))
+    # Torch's own in chunks makes the gradients in its forward.
+    peers = ("torch_eager", *(("chunked",) if direction == "fwd" and device == "cpu" else ()))
+    return Case("linear_cross_entropy", direction, dtype, params, peers, device)
+
+
+def _linear_cuda():
+    """The bar of a layer with bias and activation is the vendor's plain product."""
+    few = ((1, 2048, 8192), (16, 2048, 8192), (64, 2048, 8192))
+    many = ((512, 768, 3072), (512, 2048, 8192), (4096, 768, 3072), (16384, 768, 3072),
+            (4096, 2048, 8192), (8192, 4096, 16384))  # fmt: skip
+    for direction in ("fwd", "bwd"):
+        for dtype in ("bfloat16", "float32"):
+            for m, k, n in (*few, *many[: None if dtype == "bfloat16" else 3]):
+                sizes = {"M": m, "K": k, "N": n}
+                for extra in ({}, {"activation": "gelu_tanh"}):
+                    params = tuple((sizes | extra).items())
+                    plain = ("product",) if extra and direction == "fwd" else ()
+                    yield Case("linear", direction, dtype, params, ("torch_eager", *plain), "cuda")
+        for m, k, n in ((512, 768, 3072), (4096, 768, 3072), (4096, 2048, 8192)):
+            params = (("M", m), ("K", k), ("N", n))
+            yield Case("gated_linear", direction, "bfloat16", params, ("torch_eager",), "cuda")
+        yield _head(direction, "bfloat16", "cuda")
+
+
 def rnn():
     """A layer of LSTM and of GRU, forward and with its gradients, and one frame of two layers."""
+    return [*_rnn_cpu(), *_rnn_cuda()]
+
+
+def _rnn_cpu():
     from . import rnn as workloads
 
     shapes = ((1, 60, 256, 256), (32, 60, 256, 256), (1, 1024, 256, 256), (32, 60, 512, 512))
@@ -338,10 +370,46 @@ def rnn():
         for train in (False, True):
             for shape in shapes:
                 params = (*zip("BLIH", shape, strict=True), ("train", train))
-                yield Case(op, "fwd", "float32", params, workloads.peers(train))
+                yield Case(op, "fwd", "float32", params, workloads.peers(train), "cpu")
     for op in workloads.GATES:
         sizes = {"B": 1, "H": 512, "layers": 2}
-        yield Case(f"{op}_step", "fwd", "float32", tuple(sizes.items()), ("torch",))
+        yield Case(f"{op}_step", "fwd", "float32", tuple(sizes.items()), ("torch",), "cpu")
+
+
+def _rnn_cuda():
+    """Beside cuDNN, which torch takes."""
+    shapes = ((1, 60, 512), (32, 60, 512), (32, 60, 256), (16, 256, 512), (64, 256, 1024),
+              (1, 1024, 256), (128, 512, 512))  # fmt: skip
+    for op in ("lstm", "gru"):
+        for dtype in ("float32", "bfloat16"):
+            for train in (False, True):
+                for b, length, hidden in shapes:
+                    sizes = {"B": b, "L": length, "I": hidden, "H": hidden, "train": train}
+                    yield Case(op, "fwd", dtype, tuple(sizes.items()), ("torch",), "cuda")
+
+
+def agent():
+    """The backbones of a real-time agent: windows of 60 frames, single frames, training."""
+    return list(_backbones())
+
+
+def _backbones():
+    from . import agent as workloads
+
+    def case(op, net, dtype="float32", **params):
+        peers = {"agent": workloads.peers(), "agent_training": ("torch_eager",)}.get(op, ())
+        device = "cpu" if "int8" in params else ""
+        return Case(op, "fwd", dtype, (("net", net), *params.items()), peers, device)
+
+    for net in workloads.NETS:
+        for b in (1, 32):
+            for dtype in ("float32", "bfloat16"):
+                yield case("agent", net, dtype, B=b, L=60)
+                yield case("agent_step", net, dtype, B=b)
+            yield case("agent", net, B=b, L=60, int8=True)
+            yield case("agent_step", net, B=b, int8=True)
+        for length in (60, 120, 180):
+            yield case("agent_training", net, B=32, L=length)
 
 
 _ALL = (
@@ -349,6 +417,6 @@ _ALL = (
     attention, attention_portable, attention_more, attention_packed, attention_long,
     attention_float8, attention_grid, attention_cpu,
     mamba, mamba_cpu, mamba_algorithms, mamba_agent, mamba_agent_cpu, mamba_jax, mamba2, mamba_step,
-    conv1d, conv1d_large, linear, rnn,
+    conv1d, conv1d_large, linear, rnn, agent,
 )  # fmt: skip
 SUITES = {f.__name__: f for f in _ALL}

@@ -44,9 +44,11 @@ def time_cpu(
     # another.
     repeats = {name: max(1, min(100, int(grain_s / max(s, 1e-7)))) for name, s in shortest.items()}
     # Of long calls each sample comes after untimed ones of the same kind: XLA's threads give memory
-    # back for a while after a call has returned, and would take a core from the next one.
+    # back for a while after a call has returned, and would take a core from the next one. In calls
+    # of seconds that does not show; nor need there be many of them.
     longest = max(shortest.values())
-    settle_s = min(longest / 2, 0.25) if len(calls) > 1 and longest > 0.01 else 0.0
+    settle_s = min(longest / 2, 0.25) if len(calls) > 1 and 0.01 < longest < 1.0 else 0.0
+    fewest = 5 if longest < 1.0 else 3
     samples = {name: [] for name in calls}
     deadline = time.perf_counter() + budget_s
     for i in range(iterations):
@@ -61,7 +63,7 @@ def time_cpu(
             wait(out)
             holds = getattr(call, "holds", 1)  # calls in one
             samples[name].append((time.perf_counter() - start) / (n * holds))
-        if i >= 4 and time.perf_counter() > deadline:
+        if i + 1 >= fewest and time.perf_counter() > deadline:
             break
     runs = {"warmup": warmed, "iterations": i + 1}
     return {name: statistics(s) for name, s in samples.items()}, runs

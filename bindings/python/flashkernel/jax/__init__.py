@@ -109,4 +109,7 @@ globals().update(
     {name: op.public_call(_make(op), jax.Array, jnp.stack) for name, op in PUBLIC.items()}
 )
 
-__all__ = [*PUBLIC, "disabled_checks"]
+# These call the ops by their names above.
+from . import backbones  # noqa: E402
+
+__all__ = [*PUBLIC, "backbones", "disabled_checks"]

@@ -12,6 +12,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from ._call import disabled_checks as disabled_checks
+from . import backbones as backbones
 
 @overload
 def attention(q: Array | NDArray[Any], k: Array | NDArray[Any], v: Array | NDArray[Any], *, causal: bool = False, window: tuple[SupportsIndex, SupportsIndex] = (-1, -1), scale: SupportsFloat | None = None, softcap: SupportsFloat = 0.0, alibi_slopes: Array | NDArray[Any] | None = None, sinks: Array | NDArray[Any] | None = None, bias: Array | NDArray[Any] | None = None, cu_seqlens_q: Array | NDArray[Any] | None = None, cu_seqlens_k: Array | NDArray[Any] | None = None, return_lse: Literal[False] = False, deterministic: bool = False, rotary: tuple[Array | NDArray[Any], Array | NDArray[Any]] | None = None, rotary_interleaved: bool = False, q_scale: Array | NDArray[Any] | None = None, k_scale: Array | NDArray[Any] | None = None, v_scale: Array | NDArray[Any] | None = None) -> Array:
@@ -125,19 +126,30 @@ def gated_ssm(x: Array | NDArray[Any], dt: Array | NDArray[Any], B: Array | NDAr
       y: T[B, L, D]: output
     """
 
-def linear(x: Array | NDArray[Any], weight: Array | NDArray[Any], bias: Array | NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | NDArray[Any] | None = None) -> Array:
+@overload
+def linear(x: Array | NDArray[Any], weight: Array | NDArray[Any], bias: Array | NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | NDArray[Any] | None = None, norm_weight: None = None, norm_bias: Array | NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Array:
     """y = act(x weight^T + bias) + residual: a linear layer, with all that follows it in one pass.
+    With norm_weight, the norm of y is returned before y.
 
     Arguments
       x: T[..., K]: activations
       weight: P[N, K]: a row for each output column
       bias: P[N], optional: added to each row of the product
       activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of product and bias
-      residual: T[..., N], optional: added to what the activation gives
+      residual: T[..., N], optional: added to the output
+      norm_weight: P[N], optional: of a norm of y, which is returned before y
+      norm_bias: P[N], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[..., N] (when norm_weight): the norm of y
       y: T[..., N]: output
     """
+@overload
+def linear(x: Array | NDArray[Any], weight: Array | NDArray[Any], bias: Array | NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | NDArray[Any] | None = None, norm_weight: Array | NDArray[Any], norm_bias: Array | NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array]: ...
+@overload
+def linear(x: Array | NDArray[Any], weight: Array | NDArray[Any], bias: Array | NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | NDArray[Any] | None = None, norm_weight: Array | NDArray[Any] | None = None, norm_bias: Array | NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Array | tuple[Array, Array]: ...
 
 def gated_linear(x: Array | NDArray[Any], w_gate: Array | NDArray[Any], w_up: Array | NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> Array:
     """y = act(x w_gate^T) * (x w_up^T): a gated linear layer (SwiGLU with silu, GeGLU with gelu), both
@@ -149,6 +161,23 @@ def gated_linear(x: Array | NDArray[Any], w_gate: Array | NDArray[Any], w_up: Ar
       w_up: P[N, K], optional: a row for each output column
       activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of the gate
       recompute: boolean: the backward computes gate and up again, rather than the forward keeping them
+
+    Returns
+      y: T[..., N]: output
+    """
+
+def scaled_linear(x: Array | NDArray[Any], weight: Array | NDArray[Any], x_scale: Array | NDArray[Any], weight_scale: Array | NDArray[Any], bias: Array | NDArray[Any] | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Array | NDArray[Any] | None = None) -> Array:
+    """y = act((x x_scale) (weight weight_scale)^T + bias) + residual: a linear layer of 8-bit floats
+    with their scales.
+
+    Arguments
+      x: T[..., K]: activations
+      weight: T[N, K]: a row for each output column
+      x_scale: F[1 | ..., X]: what x is multiplied by: one number, one for each row (X is 1), or one for each 128 columns of a row
+      weight_scale: F[1 | U, V]: the same for weight: one number, one for each row (N, 1), or one for each block of 128 x 128
+      bias: P[N], optional: added to each row of the product
+      activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of product and bias
+      residual: P[..., N], optional: added to what the activation gives
 
     Returns
       y: T[..., N]: output
@@ -325,11 +354,12 @@ def rope(x: Array | NDArray[Any], cos: Array | NDArray[Any], sin: Array | NDArra
     """
 
 @overload
-def selective_scan(u: Array | NDArray[Any], delta: Array | NDArray[Any], A: Array | NDArray[Any], B: Array | NDArray[Any], C: Array | NDArray[Any], D: Array | NDArray[Any] | None = None, *, z: Array | NDArray[Any] | None = None, delta_bias: Array | NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: Array | NDArray[Any] | None = None, return_last_state: Literal[False] = False, cu_seqlens: Array | NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> Array:
+def selective_scan(u: Array | NDArray[Any], delta: Array | NDArray[Any], A: Array | NDArray[Any], B: Array | NDArray[Any], C: Array | NDArray[Any], D: Array | NDArray[Any] | None = None, *, z: Array | NDArray[Any] | None = None, delta_bias: Array | NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: Array | NDArray[Any] | None = None, return_last_state: Literal[False] = False, cu_seqlens: Array | NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | NDArray[Any] | None = None, norm_weight: None = None, norm_bias: Array | NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Array:
     """Mamba's selective scan: h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y_t = (C_t . h_t + D u_t)
     silu(z_t), with dt = softplus(delta + delta_bias) or delta + delta_bias. Every D / G channels
     share B and C. With cu_seqlens, sequences stand packed one after another along L, in a batch of
-    1, and states have one row per sequence.
+    1, and states have one row per sequence. With residual, y has that added; with norm_weight, the
+    norm of y over D is returned before y.
 
     Arguments
       u: T[B, L, D]: input
@@ -346,15 +376,25 @@ def selective_scan(u: Array | NDArray[Any], delta: Array | NDArray[Any], A: Arra
       cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
       algorithm: choice (auto, sequential, blelloch, hillis_steele, chunked, cumsum): how the recurrence is computed
       checkpoint: integer, at least -1: steps between the states kept for the backward: 1 keeps all, 0 none, -1 takes the square root of L
+      residual: T[B, L, D], optional: added to the output
+      norm_weight: P[D], optional: of a norm of y, which is returned before y
+      norm_bias: P[D], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[B, L, D] (when norm_weight): the norm of y
       y: T[B, L, D]: output
       last_state: F[S, D, N] (when return_last_state): the state after the last step
     """
 @overload
-def selective_scan(u: Array | NDArray[Any], delta: Array | NDArray[Any], A: Array | NDArray[Any], B: Array | NDArray[Any], C: Array | NDArray[Any], D: Array | NDArray[Any] | None = None, *, z: Array | NDArray[Any] | None = None, delta_bias: Array | NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: Array | NDArray[Any] | None = None, return_last_state: Literal[True], cu_seqlens: Array | NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> tuple[Array, Array]: ...
+def selective_scan(u: Array | NDArray[Any], delta: Array | NDArray[Any], A: Array | NDArray[Any], B: Array | NDArray[Any], C: Array | NDArray[Any], D: Array | NDArray[Any] | None = None, *, z: Array | NDArray[Any] | None = None, delta_bias: Array | NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: Array | NDArray[Any] | None = None, return_last_state: Literal[True], cu_seqlens: Array | NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | NDArray[Any] | None = None, norm_weight: None = None, norm_bias: Array | NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array]: ...
 @overload
-def selective_scan(u: Array | NDArray[Any], delta: Array | NDArray[Any], A: Array | NDArray[Any], B: Array | NDArray[Any], C: Array | NDArray[Any], D: Array | NDArray[Any] | None = None, *, z: Array | NDArray[Any] | None = None, delta_bias: Array | NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: Array | NDArray[Any] | None = None, return_last_state: bool = False, cu_seqlens: Array | NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> Array | tuple[Array, Array]: ...
+def selective_scan(u: Array | NDArray[Any], delta: Array | NDArray[Any], A: Array | NDArray[Any], B: Array | NDArray[Any], C: Array | NDArray[Any], D: Array | NDArray[Any] | None = None, *, z: Array | NDArray[Any] | None = None, delta_bias: Array | NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: Array | NDArray[Any] | None = None, return_last_state: Literal[False] = False, cu_seqlens: Array | NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | NDArray[Any] | None = None, norm_weight: Array | NDArray[Any], norm_bias: Array | NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array]: ...
+@overload
+def selective_scan(u: Array | NDArray[Any], delta: Array | NDArray[Any], A: Array | NDArray[Any], B: Array | NDArray[Any], C: Array | NDArray[Any], D: Array | NDArray[Any] | None = None, *, z: Array | NDArray[Any] | None = None, delta_bias: Array | NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: Array | NDArray[Any] | None = None, return_last_state: Literal[True], cu_seqlens: Array | NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | NDArray[Any] | None = None, norm_weight: Array | NDArray[Any], norm_bias: Array | NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array, Array]: ...
+@overload
+def selective_scan(u: Array | NDArray[Any], delta: Array | NDArray[Any], A: Array | NDArray[Any], B: Array | NDArray[Any], C: Array | NDArray[Any], D: Array | NDArray[Any] | None = None, *, z: Array | NDArray[Any] | None = None, delta_bias: Array | NDArray[Any] | None = None, delta_softplus: bool = False, initial_state: Array | NDArray[Any] | None = None, return_last_state: bool = False, cu_seqlens: Array | NDArray[Any] | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Array | NDArray[Any] | None = None, norm_weight: Array | NDArray[Any] | None = None, norm_bias: Array | NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Array | tuple[Array, Array] | tuple[Array, Array, Array]: ...
 
 def selective_state_update(state: Array | NDArray[Any], x: Array | NDArray[Any], dt: Array | NDArray[Any], A: Array | NDArray[Any], B: Array | NDArray[Any], C: Array | NDArray[Any], D: Array | NDArray[Any] | None = None, *, z: Array | NDArray[Any] | None = None, dt_bias: Array | NDArray[Any] | None = None, dt_softplus: bool = False) -> tuple[Array, Array]:
     """One step of the selective scan: state = exp(dt A) state + dt B x, in place, and y = (C . state +
@@ -452,6 +492,7 @@ __all__ = [
     "gated_ssm",
     "linear",
     "gated_linear",
+    "scaled_linear",
     "linear_cross_entropy",
     "merge_attention_states",
     "rms_norm",
@@ -468,4 +509,5 @@ __all__ = [
     "logsumexp",
     "ssd",
     "disabled_checks",
+    "backbones",
 ]

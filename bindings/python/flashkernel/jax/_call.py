@@ -202,7 +202,8 @@ def call(
     def batched(size, is_batched, *arrays):
         inputs = [op.by_name[n] for n in given]
         folds = all(op.by_name[n].has_leading_dims for n in wanted) and all(
-            f.has_leading_dims or not b for f, b in zip(inputs, is_batched, strict=True)
+            not f.may_have_leading_dims and (f.has_leading_dims or not b)
+            for f, b in zip(inputs, is_batched, strict=True)
         )
         if folds:  # one more leading dim, one call
             arrays = [

@@ -90,6 +90,8 @@ def differentiable(name: str, attributes: tuple, given: tuple[str, ...], in_plac
     source_of = {}
     for f in backward.inputs:
         source = f.prefer if f.prefer in everything else f.name
+        if f.when and f.when not in given:
+            continue  # of no use in this call's backward
         if f.name not in cotangent_of and source in everything:
             source_of[f.name] = source
     kept = tuple(f.name for f in existing if f.name in visible or f.name in source_of.values())

@@ -39,9 +39,23 @@ def _serve_types() -> None:
 if _torch._guards.TracingContext.try_get() is None:
     _serve_types()
 
+from . import backbones  # noqa: E402
+from ._linear import Linear  # noqa: E402
 from .mamba import Mamba, MambaStack  # noqa: E402
 from .mamba2 import Mamba2  # noqa: E402
 from .mlp import MLP  # noqa: E402
+from .quantized import quantize  # noqa: E402
 from .recurrent import GRU, LSTM  # noqa: E402
 
-__all__ = [*_PUBLIC, "GRU", "LSTM", "MLP", "Mamba", "Mamba2", "MambaStack"]
+__all__ = [
+    *_PUBLIC,
+    "GRU",
+    "LSTM",
+    "Linear",
+    "MLP",
+    "Mamba",
+    "Mamba2",
+    "MambaStack",
+    "backbones",
+    "quantize",
+]

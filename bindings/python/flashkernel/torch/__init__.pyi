@@ -8,10 +8,13 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 
 from torch import Tensor
 
+from . import backbones as backbones
+from ._linear import Linear as Linear
 from .mamba import Mamba as Mamba
 from .mamba import MambaStack as MambaStack
 from .mamba2 import Mamba2 as Mamba2
 from .mlp import MLP as MLP
+from .quantized import quantize as quantize
 from .recurrent import GRU as GRU
 from .recurrent import LSTM as LSTM
 
@@ -127,19 +130,30 @@ def gated_ssm(x: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> Tensor:
       y: T[B, L, D]: output
     """
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None) -> Tensor:
+@overload
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Tensor:
     """y = act(x weight^T + bias) + residual: a linear layer, with all that follows it in one pass.
+    With norm_weight, the norm of y is returned before y.
 
     Arguments
       x: T[..., K]: activations
       weight: P[N, K]: a row for each output column
       bias: P[N], optional: added to each row of the product
       activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of product and bias
-      residual: T[..., N], optional: added to what the activation gives
+      residual: T[..., N], optional: added to the output
+      norm_weight: P[N], optional: of a norm of y, which is returned before y
+      norm_bias: P[N], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[..., N] (when norm_weight): the norm of y
       y: T[..., N]: output
     """
+@overload
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]: ...
+@overload
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Tensor | tuple[Tensor, Tensor]: ...
 
 def gated_linear(x: Tensor, w_gate: Tensor, w_up: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = 'silu', recompute: bool = False) -> Tensor:
     """y = act(x w_gate^T) * (x w_up^T): a gated linear layer (SwiGLU with silu, GeGLU with gelu), both
@@ -151,6 +165,23 @@ def gated_linear(x: Tensor, w_gate: Tensor, w_up: Tensor | None = None, *, activ
       w_up: P[N, K], optional: a row for each output column
       activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of the gate
       recompute: boolean: the backward computes gate and up again, rather than the forward keeping them
+
+    Returns
+      y: T[..., N]: output
+    """
+
+def scaled_linear(x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor, bias: Tensor | None = None, *, activation: Literal[None, 'gelu_tanh', 'gelu', 'silu', 'relu', 'relu2', 'tanh', 'sigmoid'] = None, residual: Tensor | None = None) -> Tensor:
+    """y = act((x x_scale) (weight weight_scale)^T + bias) + residual: a linear layer of 8-bit floats
+    with their scales.
+
+    Arguments
+      x: T[..., K]: activations
+      weight: T[N, K]: a row for each output column
+      x_scale: F[1 | ..., X]: what x is multiplied by: one number, one for each row (X is 1), or one for each 128 columns of a row
+      weight_scale: F[1 | U, V]: the same for weight: one number, one for each row (N, 1), or one for each block of 128 x 128
+      bias: P[N], optional: added to each row of the product
+      activation: choice (None, gelu_tanh, gelu, silu, relu, relu2, tanh, sigmoid): of product and bias
+      residual: P[..., N], optional: added to what the activation gives
 
     Returns
       y: T[..., N]: output
@@ -327,11 +358,12 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None = None
     """
 
 @overload
-def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[False] = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> Tensor:
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[False] = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Tensor:
     """Mamba's selective scan: h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y_t = (C_t . h_t + D u_t)
     silu(z_t), with dt = softplus(delta + delta_bias) or delta + delta_bias. Every D / G channels
     share B and C. With cu_seqlens, sequences stand packed one after another along L, in a batch of
-    1, and states have one row per sequence.
+    1, and states have one row per sequence. With residual, y has that added; with norm_weight, the
+    norm of y over D is returned before y.
 
     Arguments
       u: T[B, L, D]: input
@@ -348,15 +380,25 @@ def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D:
       cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
       algorithm: choice (auto, sequential, blelloch, hillis_steele, chunked, cumsum): how the recurrence is computed
       checkpoint: integer, at least -1: steps between the states kept for the backward: 1 keeps all, 0 none, -1 takes the square root of L
+      residual: T[B, L, D], optional: added to the output
+      norm_weight: P[D], optional: of a norm of y, which is returned before y
+      norm_bias: P[D], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[B, L, D] (when norm_weight): the norm of y
       y: T[B, L, D]: output
       last_state: F[S, D, N] (when return_last_state): the state after the last step
     """
 @overload
-def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True], cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> tuple[Tensor, Tensor]: ...
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True], cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]: ...
 @overload
-def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32) -> Tensor | tuple[Tensor, Tensor]: ...
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[False] = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]: ...
+@overload
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True], cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False, cu_seqlens: Tensor | None = None, algorithm: Literal['auto', 'sequential', 'blelloch', 'hillis_steele', 'chunked', 'cumsum'] = 'auto', checkpoint: SupportsIndex = 32, residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 def selective_state_update(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, *, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False) -> Tensor:
     """One step of the selective scan: state = exp(dt A) state + dt B x, in place, and y = (C . state +
@@ -454,6 +496,7 @@ __all__ = [
     "gated_ssm",
     "linear",
     "gated_linear",
+    "scaled_linear",
     "linear_cross_entropy",
     "merge_attention_states",
     "rms_norm",
@@ -469,10 +512,13 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "ssd",
+    "backbones",
+    "Linear",
     "Mamba",
     "MambaStack",
     "Mamba2",
     "MLP",
+    "quantize",
     "GRU",
     "LSTM",
 ]

@@ -73,6 +73,8 @@ class Gradient:
         }
         self.kept: dict[str, str] = {}  # name in the backward -> expression in the forward
         for f in self.bwd.inputs:
+            if f.when in variant.absent:
+                continue  # of no use in this variant's backward
             if f.prefer in self.results:
                 self.kept[f.name] = f"results[{self.results[f.prefer]}]"
             elif f.name in op.by_name and op.by_name[f.name].kind == "input":

@@ -1,5 +1,5 @@
 """Mamba as torch modules: a block whose state_dict is that of mamba-ssm's `Mamba`, and a stack of
-them. The projections are torch's; convolution, scan and gate are FlashKernel's."""
+them."""
 
 import math
 
@@ -8,12 +8,17 @@ from torch import nn
 
 import flashkernel as fk
 
+from ._linear import Linear, parameter
+
 __all__ = ["Mamba", "MambaStack"]
 
 
 class Mamba(nn.Module):
     """x (B, L, d_model) -> (B, L, d_model). For token after token, `step` takes and updates what
     `allocate_state` gives."""
+
+    #: What `flashkernel.torch.quantize` leaves alone: this layer's bias is the scan's.
+    kept_in_float = ("dt_proj",)
 
     def __init__(
         self,
@@ -36,13 +41,13 @@ class Mamba(nn.Module):
         self.d_model, self.d_state, self.d_conv = d_model, d_state, d_conv
         self.d_inner = int(expand * d_model)
         self.dt_rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
-        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias, **made)
+        self.in_proj = Linear(d_model, 2 * self.d_inner, bias=bias, **made)
         self.conv1d = nn.Conv1d(
             self.d_inner, self.d_inner, d_conv, groups=self.d_inner, bias=conv_bias, **made
         )
-        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False, **made)
-        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner, **made)
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **made)
+        self.x_proj = Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False, **made)
+        self.dt_proj = Linear(self.dt_rank, self.d_inner, **made)
+        self.out_proj = Linear(self.d_inner, d_model, bias=bias, **made)
         steps = torch.arange(1, d_state + 1, dtype=torch.float32, device=device)
         self.A_log = nn.Parameter(steps.log().repeat(self.d_inner, 1))
         self.D = nn.Parameter(torch.ones(self.d_inner, device=device))
@@ -58,9 +63,20 @@ class Mamba(nn.Module):
         self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
 
     def forward(self, x):
-        x, z = self.in_proj(x).chunk(2, -1)
+        return self.out_proj(self.mix(x))
+
+    def mix(self, x, last=False):
+        """What `out_proj` takes: of every token (B, L, d_inner), or with `last` of the last one
+        alone, (B, d_inner). Its gate is then the only one that is computed."""
+        if last:
+            z = self.in_proj.rows(x[:, -1], self.d_inner, 2 * self.d_inner)
+            x = self.in_proj.rows(x, 0, self.d_inner)
+        else:
+            x, z = self.in_proj(x).chunk(2, -1)
         x = fk.causal_conv1d(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu")
-        return self.out_proj(self._scan(x, z))
+        if last:
+            return self._scan(x, None)[:, -1] * nn.functional.silu(z)
+        return self._scan(x, z)
 
     def allocate_state(self, batch_size, device=None, dtype=None) -> tuple:
         """(convolution's, scan's), both zero: before a sequence's first token."""
@@ -75,38 +91,42 @@ class Mamba(nn.Module):
     def step(self, x, state):
         """x (B, d_model), or of several tokens (B, L, d_model), -> the same; the state moves on in
         place."""
+        return self.out_proj(self.mix_step(x, state))
+
+    def mix_step(self, x, state):
+        """What `out_proj` takes in a step."""
         conv, scan = state
+        conv1d, dt_proj = self.conv1d, self.dt_proj
         x, z = self.in_proj(x).chunk(2, -1)
-        recent = conv.to(x.dtype)  # of which the caller's state may not be
-        x = fk.causal_conv1d_update(
-            x, recent, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu"
-        )
-        if recent is not conv:
+        same = conv.dtype == x.dtype  # which the caller's state need not be
+        recent = conv if same else conv.to(x.dtype)
+        weight, bias = parameter(conv1d, "weight").squeeze(1), parameter(conv1d, "bias")
+        x = fk.causal_conv1d_update(x, recent, weight, bias, activation="silu")
+        if not same:
             conv.copy_(recent)
         if x.ndim == 3:
             y, last = self._scan(x, z, initial_state=scan, return_last_state=True)
             scan.copy_(last)
-            return self.out_proj(y)
-        dt, B, C = self._selected(x)
-        y = fk.selective_state_update(
-            scan, x, dt, self._decay(), B, C, self.D, z=z, dt_bias=self.dt_proj.bias,
-            dt_softplus=True,
+            return y
+        dt, B, C = self._selected(x, dt_proj)
+        return fk.selective_state_update(
+            scan, x, dt, self._decay(), B, C, parameter(self, "D"), z=z,
+            dt_bias=parameter(dt_proj, "bias"), dt_softplus=True,
         )  # fmt: skip
-        return self.out_proj(y)
 
     def _scan(self, x, z, **states):
-        dt, B, C = self._selected(x)
+        dt, B, C = self._selected(x, self.dt_proj)
         return fk.selective_scan(
             x, dt, self._decay(), B, C, self.D, z=z, delta_bias=self.dt_proj.bias,
             delta_softplus=True, **states,
         )  # fmt: skip
 
     def _decay(self):
-        return -torch.exp(self.A_log.float())
+        return -torch.exp(parameter(self, "A_log").float())
 
-    def _selected(self, x):
+    def _selected(self, x, dt_proj):
         dt, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], -1)
-        return nn.functional.linear(dt, self.dt_proj.weight), B, C
+        return fk.linear(dt, parameter(dt_proj, "weight")), B, C
 
 
 class _Layer(nn.Module):

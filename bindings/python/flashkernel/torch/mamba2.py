@@ -1,5 +1,4 @@
-"""Mamba-2 as a torch module: a block whose state_dict is that of mamba-ssm's `Mamba2`. The
-projections are torch's; convolution, scan, gate and norm are FlashKernel's."""
+"""Mamba-2 as a torch module: a block whose state_dict is that of mamba-ssm's `Mamba2`."""
 
 import math
 
@@ -7,6 +6,8 @@ import torch
 from torch import nn
 
 import flashkernel as fk
+
+from ._linear import Linear
 
 __all__ = ["Mamba2"]
 
@@ -68,9 +69,7 @@ class Mamba2(nn.Module):
         self.dt_limit, self.chunk_size = tuple(dt_limit), chunk_size
         shared = 2 * ngroups * d_state
         self.conv_dim = self.d_ssm + shared
-        self.in_proj = nn.Linear(
-            d_model, 2 * self.d_inner + shared + self.nheads, bias=bias, **made
-        )
+        self.in_proj = Linear(d_model, 2 * self.d_inner + shared + self.nheads, bias=bias, **made)
         self.conv1d = nn.Conv1d(
             self.conv_dim, self.conv_dim, d_conv, groups=self.conv_dim, bias=conv_bias, **made
         )
@@ -86,7 +85,7 @@ class Mamba2(nn.Module):
         self.D = nn.Parameter(torch.ones(self.d_ssm if D_has_hdim else self.nheads, **made))
         if rmsnorm:
             self.norm = _GatedNorm(self.d_ssm, self.d_ssm // ngroups, norm_before_gate, **made)
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **made)
+        self.out_proj = Linear(self.d_inner, d_model, bias=bias, **made)
 
     def forward(self, x, cu_seqlens=None):
         """cu_seqlens: sequences packed one after another along L, in a batch of 1."""

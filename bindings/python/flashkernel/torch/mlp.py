@@ -5,6 +5,8 @@ from torch import nn
 
 import flashkernel as fk
 
+from ._linear import Linear
+
 __all__ = ["MLP"]
 
 
@@ -43,9 +45,9 @@ class MLP(nn.Module):
         made = {"device": device, "dtype": dtype}
         norms = {"rms": nn.RMSNorm, "layer": nn.LayerNorm, None: None}
         self.norm = norms[norm] and norms[norm](dim, eps=eps, **made)
-        self.gate = nn.Linear(dim, hidden, bias=False, **made) if gated else None
-        self.up = nn.Linear(dim, hidden, bias=bias, **made)
-        self.down = nn.Linear(hidden, dim, bias=bias, **made)
+        self.gate = Linear(dim, hidden, bias=False, **made) if gated else None
+        self.up = Linear(dim, hidden, bias=bias, **made)
+        self.down = Linear(hidden, dim, bias=bias, **made)
         self.activation = activation or ("silu" if gated else "gelu_tanh")
         self.residual, self.recompute = residual, recompute
 
@@ -55,18 +57,13 @@ class MLP(nn.Module):
             h = fk.rms_norm(x, self.norm.weight, eps=self.norm.eps)
         elif self.norm is not None:
             h = fk.layer_norm(x, self.norm.weight, self.norm.bias, eps=self.norm.eps)
-        if self.gate is not None:
-            h = fk.gated_linear(
-                h,
-                self.gate.weight,
-                self.up.weight,
-                activation=self.activation,
-                recompute=self.recompute,
-            )
-        else:
-            h = fk.linear(h, self.up.weight, self.up.bias, activation=self.activation)
-        residual = x if self.residual else None
-        return fk.linear(h, self.down.weight, self.down.bias, residual=residual)
+        return self.down(self.inner(h), residual=x if self.residual else None)
+
+    def inner(self, h):
+        """What `down` takes: act(up(h)), or with the gate act(gate(h)) * up(h)."""
+        if self.gate is None:
+            return self.up(h, self.activation)
+        return self.up.gated(h, self.gate, self.activation, self.recompute)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}, residual={self.residual}"

@@ -1,0 +1,29 @@
+"""The norms of a backbone: torch's modules and state_dict on FlashKernel's ops."""
+
+from torch import nn
+
+import flashkernel as fk
+
+from .._linear import parameter
+
+
+class RMSNorm(nn.RMSNorm):
+    def forward(self, x):
+        return fk.rms_norm(x, parameter(self, "weight"), eps=self.eps)
+
+    def add(self, x, stream):
+        """The norm of a sum, and the sum."""
+        return fk.rms_norm(x, parameter(self, "weight"), residual=stream, eps=self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    def forward(self, x):
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
+        return fk.layer_norm(x, weight, bias, eps=self.eps)
+
+    def add(self, x, stream):
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
+        return fk.layer_norm(x, weight, bias, residual=stream, eps=self.eps)
+
+
+NORMS = {"rms": RMSNorm, "layer": LayerNorm}
