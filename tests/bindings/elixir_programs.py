@@ -19,6 +19,7 @@ TYPES = {
     "bf16": ml_dtypes.bfloat16,
     "s32": np.int32,
     "s64": np.int64,
+    "f8_e4m3fn8": ml_dtypes.float8_e4m3fn,
 }
 
 

@@ -27,13 +27,14 @@ TYPES = {
     "bfloat16": ("bf", 16),
     "int32": ("s", 32),
     "int64": ("s", 64),
+    "float8_e4m3fn": ("f8_e4m3fn", 8),
 }
 DTYPES = {f"{kind}{bits}": name for name, (kind, bits) in TYPES.items()}
 pytestmark = pytest.mark.skipif(shutil.which("mix") is None, reason="needs Elixir")
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def in_dtype(op, sample: dict, dtype: str) -> dict:
@@ -108,7 +109,8 @@ class Cases:
         return found
 
 
-def mix(*arguments: str, build="elixir", **settings: str) -> str:
+def mix(*arguments: str, build="elixir", project=PROJECT, **settings: str | None) -> str:
+    """What mix prints. A setting that is None is taken out of the environment."""
     library = pathlib.Path(_library.lib._name)
     environment = {
         **os.environ,
@@ -117,16 +119,24 @@ def mix(*arguments: str, build="elixir", **settings: str) -> str:
         "FLASHKERNEL": str(library.parent),
         **settings,
     }
+    return run("mix", *arguments, cwd=project, env=environment)
+
+
+def run(*command, env: dict, **options) -> str:
+    """What a command prints; it has to succeed."""
     done = subprocess.run(
-        ["mix", *arguments],
-        cwd=PROJECT,
-        env=environment,
+        [str(c) for c in command],
+        env={name: value for name, value in env.items() if value is not None},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        **options,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+WITH_XLA = {**os.environ, "FK_LIBRARY": _library.lib._name, "JAX_PLATFORMS": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +171,8 @@ def check(cases: Cases) -> None:
             if not same_bits(gradients[name], gradient):
                 wrong.append(f"{label}: gradient of {name}")
     assert not wrong, wrong
-    done = subprocess.run(
-        [sys.executable, str(pathlib.Path(__file__).with_name("elixir_programs.py")), cases.folder],
-        env={**os.environ, "FK_LIBRARY": _library.lib._name, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
+    programs = pathlib.Path(__file__).with_name("elixir_programs.py")
+    run(sys.executable, programs, cases.folder, env=WITH_XLA)
 
 
 def test_every_op(project, tmp_path):
@@ -180,6 +184,28 @@ def test_every_op(project, tmp_path):
                 # States come back as outputs, as from JAX.
                 expected = sampling.call_with_state(op, sample)
                 cases.add(f"{op.public_name} {dtype} {seed}", op, sample, list(expected))
+    check(cases)
+
+
+def test_floats_of_8_bits(project, tmp_path):
+    """Activations of 8 bits with and without their scales; results are bfloat16."""
+    cases = Cases(tmp_path)
+    ops = [op for op in sampling.OPS if op.float8]
+    assert ops
+    for op in ops:
+        random = np.random.default_rng(8)
+        for seed in range(8):
+            sample = sampling.draw(op, seed, optionals=seed % 2 == 0)
+            sample = in_dtype(op, sample, "float8_e4m3fn")
+            for f in op.inputs:
+                if f.with_float8 and seed % 4 < 2:
+                    batch, *_, heads, _ = sample[f.name.removesuffix("_scale")].shape
+                    one_each = seed < 4 or sample["cu_seqlens_q"] is not None
+                    shape = heads if one_each else (batch, heads)
+                    sample[f.name] = random.uniform(0.5, 2.0, shape).astype(np.float32)
+            expected = sampling.call_with_state(op, sample)
+            assert expected[0].dtype == ml_dtypes.bfloat16
+            cases.add(f"{op.public_name} {seed}", op, sample, list(expected))
     check(cases)
 
 
@@ -258,6 +284,47 @@ def test_its_own_suite_with_every_access_watched():
         LD_PRELOAD=" ".join(runtimes),
         ASAN_OPTIONS="detect_leaks=0",  # Erlang gives back nothing when it ends
     )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
+    """Where the library is installed, and the project without a checkout around it."""
+    if shutil.which("cmake") is None or not (ROOT / "build" / "libflashkernel.a").exists():
+        pytest.skip("needs cmake and a build/ of it")
+    prefix = tmp_path_factory.mktemp("prefix")
+    run("cmake", "--install", ROOT / "build", "--prefix", prefix, env=os.environ)
+    project = tmp_path_factory.mktemp("alone") / "bindings" / "elixir"
+    shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("_build", "deps"))
+    return prefix, project
+
+
+@pytest.mark.parametrize("found_by", ["FLASHKERNEL", "pkg-config"])
+def test_an_installed_library(installed, tmp_path, found_by):
+    prefix, project = installed
+    if found_by == "FLASHKERNEL":
+        settings = {"FLASHKERNEL": str(prefix)}
+    elif shutil.which("pkg-config") is None:
+        pytest.skip("needs pkg-config")
+    else:
+        folder = next(prefix.rglob("flashkernel.pc")).parent
+        settings = {"FLASHKERNEL": None, "PKG_CONFIG_PATH": str(folder)}
+    settings |= {"build": tmp_path, "project": project}
+    mix("compile", "--warnings-as-errors", **settings)
+    call = "FlashKernel.Tensor.from_list([1.0, 2.0]) |> FlashKernel.sum() |> IO.inspect()"
+    assert "{<<0, 0, 64, 64>>, {}, {:f, 32}}" in mix("run", "--no-compile", "-e", call, **settings)
+    taken = tmp_path / "lib" / "flashkernel" / "priv" / "libflashkernel.so"
+    given = next(prefix.rglob("libflashkernel.so"))
+    assert taken.read_bytes() == given.read_bytes()
+
+
+def test_no_library_anywhere(installed, tmp_path):
+    _, project = installed
+    settings = {"build": tmp_path, "project": project, "PKG_CONFIG_PATH": None}
+    for where in (str(tmp_path), None):
+        with pytest.raises(
+            AssertionError, match="libflashkernel.so was not found: build it, or set"
+        ):
+            mix("compile", **settings, FLASHKERNEL=where, PKG_CONFIG_LIBDIR=str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -353,15 +420,8 @@ def test_the_page(project, tmp_path):
 def test_its_bench(project, tmp_path):
     """One call of the suite, whose programs of XLA must give what the plain ones give."""
     file = tmp_path / "elixir.json"
-    bench = [sys.executable, PROJECT / "bench" / "bench.py", "--quick", file, "attention"]
-    done = subprocess.run(
-        bench,
-        env={**os.environ, "FK_LIBRARY": _library.lib._name, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
+    bench = PROJECT / "bench" / "bench.py"
+    run(sys.executable, bench, "--quick", file, "attention", env=WITH_XLA)
     rows = json.loads(file.read_text())["rows"]
     assert [(r["case"]["train"], r["case"]["through"]) for r in rows] == [
         (train, through) for train in (False, True) for through in ("custom_call", "nif")

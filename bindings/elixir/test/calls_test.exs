@@ -86,6 +86,17 @@ defmodule FlashKernel.CallsTest do
     end
   end
 
+  test "floats of 8 bits have no gradient" do
+    q = {:binary.copy(<<0x38>>, 64), {1, 4, 2, 8}, {:f8_e4m3fn, 8}}
+
+    {[{_, {1, 4, 2, 8}, {:bf, 16}} = out], gradient} =
+      FlashKernel.value_and_gradient(:attention, [q, q, q])
+
+    assert_raise ArgumentError, "attention: float8 inputs have no gradient", fn ->
+      gradient.([out])
+    end
+  end
+
   test "what does not fit is named" do
     x = normal({2, 3})
 

@@ -190,13 +190,100 @@ defmodule FlashKernel.NifTest do
     assert {_, {512, 512}, _} = FlashKernel.linear(x, x)
   end
 
+  test "new code takes over from old while calls are in flight" do
+    {_, _, path} = object = :code.get_object_code(Native)
+    assert File.exists?(path)
+    # On a dirty scheduler, and on the caller's own.
+    large = tensor({256, 256})
+    small = tensor({8, 8})
+    expected = {FlashKernel.linear(large, large), FlashKernel.linear(small, small)}
+
+    workers =
+      for _ <- 1..4 do
+        Task.async(fn -> count_calls(large, small, expected, 0) end)
+      end
+
+    for _ <- 1..10 do
+      load_again(object)
+      # The old code goes when the last call that entered it is done.
+      assert within(10_000, fn -> :code.soft_purge(Native) end)
+    end
+
+    for worker <- workers, do: send(worker.pid, :stop)
+    for calls <- Task.await_many(workers, 60_000), do: assert(calls > 0)
+  end
+
+  # Calls until it is told to stop, and how many they were; each must give what is expected.
+  defp count_calls(large, small, expected, count) do
+    ^expected = {FlashKernel.linear(large, large), FlashKernel.linear(small, small)}
+
+    receive do
+      :stop -> count + 1
+    after
+      0 -> count_calls(large, small, expected, count + 1)
+    end
+  end
+
+  defp load_again({module, binary, path}) do
+    assert {:module, ^module} = :code.load_binary(module, path, binary)
+  end
+
+  defp within(milliseconds, condition) do
+    cond do
+      condition.() -> true
+      milliseconds <= 0 -> false
+      true -> Process.sleep(1) && within(milliseconds - 1, condition)
+    end
+  end
+
+  test "old code that is purged takes the processes in it along, and nothing else" do
+    object = :code.get_object_code(Native)
+    x = tensor({2048, 2048})
+    before = :erlang.memory(:binary)
+    # 17 GFLOP a call, of which the first ends only after the purge.
+    {worker, monitor} = spawn_monitor(fn -> for _ <- 1..100, do: FlashKernel.linear(x, x) end)
+    assert within(10_000, fn -> match?({_, {Native, :call, 2}}, in_call(worker)) end)
+    load_again(object)
+    assert :code.purge(Native)
+    assert_receive {:DOWN, ^monitor, :process, ^worker, :killed}, 60_000
+    # What the call holds, a result of 16 MB, is given back when it ends.
+    assert within(60_000, fn -> :erlang.memory(:binary) - before < 8 * 1024 * 1024 end)
+    assert {_, {8, 8}, _} = FlashKernel.linear(tensor({8, 8}), tensor({8, 8}))
+  end
+
+  defp in_call(worker) do
+    with {:current_function, function} <- Process.info(worker, :current_function),
+         do: {worker, function}
+  end
+
+  test "a module that is loaded after it was gone answers as before" do
+    object = :code.get_object_code(Native)
+    expected = FlashKernel.softmax(tensor({64, 65}))
+
+    for _ <- 1..3 do
+      # What is on its way from another test has to be out, or it would die here.
+      assert within(10_000, fn -> :code.soft_purge(Native) end)
+      assert :code.delete(Native)
+      assert within(10_000, fn -> :code.soft_purge(Native) end)
+      refute :code.is_loaded(Native)
+      load_again(object)
+      assert FlashKernel.softmax(tensor({64, 65})) == expected
+    end
+  end
+
   test "results are given back" do
     x = tensor({1024, 1024})
     call = fn -> for _ <- 1..100, do: FlashKernel.softmax(x) |> elem(1) end
     Task.await(Task.async(call), :infinity)
+    # What a task leaves is freed a moment after its answer has come.
+    Process.sleep(100)
     before = held()
     Task.await(Task.async(call), :infinity)
-    for {kind, bytes} <- held(), do: assert(bytes - before[kind] < 8 * 1024 * 1024, "#{kind}")
+
+    for {kind, bytes} <- before do
+      little_more = fn -> held()[kind] - bytes < 8 * 1024 * 1024 end
+      assert within(2000, little_more), "#{kind}: #{held()[kind] - bytes} bytes"
+    end
   end
 
   # Bytes of binaries, and of the whole process where the system tells them and nothing watches.
@@ -228,28 +315,38 @@ defmodule FlashKernel.NifTest do
       layouts = %{"x" => {{1, 8}, {:f, 32}}, "weight" => {{8}, {:f, 32}}}
       plan = Plan.make(Op.get("layer_norm_fwd"), layouts, %{"eps" => 1.0e-5}, ["y"])
       slots = Plan.slots(plan, %{"x" => tensor.({1, 8}), "weight" => tensor.({8})})
-      repeat(slots, 5000)
+      {x, weight} = {tensor({1, 8}), tensor({8})}
 
-      batches =
-        for _ <- 1..100 do
-          {microseconds, :ok} = :timer.tc(fn -> repeat(slots, 5000) end)
-          microseconds * 1000 / 5000
-        end
+      for {what, call} <- [
+            {"with slots at hand",
+             fn -> {:ok, _} = Native.call_inline("layer_norm_fwd", slots) end},
+            {"by its function", fn -> {_, _, _} = FlashKernel.layer_norm(x, weight) end}
+          ] do
+        over = quickest(call) - from_c
 
-      over = Enum.min(batches) - from_c
+        IO.puts(
+          "layer_norm on a row of 8 #{what}: #{round(over)} ns over #{round(from_c)} from C"
+        )
 
-      IO.puts(
-        "a call of layer_norm on a row of 8: #{round(over)} ns over #{round(from_c)} from C"
-      )
-
-      assert over < 1000
+        assert over < 1000
+      end
     end
   end
 
-  defp repeat(_slots, 0), do: :ok
+  # Nanoseconds of a call in the quickest of many batches.
+  defp quickest(call) do
+    Enum.min(
+      for _ <- 1..100 do
+        {microseconds, :ok} = :timer.tc(fn -> repeat(call, 5000) end)
+        microseconds * 1000 / 5000
+      end
+    )
+  end
 
-  defp repeat(slots, times) do
-    {:ok, _} = Native.call_inline("layer_norm_fwd", slots)
-    repeat(slots, times - 1)
+  defp repeat(_call, 0), do: :ok
+
+  defp repeat(call, times) do
+    call.()
+    repeat(call, times - 1)
   end
 end

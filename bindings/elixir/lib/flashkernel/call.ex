@@ -66,6 +66,9 @@ defmodule FlashKernel.Call do
 
   # Gradients are matched by name: `dy` is that of the output `y`, `dx` that of the input `x`.
   defp gradients(op, arguments, outputs, cotangents, backend) do
+    if Enum.any?(arguments.tensors, fn {_, tensor} -> float8?(backend.layout(tensor)) end),
+      do: raise(ArgumentError, "#{op.public}: float8 inputs have no gradient")
+
     values = Map.merge(arguments.tensors, outputs)
     cotangents = Map.new(cotangents, fn {name, tensor} -> {"d" <> name, {name, tensor}} end)
 
@@ -82,6 +85,8 @@ defmodule FlashKernel.Call do
     gradients = run(op.backward, inputs, settings, wanted, backend)
     Enum.map(asked, &gradients[&1])
   end
+
+  defp float8?({_shape, type}), do: type == {:f8_e4m3fn, 8}
 
   defp backward_input(field, cotangents, values, backend) do
     case cotangents[field.name] do

@@ -4,7 +4,7 @@ defmodule FlashKernel.Functions do
   # that can be given by position, and one more with options behind all of them. Where there is Nx they
   # are transforms, which may be called inside `defn`.
 
-  alias FlashKernel.{Arguments, Binaries, Call, Op}
+  alias FlashKernel.{Arguments, Binaries, Call, Op, Prepared}
 
   defmacro define_ops do
     for op <- Op.public() do
@@ -48,9 +48,14 @@ defmodule FlashKernel.Functions do
 
   @doc "Calls an op; the last of the arguments may be options, where not all of them are required."
   def call(name, given) do
-    op = Op.get(name)
-    fields = Op.positional(op)
-    {positional, options} = split(given, Enum.count(fields, &Op.required?/1), length(fields))
+    case Prepared.call(name, given, &split/2) do
+      {:ok, result} -> result
+      :unknown -> planned_call(Op.get(name), given)
+    end
+  end
+
+  defp planned_call(op, given) do
+    {positional, options} = split(op, given)
     arguments = Arguments.read(op, positional, options)
 
     if FlashKernel.Nx.tensors?(arguments) do
@@ -60,13 +65,19 @@ defmodule FlashKernel.Functions do
     end
   end
 
-  defp split(given, least, most) do
+  defp split(op, given) do
+    fields = Op.positional(op)
     last = List.last(given)
 
     cond do
-      length(given) > most -> {Enum.take(given, most), last}
-      length(given) > least and is_list(last) -> {Enum.drop(given, -1), last}
-      true -> {given, []}
+      length(given) > length(fields) ->
+        {Enum.take(given, length(fields)), last}
+
+      length(given) > Enum.count(fields, &Op.required?/1) and is_list(last) ->
+        {Enum.drop(given, -1), last}
+
+      true ->
+        {given, []}
     end
   end
 

@@ -26,7 +26,7 @@ defmodule FlashKernel.Op do
     @type t :: %__MODULE__{}
   end
 
-  defstruct [:name, :public, :doc, :fields, :axis, :size_unless_given, :float8, :backward]
+  defstruct [:name, :public, :doc, :fields, :axis, :size_unless_given, :backward]
   @type t :: %__MODULE__{}
 
   @doc "Every op by name; read once."
@@ -133,8 +133,7 @@ defmodule FlashKernel.Op do
       doc: entry["doc"],
       fields: fields,
       axis: Enum.find(fields, &(&1.kind == :axis)),
-      size_unless_given: Map.get(entry, "size_unless_given", %{}),
-      float8: Map.get(entry, "float8", false)
+      size_unless_given: Map.get(entry, "size_unless_given", %{})
     }
   end
 

@@ -112,7 +112,9 @@ defmodule FlashKernel.Plan do
   # Calls of so few elements take microseconds, as going to another scheduler would.
   @few_elements 4096
 
-  defp small?(plan) do
+  @doc "Whether a call is so small that the caller's own scheduler may run it."
+  @spec small?(t) :: boolean
+  def small?(plan) do
     (plan.inputs ++ plan.outputs)
     |> Enum.map(fn {_, shape, _} -> Tuple.product(shape) end)
     |> Enum.sum() <= @few_elements
