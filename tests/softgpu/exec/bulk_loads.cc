@@ -138,6 +138,10 @@ void store_async(Warp& warp, const Instruction& i, uint32_t lanes) {
     load.barrier = barrier;
     load.bytes = bytes;
     start_load(warp, lane, *block, std::move(load));
+    // Its completion releases, at the scope of the cluster, what the thread did and saw before.
+    for (MemoryBarrier& known : block->memory_barriers) {
+      if (known.offset == barrier) phase_arrived(warp, *block, known);
+    }
   });
 }
 

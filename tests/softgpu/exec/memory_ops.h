@@ -296,12 +296,18 @@ void store_generic(Warp& warp, const Instruction& i, uint32_t lanes) {
   if (lanes & ~shared) store_global<T, kCount>(warp, i, lanes & ~shared);
 }
 
-// The acquiring and volatile ones may be what a loop waits by: others get their turn. The same
-// load again and again is no progress.
+// The acquiring and volatile ones may be what a loop waits by: others get their turn. The same loads
+// again and again, of which a loop may have a dozen, are no progress. Each that is not new sets a bit
+// of last_yield, which begins anew where so many are set that they would tell nothing.
 inline void give_way(Warp& warp, const Instruction& i, uint32_t lanes) {
+  constexpr int kMost = 32;
   const uint64_t key = lanes_at<uint64_t>(warp, i.at[1])[first_lane(lanes)] + warp.pc;
-  if (key != warp.last_yield) warp.block->changed = true;
-  warp.last_yield = key;
+  const uint64_t bit = uint64_t{1} << (key * 0x9e3779b97f4a7c15u >> 58);
+  if ((warp.last_yield & bit) == 0) {
+    warp.block->changed = true;
+    if (__builtin_popcountll(warp.last_yield) >= kMost) warp.last_yield = 0;
+  }
+  warp.last_yield |= bit;
   warp.yield = true;
 }
 template <Execute kExecute>

@@ -67,7 +67,7 @@ Choice persistent_choice(const Args& a) {
   const int64_t multiprocessors = device_properties(a.x.device_id).multiprocessors;
   if (!plan_kept(kept_call(a, multiprocessors), Exchange::kGlobal, &c.plan)) return c;
   const void* const kernel = kept_through_global(kDirectionOf<Args>, kIsLstm<Args>, a.x.dtype);
-  const int bytes = c.plan.shared_bytes(size_of(a.x.dtype), c.exchange);
+  const int bytes = c.plan.shared_bytes(a.x.dtype, c.exchange);
   c.found = resident_blocks(kernel, kKeptThreads, bytes) >= int64_t{c.plan.blocks} * c.plan.teams;
   return c;
 }
@@ -82,27 +82,30 @@ Choice cluster_choice(const Args& a) {
 struct Parts {
   WorkspaceParts parts;
   uint4* packed;
-  uint32_t* counters;
   float *partials, *from_x = nullptr;
-  void* outputs[2] = {};
+  void* published = nullptr;
+  int64_t pitch = 0;  // of the gradients' matrices
   void *of_x = nullptr, *of_h = nullptr, *h_before = nullptr;
 
   template <class Args>
   Parts(const Args& a, const Choice& choice, void* memory) : parts(memory) {
     const Problem p = fk::rnn::problem_of(a);
     const int64_t size = size_of(a.x.dtype), all_gates = p.gates * p.hidden;
+    const bool shared = choice.exchange == Exchange::kShared;
+    const int64_t depth = choice.plan.depth();
     packed = parts.take<uint4>(choice.plan.packed());
-    counters = parts.take<uint32_t>(choice.plan.teams);
     partials = parts.take(
         partial_floats_of(p, a.x.dtype, a.x.device_id, kDirectionOf<Args> == Direction::kBackward));
     if constexpr (kDirectionOf<Args> == Direction::kForward) {
       from_x = parts.take(p.positions() * all_gates);
-      if (choice.exchange == Exchange::kShared) return;
-      for (void*& output : outputs) output = parts.take<char>(p.sequences.count * p.hidden * size);
+      if (shared) return;
+      published = parts.take<char>((p.positions() + p.sequences.count) * depth * size);
     } else {
-      of_x = parts.take<char>(p.positions() * all_gates * size);
-      of_h = kIsLstm<Args> ? of_x : parts.take<char>(p.positions() * all_gates * size);
+      pitch = shared ? all_gates : depth;
+      of_x = parts.take<char>(p.positions() * pitch * size);
+      of_h = kIsLstm<Args> ? of_x : parts.take<char>(p.positions() * pitch * size);
       h_before = parts.take<char>(p.positions() * p.hidden * size);
+      if (!shared) published = of_h;
     }
   }
 };
@@ -113,7 +116,7 @@ Status launch_kept(const Choice& choice, Direction direction, bool lstm, DType d
   const bool shared = choice.exchange == Exchange::kShared;
   LaunchShape shape{{static_cast<unsigned>(plan.teams), 1, static_cast<unsigned>(plan.blocks)},
                     {kKeptThreads}};
-  shape.shared_bytes = plan.shared_bytes(size_of(dtype), choice.exchange);
+  shape.shared_bytes = plan.shared_bytes(dtype, choice.exchange);
   shape.clustered = shared && plan.blocks > 1;
   shape.cooperative = !shared;
   const void* const kernel = shared ? kept_through_shared(direction, lstm, dtype)
@@ -129,24 +132,33 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
   const Parts parts(a, choice, exec.workspace());
   const Problem p = fk::rnn::problem_of(a);
   constexpr Direction kDirection = kDirectionOf<Args>;
-  FK_RETURN_IF_ERROR(pack_weight(
-      {a.w_hh, a.x.dtype, p.hidden, p.gates, kDirection, choice.plan, parts.packed, parts.counters},
-      stream));
+  PackedWeight weight;
+  weight.w_hh = a.w_hh;
+  weight.dtype = a.x.dtype;
+  weight.hidden = p.hidden;
+  weight.gates = p.gates;
+  weight.direction = kDirection;
+  weight.plan = choice.plan;
+  weight.packed = parts.packed;
+  weight.published = parts.published;
+  weight.unpublished = p.positions();
+  if (kDirection == Direction::kForward) {
+    weight.known = a.h0;
+    weight.known_rows = p.sequences.count;
+  }
+  FK_RETURN_IF_ERROR(pack_weight(weight, stream));
   if constexpr (kDirection == Direction::kForward) {
     FK_RETURN_IF_ERROR(multiply_inputs(a.x, a.w_ih, a.b_ih, parts.from_x, parts.partials, stream));
-    const KeptForward f = {forward_views(a, parts.from_x),
-                           choice.plan,
-                           parts.packed,
-                           parts.counters,
-                           {parts.outputs[0], parts.outputs[1]}};
+    const KeptForward f = {forward_views(a, parts.from_x), choice.plan, parts.packed,
+                           parts.published};
     return launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &f, stream);
   } else {
-    const KeptBackward b = {backward_views(a, parts.of_x, parts.of_h), choice.plan, parts.packed,
-                            parts.counters};
+    const KeptBackward b = {backward_views(a, parts.of_x, parts.of_h, parts.pitch), choice.plan,
+                            parts.packed};
     FK_RETURN_IF_ERROR(launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &b, stream));
     const int64_t all_gates = p.gates * p.hidden;
     const auto matrix = [&](void* data) {
-      return matrix_like(a.x, a.x.dtype, data, p.positions(), all_gates);
+      return matrix_like(a.x, a.x.dtype, data, p.positions(), all_gates, parts.pitch);
     };
     return add_gradients(p,
                          {a.x,

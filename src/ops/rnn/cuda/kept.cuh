@@ -2,16 +2,19 @@
 // vector for each of eight sequences, and the exchange of vectors among the blocks of a team. The
 // plan (kept_plan.h) says who keeps what.
 //
-// Shared memory of a block, in this order: the vectors that are multiplied (one set of eight, or
-// two that take turns where blocks write into each other's shared memory), the sums of the product,
-// what each unit carries of each sequence, the unit's biases, where sequences lie.
+// Going forward, row `gates * unit + gate` of a block's weights belongs to its hidden unit number
+// `unit`; going backward row `unit` does.
+//
+// Shared memory of a block, in this order: where sequences lie, two barriers, the vectors that are
+// multiplied (kept_plan.h says how many sets), two sets of sums of the product that rounds use in
+// turn, what each unit carries of each sequence, the unit's biases.
 #pragma once
 
 #include "cuda/dependent_launch.cuh"
-#include "cuda/grid_barrier.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/tma.cuh"
 #include "ops/rnn/cuda/cells.cuh"
+#include "ops/rnn/cuda/exchange.cuh"
 #include "ops/rnn/cuda/kept_plan.h"
 #include "ops/rnn/cuda/views.cuh"
 
@@ -39,33 +42,117 @@ struct Product {
   static constexpr int kTiles = tensor_tiles(kDirection);
   static constexpr int kBlocks = kKeptVectors / 2 / kTiles;
 
-  __device__ __forceinline__ static void run(const KeptWeights& weights, const KeptPlan& plan,
-                                             const T* vectors, int, float* sums) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int slice = warp % plan.slices, first_row = warp / plan.slices * kTiles * 16;
-    const uint32_t from = shared_address(vectors + g * plan.pitch + slice * plan.slab + 8 * t);
-    // Two sums of each tile take turns, so that no product waits for the one before.
-    float sum[kTiles][2][4] = {};
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block * kTensorBlock >= plan.slab) break;
-      const uint4 v = load_shared(from + block * kTensorBlock * static_cast<int>(sizeof(T)));
+  // The sums of eight sequences. Two of each tile take turns, so that no product waits for the one
+  // before.
+  struct Sums {
+    float of[kTiles][2][4] = {};
+
+    __device__ __forceinline__ void add(const KeptWeights& weights, int block, const uint4& v) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         const uint4& low = weights.vectors[(block * kTiles + tile) * 2];
         const uint4& high = weights.vectors[(block * kTiles + tile) * 2 + 1];
-        mma_16816(sum[tile][0], {low.x, low.y, low.z, low.w}, v.x, v.y, T());
-        mma_16816(sum[tile][1], {high.x, high.y, high.z, high.w}, v.z, v.w, T());
+        mma_16816(of[tile][0], {low.x, low.y, low.z, low.w}, v.x, v.y, T());
+        mma_16816(of[tile][1], {high.x, high.y, high.z, high.w}, v.z, v.w, T());
       }
     }
+
+    // `first` is the number of the eight among those of the round.
+    __device__ __forceinline__ void store(const KeptPlan& plan, int first, float* sums) const {
+      const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+      const int slice = warp % plan.slices, first_row = warp / plan.slices * kTiles * 16;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      float* const to =
-          sums + (slice * kTogether + 2 * t) * plan.sum_pitch + first_row + tile * 16 + g;
+      for (int tile = 0; tile < kTiles; ++tile) {
+        float* const to = sums + (slice * plan.together + first + 2 * t) * plan.sum_pitch +
+                          first_row + tile * 16 + g;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        to[i % 2 * plan.sum_pitch + i / 2 * 8] = sum[tile][0][i] + sum[tile][1][i];
+        for (int i = 0; i < 4; ++i) {
+          to[i % 2 * plan.sum_pitch + i / 2 * 8] = of[tile][0][i] + of[tile][1][i];
+        }
       }
+    }
+  };
+
+  // Of vectors in shared memory, for one round of eight sequences.
+  __device__ __forceinline__ static void run(const KeptWeights& weights, const KeptPlan& plan,
+                                             const T* vectors, int, float* sums) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int slice = warp % plan.slices;
+    const uint32_t from = shared_address(vectors + g * plan.pitch + slice * plan.slab + 8 * t);
+    Sums sum;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block * kTensorBlock >= plan.slab) break;
+      sum.add(weights, block,
+              load_shared(from + block * kTensorBlock * static_cast<int>(sizeof(T))));
+    }
+    sum.store(plan, 0, sums);
+  }
+
+  // Of vectors in global memory, which each warp waits for by itself, for a round of `count`
+  // sequences. `row_of(s)` is sequence s's vector of plan.depth() elements, or null for zeros. While
+  // one batch of loads is multiplied the next is under way.
+  static constexpr int kBatch = kBlocks / 2;
+  struct Batch {
+    uint4 v[kBatch];
+
+    __device__ __forceinline__ void ask(const T* row, int first, int slab) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const bool is_there = row != nullptr && (first + i) * kTensorBlock < slab;
+        v[i] = make_uint4(0, 0, 0, 0);
+        if (is_there) v[i] = load_published(row + (first + i) * kTensorBlock);
+      }
+    }
+    __device__ __forceinline__ void wait(const T* row, int first, int slab) {
+      while (true) {
+        uint32_t found = 0;
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) found |= missing<T>(v[i]);
+        if (!__any_sync(0xffffffff, found != 0)) break;
+        if (found != 0) ask(row, first, slab);
+      }
+    }
+  };
+  template <class RowOf>
+  __device__ __forceinline__ static void run_from_global(const KeptWeights& weights,
+                                                         const KeptPlan& plan, int count,
+                                                         const RowOf& row_of, float* sums) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int from = warp % plan.slices * plan.slab + 8 * t;
+    const auto part_of = [&](int s) -> const T* {
+      const T* const row = s < count ? row_of(s) : nullptr;
+      return row == nullptr ? nullptr : row + from;
+    };
+    const T* row = part_of(g);
+    Batch next;
+    next.ask(row, 0, plan.slab);
+#pragma unroll 1
+    for (int first = 0; first < count; first += kTogether) {
+      const bool is_last = first + kTogether >= count;
+      const T* const next_row = is_last ? nullptr : part_of(first + kTogether + g);
+      Sums sum;
+#pragma unroll
+      for (int batch = 0; batch < kBlocks / kBatch; ++batch) {
+        if (batch * kBatch * kTensorBlock >= plan.slab) break;
+        Batch now = next;
+        const bool ends = batch + 1 == kBlocks / kBatch ||
+                          (batch + 1) * kBatch * kTensorBlock >= plan.slab;
+        if (!ends) {
+          next.ask(row, (batch + 1) * kBatch, plan.slab);
+        } else if (!is_last) {
+          next.ask(next_row, 0, plan.slab);
+        }
+        now.wait(row, batch * kBatch, plan.slab);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if ((batch * kBatch + i) * kTensorBlock < plan.slab) {
+            sum.add(weights, batch * kBatch + i, now.v[i]);
+          }
+        }
+      }
+      sum.store(plan, first, sums);
+      row = next_row;
     }
   }
 };
@@ -79,7 +166,7 @@ struct Product<float, kDirection> {
     const int slice = warp % plan.slices, part = lane % plan.lanes;
     const int row = (warp / plan.slices * 32 + lane) / plan.lanes;
     const float* const from = vectors + slice * plan.slab + part * 4;
-    float* const to = sums + (slice * plan.lanes + part) * kTogether * plan.sum_pitch + row;
+    float* const to = sums + (slice * plan.lanes + part) * plan.together * plan.sum_pitch + row;
 #pragma unroll 1
     for (int s = 0; s < count; ++s) {
       float sum[4] = {};
@@ -108,28 +195,44 @@ struct Place {
   }
 };
 
+// A thread's pairs of a sequence of the round and a unit.
+struct Pairs {
+  int s[kPairs], u[kPairs];
+
+  __device__ __forceinline__ explicit Pairs(int units) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int n = static_cast<int>(threadIdx.x) + i * kKeptThreads;
+      s[i] = n / units;
+      u[i] = n - s[i] * units;
+    }
+  }
+};
+
 // A block's part in its team, and its shared memory.
 template <class T, Exchange kExchange>
 struct Team {
-  static constexpr int kBuffers = kExchange == Exchange::kShared ? 2 : 1;
+  static constexpr bool kShared = kExchange == Exchange::kShared;
+  static constexpr int kSets = vector_sets(sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat16,
+                                           kExchange);
+  static constexpr bool kStaged = kSets > 0 && !kShared;
 
   const KeptPlan& plan;
   const Problem& p;
-  uint32_t* counter;  // of the team's barrier, for blocks that meet in global memory
+  uint64_t* barriers;  // of a cluster: each is passed when this block has a step's vectors
   T* vectors;
   float *sums, *carried, *bias;
   Place* places;
   int rank, units, count;  // of the block; the units and sequences that are there
   int64_t first_unit, first_sequence, longest;
 
-  __device__ __forceinline__ Team(const KeptPlan& plan_, const Problem& problem, uint32_t* counters,
-                                  char* memory)
+  __device__ __forceinline__ Team(const KeptPlan& plan_, const Problem& problem, char* memory)
       : plan(plan_), p(problem) {
-    counter = counters + blockIdx.x;
     places = reinterpret_cast<Place*>(memory);
-    vectors = reinterpret_cast<T*>(places + plan.sequences);
-    sums = reinterpret_cast<float*>(vectors + kBuffers * kTogether * plan.pitch);
-    carried = sums + plan.sums();
+    barriers = reinterpret_cast<uint64_t*>(places + plan.sequences);
+    vectors = reinterpret_cast<T*>(barriers + 2);
+    sums = reinterpret_cast<float*>(vectors + kSets * kTogether * plan.pitch);
+    carried = sums + 2 * plan.sums();
     bias = carried + plan.sequences * plan.units;
     rank = static_cast<int>(blockIdx.z);
     first_unit = int64_t{rank} * plan.units;
@@ -141,87 +244,127 @@ struct Team {
       const SequenceSteps steps = p.sequences[first_sequence + s];
       places[s] = {steps.batch, p.position(steps, 0), steps.end - steps.begin};
     }
-    for (int i = threadIdx.x; i < kBuffers * kTogether * plan.pitch; i += kKeptThreads) {
+    for (int i = threadIdx.x; i < kSets * kTogether * plan.pitch; i += kKeptThreads) {
       vectors[i] = from_float<T>(0.f);
+    }
+    if (kShared && threadIdx.x == 0) {
+      barrier_init(&barriers[0], 1);
+      barrier_init(&barriers[1], 1);
+#if __CUDA_ARCH__ >= 900
+      fence_barrier_init_cluster();
+#endif
     }
     __syncthreads();
     longest = 0;
     for (int s = 0; s < count; ++s) longest = max(longest, places[s].steps);
   }
 
-  // Whether blocks have to meet at all.
-  __device__ __forceinline__ bool is_alone() const { return plan.blocks == 1; }
+  __device__ __forceinline__ int round_of(int first) const {
+    return min(plan.together, count - first);
+  }
 
   // Step number `step`'s set of vectors.
   __device__ __forceinline__ T* set_of(int64_t step) const {
-    return vectors + (kBuffers == 1 ? 0 : step % 2 * kTogether * plan.pitch);
+    return vectors + step % kSets * kTogether * plan.pitch;
   }
 
-  // This block's threads have written what the team reads in the next step. Blocks that share their
-  // memory also arrive once ahead of the first step, when that memory is ready.
-  __device__ __forceinline__ void arrive() const {
-    if constexpr (kExchange == Exchange::kShared) {
+  // Blocks that write into each other's shared memory: makes ready for the vectors of steps 1 to
+  // `last`, which the team's other blocks send, and meets these blocks once.
+  __device__ __forceinline__ void meet([[maybe_unused]] int64_t last) const {
 #if __CUDA_ARCH__ >= 900
-      cluster_arrive();
-#endif
-    } else {
-      __syncthreads();
-      if (!is_alone() && threadIdx.x == 0) grid_arrive(counter);
+    if (threadIdx.x == 0) {
+      if (last >= 1) expect(1);
+      if (last >= 2) expect(2);
     }
-  }
-  __device__ __forceinline__ void wait([[maybe_unused]] int64_t steps_done) const {
-    if constexpr (kExchange == Exchange::kShared) {
-#if __CUDA_ARCH__ >= 900
-      cluster_wait();
+    cluster_arrive();
+    cluster_wait();
 #else
-      __syncthreads();
+    __syncthreads();
 #endif
-    } else if (!is_alone()) {
-      if (threadIdx.x == 0) grid_wait(counter, static_cast<uint32_t>(steps_done * plan.blocks));
-      __syncthreads();
+  }
+#if __CUDA_ARCH__ >= 900
+  // All entries come with each step, also those of sequences that have ended.
+  __device__ __forceinline__ void expect(int64_t step) const {
+    const int entries = plan.entries * count;
+    barrier_arrive_expect(&barriers[step % 2], entries * static_cast<int>(sizeof(T)));
+  }
+#endif
+  // Waits for the vectors of a step from 1 to `last`.
+  __device__ __forceinline__ void wait(int64_t step, [[maybe_unused]] int64_t last) const {
+#if __CUDA_ARCH__ >= 900
+    if (plan.blocks > 1) {
+      barrier_wait(&barriers[step % 2], static_cast<uint32_t>((step - 1) / 2 % 2));
+      // Who sends what comes after that has this block's part of the next step first.
+      if (threadIdx.x == 0 && step + 2 <= last) expect(step + 2);
+      return;
     }
-  }
-
-  // Puts an entry of a sequence's vector where the blocks of the cluster read it in the next step.
-  __device__ __forceinline__ void share(int64_t next_step, int s, int entry, float value) const {
-    T* const at = set_of(next_step) + s * plan.pitch + entry;
-    const T rounded = from_float<T>(value);
-#if __CUDA_ARCH__ >= 900
-    for (int to = 0; to < plan.blocks; ++to) store_in_block(at, static_cast<uint32_t>(to), rounded);
-#else
-    *at = rounded;  // there are no clusters, and this block is alone
 #endif
+    __syncthreads();
   }
 
-  // The product of a row of this block with sequence s of the eight.
-  __device__ __forceinline__ float sum_of(int row, int s) const {
-    float sum = 0;
+  // Puts an entry of a sequence's vector where all blocks of the team read it in step `step`.
+  // Neighbouring lanes have neighbouring entries, the even lane's even; all lanes of a warp call
+  // this, those without an entry with is_there = false.
+  __device__ __forceinline__ void share(int64_t step, bool is_there, int s, int entry,
+                                        float value) const {
+    T* const at = set_of(step) + s * plan.pitch + entry;
+#if __CUDA_ARCH__ >= 900
+    if (plan.blocks > 1) {
+      constexpr int kLanes = 4 / sizeof(T);  // that share a word, and the blocks it goes to
+      uint32_t word = published_bits<T>(value);
+      const int half = threadIdx.x % kLanes;
+      if constexpr (kLanes == 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffff, word, 1);
+        word = half == 0 ? word | other << 16 : other | word << 16;
+      }
+      if (!is_there) return;
+      for (int to = half; to < plan.blocks; to += kLanes) {
+        store_remote(remote_address(at - half, to), static_cast<int>(word),
+                     remote_address(&barriers[step % 2], to));
+      }
+      return;
+    }
+#endif
+    if (is_there) *at = from_float<T>(value);
+  }
+
+  // The products of the rows of a unit, kRows of them, with sequence s of a round.
+  template <int kRows>
+  __device__ __forceinline__ void add_sums(const float* from, int u, int s,
+                                           float (&to)[kRows]) const {
+    from += s * plan.sum_pitch + u * kRows;
     for (int part = 0; part < plan.slices * plan.lanes; ++part) {
-      sum += sums[(part * kTogether + s) * plan.sum_pitch + row];
+      if constexpr (kRows == 4 && sizeof(T) == 2) {
+        const float4 v = *reinterpret_cast<const float4*>(from);
+        to[0] += v.x;
+        to[1] += v.y;
+        to[2] += v.z;
+        to[3] += v.w;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) to[i] += from[i];
+      }
+      from += plan.together * plan.sum_pitch;
     }
-    return sum;
   }
 };
 
-// Brings the vectors of eight sequences from rows in global memory that other blocks wrote into
-// shared memory. `row_of(s)` is sequence s's row, or null for zeros.
+// Brings the vectors of eight sequences into shared memory, from rows in global memory where other
+// blocks publish them. `row_of(s)` is sequence s's row, or null for zeros.
 template <class T, class RowOf>
-__device__ __forceinline__ void stage(T* vectors, int pitch, int depth, bool in_vectors, int count,
+__device__ __forceinline__ void stage(T* vectors, int pitch, int depth, int count,
                                       const RowOf& row_of) {
   for (int s = threadIdx.x / 32; s < count; s += kKeptWarps) {
     const T* const row = row_of(s);
     T* const to = vectors + s * pitch;
-    if (in_vectors) {
-      constexpr int kWidth = kVecWidth<T>;
-      for (int k = threadIdx.x % 32 * kWidth; k < depth; k += 32 * kWidth) {
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (row != nullptr) v = __ldcg(reinterpret_cast<const uint4*>(row + k));
-        *reinterpret_cast<uint4*>(to + k) = v;
+    constexpr int kWidth = kVecWidth<T>;
+    for (int k = threadIdx.x % 32 * kWidth; k < depth; k += 32 * kWidth) {
+      uint4 v = make_uint4(0, 0, 0, 0);
+      while (row != nullptr) {
+        v = load_published(row + k);
+        if (missing<T>(v) == 0) break;
       }
-    } else {
-      for (int k = threadIdx.x % 32; k < depth; k += 32) {
-        to[k] = row == nullptr ? from_float<T>(0.f) : __ldcg(row + k);
-      }
+      *reinterpret_cast<uint4*>(to + k) = v;
     }
   }
 }

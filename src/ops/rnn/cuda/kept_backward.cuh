@@ -2,10 +2,10 @@
 // each sequence's last step to its first. Each block keeps the columns of W_hh of its hidden units
 // in registers.
 //
-// Floor: one barrier of a team's blocks for each step, and one more for the gradients of the first
-// states. Between two barriers a block reads the gradients of all gates at the step after, which
-// also lie in memory for the products over all steps that follow; what the forward kept of its own
-// units was asked for ahead of the barrier. W_hh is read once.
+// Floor: the time from a gate's gradient to the last block that multiplies it, as in
+// kept_forward.cuh, and the product, which is deeper: gates times the units. Where blocks meet in
+// global memory they leave the gradients in the very matrix that the products over all steps read.
+// What the forward kept of a block's units was asked for before. W_hh is read once.
 #pragma once
 
 #include "ops/rnn/cuda/kept.cuh"
@@ -16,39 +16,42 @@ namespace fk::cuda::rnn {
 template <class T, class Cell, Exchange kExchange>
 struct BackwardWalk {
   static constexpr int kGates = Cell::kGates;
-  static constexpr int kPairs = kTogether * kMostUnits / kKeptThreads;  // of a thread
   using TeamOfBlock = Team<T, kExchange>;
 
   const KeptBackward& a;
   const TeamOfBlock& team;
+  const Pairs pairs;
   UnitGradient units[kPairs] = {};
+  float next[kPairs] = {};
 
   __device__ __forceinline__ int64_t row(const Place& at, int64_t t) const {
     return at.batch * team.p.length + at.position(team.p, t);
   }
-
-  // Calls body(pair, s, u, t) for this thread's pairs of a sequence and a unit that are at step t,
-  // which is w steps before the last, or -1.
-  template <class Body>
-  __device__ __forceinline__ void for_pairs(int64_t w, int chunk, const Body& body) const {
-    const int here = min(kTogether, team.count - chunk) * team.plan.units;
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const int n = threadIdx.x + i * kKeptThreads;
-      const int s = n / team.plan.units, u = n - s * team.plan.units;
-      if (n >= here || u >= team.units || w > team.places[chunk + s].steps) continue;
-      body(i, chunk + s, u, team.places[chunk + s].steps - 1 - w);
-    }
+  // Whether a pair has a sequence and a unit that are at a step w steps before the last, or ahead
+  // of the first.
+  __device__ __forceinline__ bool is_at(int i, int64_t w, int first) const {
+    return pairs.s[i] < team.round_of(first) && pairs.u[i] < team.units &&
+           w <= team.places[first + pairs.s[i]].steps;
   }
 
-  __device__ __forceinline__ void ask_for_inputs(int64_t w, int chunk) {
-    for_pairs(w, chunk, [&](int i, int s, int u, int64_t t) {
+  __device__ __forceinline__ void ask_for_inputs(int64_t w, int first) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (!is_at(i, w, first)) continue;
       const BackwardViews& v = a.views;
+      const int s = first + pairs.s[i];
       const Place& at = team.places[s];
-      const int64_t sequence = team.first_sequence + s, unit = team.first_unit + u;
+      const int64_t t = at.steps - 1 - w;
+      const int64_t sequence = team.first_sequence + s, unit = team.first_unit + pairs.u[i];
       UnitGradient& own = units[i];
       own.dh = w == 0 ? v.dh.load<T>(sequence, unit) : 0.f;
-      if (t < 0) return;
+      next[i] = 0;
+      if (w > 0) {
+        next[i] = team.carried[s * team.plan.units + pairs.u[i]];
+      } else if (Cell::kHasCell) {
+        next[i] = v.dc.load<T>(sequence, unit);
+      }
+      if (t < 0) continue;
       const int64_t position = at.position(team.p, t);
       own.dh += v.dy.load<T>(at.batch, position, unit);
 #pragma unroll
@@ -59,55 +62,67 @@ struct BackwardWalk {
       if constexpr (Cell::kHasCell) own.cell = states.load<T>(at.batch, position, unit);
       own.before = t == 0 ? (Cell::kHasCell ? v.c0 : v.h0).template load<T>(sequence, unit)
                           : states.load<T>(at.batch, at.position(team.p, t - 1), unit);
-    });
+    }
   }
 
-  __device__ __forceinline__ void bring_gradients(int64_t w, int chunk) const {
-    const int depth = kGates * static_cast<int>(team.p.hidden);
-    stage(team.vectors, team.plan.pitch, depth, depth % kVecWidth<T> == 0,
-          min(kTogether, team.count - chunk), [&](int s) -> const T* {
-            const Place& at = team.places[chunk + s];
-            if (w > at.steps) return nullptr;
-            return static_cast<const T*>(a.views.of_h) + row(at, at.steps - w) * depth;
-          });
-    __syncthreads();
+  // The published gradients of sequence s at the step after, or null where there is none.
+  __device__ __forceinline__ const T* published(int64_t w, int s) const {
+    const Place& at = team.places[s];
+    if (w > at.steps) return nullptr;
+    return static_cast<const T*>(a.views.of_h) + row(at, at.steps - w) * a.views.pitch;
   }
 
-  __device__ __forceinline__ void finish(int64_t w, int chunk) const {
-    for_pairs(w, chunk, [&](int i, int s, int u, int64_t t) {
+  __device__ __forceinline__ void finish(int64_t w, int first, const float* sums) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
       const BackwardViews& v = a.views;
-      const Place& at = team.places[s];
+      const bool active = is_at(i, w, first);
+      const int s = first + pairs.s[i], u = pairs.u[i];
+      const Place& at = team.places[active ? s : 0];
+      const int64_t t = at.steps - 1 - w;
       const int64_t sequence = team.first_sequence + s, unit = team.first_unit + u;
-      float* const carried = team.carried + s * team.plan.units + u;
-      UnitGradient own = units[i];
-      float next = 0;
-      if (w > 0) {
-        own.dh += team.sum_of(u, s - chunk);
-        next = *carried;
-        if (!Cell::kHasCell) own.dh += next;
-      } else if (Cell::kHasCell) {
-        next = v.dc.load<T>(sequence, unit);
+      float of_x[kGates] = {}, of_h[kGates] = {};
+      if (active) {
+        UnitGradient& own = units[i];
+        if (w > 0) {
+          float sum[1] = {own.dh};
+          team.add_sums(sums, u, pairs.s[i], sum);
+          own.dh = sum[0];
+          if (!Cell::kHasCell) own.dh += next[i];
+        }
+        if (t >= 0) {
+          Cell::template backward<T>(own, &next[i], of_x, of_h);
+        } else {
+          v.dh0.store<T>(sequence, unit, own.dh);
+          v.dc0.store<T>(sequence, unit, next[i]);
+        }
       }
-      if (t < 0) {
-        v.dh0.store<T>(sequence, unit, own.dh);
-        v.dc0.store<T>(sequence, unit, next);
-        return;
+      if constexpr (TeamOfBlock::kShared) {
+        const bool is_there = pairs.s[i] < team.round_of(first) && unit < team.plan.gate_stride;
+        if (w < team.longest) {
+#pragma unroll
+          for (int g = 0; g < kGates; ++g) {
+            team.share(w + 1, is_there, s, g * team.plan.gate_stride + static_cast<int>(unit),
+                       of_h[g]);
+          }
+        }
       }
-      float of_x[kGates], of_h[kGates];
-      Cell::template backward<T>(own, &next, of_x, of_h);
-      *carried = next;
-      const int64_t to = row(at, t) * kGates * team.p.hidden + unit;
+      if (!active || t < 0) continue;
+      T* const to = static_cast<T*>(v.of_h) + row(at, t) * v.pitch + unit;
 #pragma unroll
       for (int g = 0; g < kGates; ++g) {
-        if constexpr (kExchange == Exchange::kShared) {
-          team.share(w + 1, s, static_cast<int>(g * team.p.hidden + unit), of_h[g]);
+        if constexpr (TeamOfBlock::kShared) {
+          to[g * team.p.hidden] = from_float<T>(of_h[g]);
+        } else {
+          publish(to + g * team.p.hidden, of_h[g]);
         }
-        if (!Cell::kHasCell) {
-          static_cast<T*>(v.of_x)[to + g * team.p.hidden] = from_float<T>(of_x[g]);
-        }
-        static_cast<T*>(v.of_h)[to + g * team.p.hidden] = from_float<T>(of_h[g]);
       }
-    });
+      team.carried[s * team.plan.units + u] = next[i];
+      if (Cell::kHasCell) continue;
+      T* const to_x = static_cast<T*>(v.of_x) + row(at, t) * v.pitch + unit;
+#pragma unroll
+      for (int g = 0; g < kGates; ++g) to_x[g * team.p.hidden] = from_float<T>(of_x[g]);
+    }
   }
 };
 
@@ -115,26 +130,37 @@ template <class T, class Cell, Exchange kExchange>
 __global__ void __launch_bounds__(kKeptThreads, 1)
     rnn_kept_backward(const __grid_constant__ KeptBackward a) {
   extern __shared__ __align__(16) char memory[];
+  using TeamOfBlock = Team<T, kExchange>;
+  using ProductOfBlock = Product<T, Direction::kBackward>;
   wait_for_earlier_kernels();
-  const Team<T, kExchange> team(a.plan, a.views.p, a.counters, memory);
+  const TeamOfBlock team(a.plan, a.views.p, memory);
   KeptWeights weights;
   weights.load(a.packed, a.plan, team.rank);
-  BackwardWalk<T, Cell, kExchange> walk{a, team};
-  constexpr bool kShared = kExchange == Exchange::kShared;
-  if constexpr (kShared) team.arrive();
+  BackwardWalk<T, Cell, kExchange> walk{a, team, Pairs(a.plan.units)};
+  if constexpr (TeamOfBlock::kShared) team.meet(team.longest);
+  int turn = 0;
   for (int64_t w = 0; w <= team.longest; ++w) {
-    for (int chunk = 0; chunk < team.count; chunk += kTogether) {
-      walk.ask_for_inputs(w, chunk);
-      if (chunk == 0 && (kShared || w > 0)) team.wait(w);
+    for (int first = 0; first < team.count; first += a.plan.together) {
+      const int count = team.round_of(first);
+      float* const sums = team.sums + turn * a.plan.sums();
+      turn ^= 1;
+      walk.ask_for_inputs(w, first);
+      const auto row_of = [&](int s) { return walk.published(w, first + s); };
       if (w > 0) {
-        if constexpr (!kShared) walk.bring_gradients(w, chunk);
-        Product<T, Direction::kBackward>::run(weights, a.plan, team.set_of(w),
-                                              min(kTogether, team.count - chunk), team.sums);
+        if constexpr (TeamOfBlock::kShared) {
+          team.wait(w, team.longest);
+          ProductOfBlock::run(weights, a.plan, team.set_of(w), count, sums);
+        } else if constexpr (TeamOfBlock::kStaged) {
+          stage(team.vectors, a.plan.pitch, a.plan.depth(), count, row_of);
+          __syncthreads();
+          ProductOfBlock::run(weights, a.plan, team.vectors, count, sums);
+        } else {
+          ProductOfBlock::run_from_global(weights, a.plan, count, row_of, sums);
+        }
         __syncthreads();
       }
-      walk.finish(w, chunk);
+      walk.finish(w, first, sums);
     }
-    if (w < team.longest) team.arrive();
   }
 }
 

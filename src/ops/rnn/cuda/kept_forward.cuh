@@ -1,10 +1,10 @@
 // The forward of lstm and gru in one kernel for all steps. Each block keeps the rows of W_hh of its
 // hidden units in registers.
 //
-// Floor: one barrier of a team's blocks for each step. Between two barriers a block reads the
-// outputs of all units, eight sequences at a time, from shared memory, where it brought them or
-// other blocks put them; the products with x, which were asked for ahead of the barrier; and writes
-// its units' outputs. W_hh is read once.
+// Floor: the time from a unit's output to the last block that multiplies it, through global memory
+// or into the shared memory of a cluster's blocks; then the product, one barrier of the block, and
+// the formulas of a unit. What comes from the product with x was asked for before; what only goes
+// to memory is stored behind what others wait for. W_hh is read once.
 #pragma once
 
 #include "ops/rnn/cuda/kept.cuh"
@@ -15,27 +15,21 @@ namespace fk::cuda::rnn {
 template <class T, class Cell, Exchange kExchange>
 struct ForwardWalk {
   static constexpr int kGates = Cell::kGates;
-  static constexpr int kPairs = kTogether * kMostUnits / kKeptThreads;  // of a thread
   using TeamOfBlock = Team<T, kExchange>;
 
   const KeptForward& a;
   const TeamOfBlock& team;
-  float from_x[kPairs][kGates] = {};
+  const Pairs pairs;
+  float from_x[kPairs][kGates] = {}, from_h[kPairs][kGates] = {}, state[kPairs] = {};
 
-  __device__ __forceinline__ T* output(int64_t steps_done, int64_t sequence) const {
-    return static_cast<T*>(a.outputs[steps_done % 2]) + sequence * team.p.hidden;
+  // The row of a matrix with one for each position.
+  __device__ __forceinline__ int64_t row(const Place& at, int64_t t) const {
+    return at.batch * team.p.length + at.position(team.p, t);
   }
-
-  // Calls body(pair, s, u) for this thread's pairs of a sequence and a unit that are at step t.
-  template <class Body>
-  __device__ __forceinline__ void for_pairs(int64_t t, int chunk, const Body& body) const {
-    const int here = min(kTogether, team.count - chunk) * team.plan.units;
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const int n = threadIdx.x + i * kKeptThreads;
-      const int s = n / team.plan.units, u = n - s * team.plan.units;
-      if (n < here && u < team.units && t < team.places[chunk + s].steps) body(i, chunk + s, u);
-    }
+  // Whether a pair has a sequence and a unit that are at step t in the round from `first` on.
+  __device__ __forceinline__ bool is_at(int i, int64_t t, int first) const {
+    return pairs.s[i] < team.round_of(first) && pairs.u[i] < team.units &&
+           t < team.places[first + pairs.s[i]].steps;
   }
 
   // What is the same for all steps, and the states ahead of the first.
@@ -43,7 +37,7 @@ struct ForwardWalk {
     const ForwardViews& v = a.views;
     const int units = team.plan.units;
     for (int i = threadIdx.x; i < kGates * units; i += kKeptThreads) {
-      const int g = i / units, u = i - g * units;
+      const int u = i / kGates, g = i - u * kGates;
       if (u < team.units) {
         team.bias[i] = v.b_hh.load<T>(0, g * team.p.hidden + team.first_unit + u);
       }
@@ -58,77 +52,78 @@ struct ForwardWalk {
       v.h.store<T>(sequence, unit, h);
       v.c.store<T>(sequence, unit, c);
     }
-    if constexpr (kExchange == Exchange::kShared) first_outputs(0);
-  }
-
-  __device__ __forceinline__ void first_outputs(int chunk) const {
-    const int here = min(kTogether, team.count - chunk);
-    for (int s = threadIdx.x / 32; s < here; s += kKeptWarps) {
-      for (int k = threadIdx.x % 32; k < team.p.hidden; k += 32) {
-        team.vectors[s * team.plan.pitch + k] =
-            from_float<T>(a.views.h0.load<T>(team.first_sequence + chunk + s, k));
+    if constexpr (TeamOfBlock::kShared) {
+      for (int s = threadIdx.x / 32; s < team.count; s += kKeptWarps) {
+        for (int k = threadIdx.x % 32; k < team.p.hidden; k += 32) {
+          team.vectors[s * team.plan.pitch + k] =
+              from_float<T>(v.h0.load<T>(team.first_sequence + s, k));
+        }
       }
-    }
-  }
-
-  __device__ __forceinline__ void ask_for_inputs(int64_t t, int chunk) {
-    for_pairs(t, chunk, [&](int i, int s, int u) {
-      const Place& at = team.places[s];
-      const int64_t row = at.batch * team.p.length + at.position(team.p, t);
-#pragma unroll
-      for (int g = 0; g < kGates; ++g) {
-        from_x[i][g] = a.views.from_x[(row * kGates + g) * team.p.hidden + team.first_unit + u];
-      }
-    });
-  }
-
-  __device__ __forceinline__ void bring_outputs(int64_t t, int chunk) const {
-    if (t == 0) {
-      first_outputs(chunk);
-    } else {
-      const int hidden = static_cast<int>(team.p.hidden);
-      stage(team.vectors, team.plan.pitch, hidden, hidden % kVecWidth<T> == 0,
-            min(kTogether, team.count - chunk), [&](int s) -> const T* {
-              return t < team.places[chunk + s].steps ? output(t, team.first_sequence + chunk + s)
-                                                      : nullptr;
-            });
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ void finish(int64_t t, int chunk) const {
-    for_pairs(t, chunk, [&](int i, int s, int u) {
-      const ForwardViews& v = a.views;
-      const Place& at = team.places[s];
-      const int64_t position = at.position(team.p, t), unit = team.first_unit + u;
-      float h[kGates], kept[kKeptGates];
+  // Loads what a step needs besides the product with h.
+  __device__ __forceinline__ void ask_for_inputs(int64_t t, int first) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (!is_at(i, t, first)) continue;
+      const int s = first + pairs.s[i], u = pairs.u[i];
+      const float* const from =
+          a.views.from_x + row(team.places[s], t) * kGates * team.p.hidden + team.first_unit + u;
 #pragma unroll
       for (int g = 0; g < kGates; ++g) {
-        h[g] = team.sum_of(g * team.plan.units + u, s - chunk) + team.bias[g * team.plan.units + u];
+        from_x[i][g] = from[g * team.p.hidden];
+        from_h[i][g] = team.bias[u * kGates + g];
       }
-      float* const carried = team.carried + s * team.plan.units + u;
-      float state = *carried;
-      const float output_now = Cell::template forward<T>(from_x[i], h, &state, kept);
-      *carried = state;
-      const bool is_last = t + 1 == at.steps;
-      const int64_t sequence = team.first_sequence + s;
-      if (!is_last) {
-        if constexpr (kExchange == Exchange::kShared) {
-          team.share(t + 1, s, static_cast<int>(unit), output_now);
-        } else {
-          output(t + 1, sequence)[unit] = from_float<T>(output_now);
+      state[i] = team.carried[s * team.plan.units + u];
+    }
+  }
+
+  // The published h of sequence s of the round ahead of step t, or null where it has ended.
+  __device__ __forceinline__ const T* published(int64_t t, int s) const {
+    const Place& at = team.places[s];
+    if (t >= at.steps) return nullptr;
+    const int64_t r =
+        t == 0 ? team.p.batch * team.p.length + team.first_sequence + s : row(at, t - 1);
+    return static_cast<const T*>(a.published) + r * team.plan.depth();
+  }
+
+  __device__ __forceinline__ void finish(int64_t t, int first, const float* sums) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const ForwardViews& v = a.views;
+      const bool active = is_at(i, t, first);
+      const int s = first + pairs.s[i], u = pairs.u[i];
+      const int64_t unit = team.first_unit + u;
+      float kept[kKeptGates], output_now = 0;
+      if (active) {
+        team.add_sums(sums, u, pairs.s[i], from_h[i]);
+        output_now = Cell::template forward<T>(from_x[i], from_h[i], &state[i], kept);
+      }
+      const Place& at = team.places[active ? s : 0];
+      if constexpr (TeamOfBlock::kShared) {
+        const bool is_there = pairs.s[i] < team.round_of(first) && pairs.u[i] < team.plan.units &&
+                              unit < team.plan.gate_stride;
+        if (t + 1 < team.longest) {
+          team.share(t + 1, is_there, s, static_cast<int>(unit), output_now);
         }
+      } else if (active && t + 1 < at.steps) {
+        publish(static_cast<T*>(a.published) + row(at, t) * team.plan.depth() + unit, output_now);
       }
+      if (!active) continue;
+      team.carried[s * team.plan.units + u] = state[i];
+      const int64_t position = at.position(team.p, t);
       v.y.store<T>(at.batch, position, unit, output_now);
 #pragma unroll
       for (int g = 0; g < kKeptGates; ++g) {
         v.gates.store<T>(at.batch, position, g * team.p.hidden + unit, kept[g]);
       }
-      v.cells.store<T>(at.batch, position, unit, state);
-      if (!is_last) return;
-      v.h.store<T>(sequence, unit, output_now);
-      v.c.store<T>(sequence, unit, state);
-    });
+      v.cells.store<T>(at.batch, position, unit, state[i]);
+      if (t + 1 < at.steps) continue;
+      v.h.store<T>(team.first_sequence + s, unit, output_now);
+      v.c.store<T>(team.first_sequence + s, unit, state[i]);
+    }
   }
 };
 
@@ -136,28 +131,37 @@ template <class T, class Cell, Exchange kExchange>
 __global__ void __launch_bounds__(kKeptThreads, 1)
     rnn_kept_forward(const __grid_constant__ KeptForward a) {
   extern __shared__ __align__(16) char memory[];
+  using TeamOfBlock = Team<T, kExchange>;
+  using ProductOfBlock = Product<T, Direction::kForward>;
   wait_for_earlier_kernels();
-  const Team<T, kExchange> team(a.plan, a.views.p, a.counters, memory);
+  const TeamOfBlock team(a.plan, a.views.p, memory);
   KeptWeights weights;
   weights.load(a.packed, a.plan, team.rank);
-  ForwardWalk<T, Cell, kExchange> walk{a, team};
+  ForwardWalk<T, Cell, kExchange> walk{a, team, Pairs(a.plan.units)};
   walk.begin();
-  constexpr bool kShared = kExchange == Exchange::kShared;
-  if constexpr (kShared) team.arrive();
+  const int64_t last = team.longest - 1;
+  if constexpr (TeamOfBlock::kShared) team.meet(last);
+  int turn = 0;
   for (int64_t t = 0; t < team.longest; ++t) {
-    for (int chunk = 0; chunk < team.count; chunk += kTogether) {
-      walk.ask_for_inputs(t, chunk);
-      if (chunk == 0 && (kShared || t > 0)) team.wait(t);
-      if constexpr (!kShared) walk.bring_outputs(t, chunk);
-      Product<T, Direction::kForward>::run(weights, a.plan, team.set_of(t),
-                                           min(kTogether, team.count - chunk), team.sums);
+    for (int first = 0; first < team.count; first += a.plan.together) {
+      const int count = team.round_of(first);
+      float* const sums = team.sums + turn * a.plan.sums();
+      turn ^= 1;
+      walk.ask_for_inputs(t, first);
+      const auto row_of = [&](int s) { return walk.published(t, first + s); };
+      if constexpr (TeamOfBlock::kShared) {
+        if (t > 0) team.wait(t, last);
+        ProductOfBlock::run(weights, a.plan, team.set_of(t), count, sums);
+      } else if constexpr (TeamOfBlock::kStaged) {
+        stage(team.vectors, a.plan.pitch, a.plan.depth(), count, row_of);
+        __syncthreads();
+        ProductOfBlock::run(weights, a.plan, team.vectors, count, sums);
+      } else {
+        ProductOfBlock::run_from_global(weights, a.plan, count, row_of, sums);
+      }
       __syncthreads();
-      walk.finish(t, chunk);
+      walk.finish(t, first, sums);
     }
-    if (t + 1 < team.longest) team.arrive();
-  }
-  if constexpr (kShared) {
-    if (team.longest == 0) team.wait(0);
   }
 }
 

@@ -11,15 +11,15 @@ struct KeptForward {
   ForwardViews views;
   KeptPlan plan;
   const uint4* packed;
-  uint32_t* counters;  // one for each team
-  void* outputs[2];    // (S, H) of T: h after an even number of steps, after an odd one
+  // Where blocks meet in global memory: rows of plan.depth() elements of T, h of all positions and
+  // behind them the first h of all sequences.
+  void* published;
 };
 
 struct KeptBackward {
-  BackwardViews views;
+  BackwardViews views;  // of_h has rows of plan.depth() elements where blocks meet in global memory
   KeptPlan plan;
   const uint4* packed;
-  uint32_t* counters;
 };
 
 // The instance for an exchange: a kernel that takes a KeptForward or KeptBackward. With kShared it

@@ -21,13 +21,19 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   const int of_warp = tensor ? 16 * tensor_tiles(call.direction) : 32 / lanes;
   p->rows = kKeptWarps / slices * of_warp;
   const int64_t rows_of_unit = forward ? call.gates : 1;
-  const int64_t most_units = std::min<int64_t>(p->rows / rows_of_unit, kMostUnits);
+  // Blocks send each other 4 bytes at least.
+  const int64_t even = tensor && exchange == Exchange::kShared ? 2 : 1;
+  const int64_t most_units = std::min<int64_t>(p->rows / rows_of_unit, kMostUnits) / even * even;
   if (most_units == 0) return false;
-  const int64_t blocks = ceil_div(call.hidden, most_units);
-  if (blocks > call.most_blocks) return false;
+  const int64_t fewest = ceil_div(call.hidden, most_units);
+  if (fewest > call.most_blocks) return false;
+  const int64_t units = ceil_div(ceil_div(call.hidden, fewest), even) * even;
+  const int64_t blocks = ceil_div(call.hidden, units);
   p->blocks = static_cast<int>(blocks);
-  p->units = static_cast<int>(ceil_div(call.hidden, blocks));
-  const int64_t depth = forward ? call.hidden : call.gates * call.hidden;
+  p->units = static_cast<int>(units);
+  p->gate_stride = static_cast<int>(ceil_div(call.hidden, even) * even);
+  const int64_t depth = forward ? p->gate_stride : call.gates * p->gate_stride;
+  p->entries = static_cast<int>(depth);
   const int64_t step = tensor ? kTensorBlock : 4 * lanes;
   const int64_t steps = ceil_div(ceil_div(depth, slices), step);
   p->slab = static_cast<int>(steps * step);
@@ -40,7 +46,14 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   p->teams = static_cast<int>(
       exchange == Exchange::kShared ? rounds : std::min(rounds, call.most_blocks / blocks));
   p->sequences = static_cast<int>(ceil_div(rounds, p->teams) * kTogether);
-  return p->shared_bytes(element, exchange) <= call.most_shared_bytes;
+  const int most_together = kPairs * kKeptThreads / p->units / kTogether * kTogether;
+  const bool staged = vector_sets(call.dtype, exchange) > 0;
+  p->together = staged ? kTogether : std::min(p->sequences, std::max(most_together, kTogether));
+  while (p->together > kTogether &&
+         p->shared_bytes(call.dtype, exchange) > call.most_shared_bytes) {
+    p->together -= kTogether;
+  }
+  return p->shared_bytes(call.dtype, exchange) <= call.most_shared_bytes;
 }
 
 }  // namespace

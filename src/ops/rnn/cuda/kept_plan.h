@@ -18,19 +18,31 @@ namespace fk::cuda::rnn {
 
 constexpr int kKeptWarps = 8, kKeptThreads = 32 * kKeptWarps;
 constexpr int kKeptVectors = 32;  // of 16 bytes, in the registers of a lane
-constexpr int kTogether = 8;      // sequences that are multiplied at once
+constexpr int kTogether = 8;      // sequences that an instruction multiplies
 constexpr int kMostUnits = 64;    // of a block
+constexpr int kPairs = 2;         // of a sequence and a unit, that a thread has in a round
 
 enum class Direction { kForward, kBackward };
 // Where blocks of a team leave vectors for each other: in global memory, or in shared memory, their
 // own or that of the blocks of their cluster.
 enum class Exchange { kGlobal, kShared };
 
+// Sets of vectors in shared memory: two that take turns where blocks write into each other's; one
+// that FMA units read; none where lanes load what tensor cores multiply from global memory.
+FK_HOST_DEVICE constexpr int vector_sets(DType dtype, Exchange exchange) {
+  if (exchange == Exchange::kShared) return 2;
+  return dtype == DType::kFloat32 ? 1 : 0;
+}
+
 struct KeptPlan {
   int units;   // of a block; the last block of a team may have fewer
   int blocks;  // of a team
   int teams;
   int sequences;  // of a team, a multiple of kTogether
+  int together;   // sequences of a round, a multiple of kTogether; a step has as many rounds as it
+                  // takes
+  int entries;      // of a vector; what is left of the depth is zeros
+  int gate_stride;  // going backward: from one gate's entries of a vector to the next gate's
   int slices;     // warps side by side along the depth
   int lanes;      // of a warp side by side along the depth, where FMA units multiply
   int slab;       // elements of the depth that a slice has
@@ -40,12 +52,13 @@ struct KeptPlan {
   int sum_pitch;  // floats from one sequence's sums to the next
 
   FK_HOST_DEVICE int depth() const { return slices * slab; }
-  FK_HOST_DEVICE int sums() const { return slices * lanes * kTogether * sum_pitch; }
-  int shared_bytes(int64_t element, Exchange exchange) const {
-    const int64_t buffers = exchange == Exchange::kShared ? 2 : 1;
-    return static_cast<int>(buffers * kTogether * pitch * element + 4 * sums() +
+  // Floats of a round's sums. There are two sets, which rounds use in turn.
+  FK_HOST_DEVICE int sums() const { return slices * lanes * together * sum_pitch; }
+  int shared_bytes(DType dtype, Exchange exchange) const {
+    const int64_t bytes_of_vectors = int64_t{kTogether} * pitch * size_of(dtype);
+    return static_cast<int>(vector_sets(dtype, exchange) * bytes_of_vectors + 2 * 4 * sums() +
                             4 * int64_t{sequences} * units + 4 * 4 * int64_t{units} +
-                            24 * int64_t{sequences});
+                            24 * int64_t{sequences} + 16);
   }
   // Vectors of 16 bytes that the packed weights of a team's blocks take.
   FK_HOST_DEVICE int64_t packed() const { return int64_t{blocks} * kKeptThreads * vectors; }

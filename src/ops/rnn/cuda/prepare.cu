@@ -6,7 +6,9 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/gemm/portable_call.cuh"
+#include "cuda/gemm/sm90_call.h"
 #include "cuda/parameter.cuh"
+#include "ops/rnn/cuda/exchange.cuh"
 #include "ops/rnn/cuda/prepare.h"
 
 namespace fk::cuda::rnn {
@@ -65,14 +67,17 @@ struct PackArguments {
   Direction direction;
   KeptPlan plan;
   uint4* packed;
-  uint32_t* counters;
+  int64_t pack_blocks;
+  void* published;
+  int64_t unpublished, known_rows;
+  Place known;
 
   // Entry k of a row that a block multiplies, or 0 where there is none.
   __device__ __forceinline__ float at(int rank, int row, int k) const {
     const bool forward = direction == Direction::kForward;
-    const int unit = forward ? row % plan.units : row;
-    const int entry = forward ? k : k % static_cast<int>(hidden);
-    const int gate = forward ? row / plan.units : k / static_cast<int>(hidden);
+    const int unit = forward ? row / static_cast<int>(gates) : row;
+    const int entry = forward ? k : k % plan.gate_stride;
+    const int gate = forward ? row % static_cast<int>(gates) : k / plan.gate_stride;
     const int64_t own = int64_t{rank} * plan.units + unit;
     if (unit >= plan.units || own >= hidden || gate >= gates || entry >= hidden) return 0.f;
     return forward ? get(w_hh, gate * hidden + own, k) : get(w_hh, gate * hidden + entry, own);
@@ -84,13 +89,50 @@ struct PackArguments {
   }
 };
 
-// A thread packs one vector of a lane's registers: kept.cuh says what is in it.
+// The rows that blocks publish in. Each block takes every `blocks`-th.
+__device__ __forceinline__ void fill_published(const PackArguments& a, int64_t block,
+                                               int64_t blocks) {
+  const int size = a.dtype == DType::kFloat32 ? 4 : 2;
+  const int width = 16 / size, depth = a.plan.depth();
+  for (int64_t row = block; row < a.unpublished + a.known_rows; row += blocks) {
+    const bool is_known = row >= a.unpublished;
+    for (int k = static_cast<int>(threadIdx.x) * width; k < depth; k += kThreads * width) {
+      const int64_t at = row * depth + k;
+      if (!is_known && k + width <= a.plan.entries) {
+        static_cast<uint4*>(a.published)[at / width] =
+            make_uint4(kNothing, kNothing, kNothing, kNothing);
+        continue;
+      }
+      for (int i = 0; i < width; ++i) {
+        const bool is_entry = k + i < a.plan.entries;
+        const float x =
+            is_known && is_entry ? get(a.known, row - a.unpublished, k + i) : 0.f;
+        uint32_t bits = is_entry ? kNothing : 0;
+        if (a.dtype == DType::kFloat32) {
+          if (is_known) bits = published_bits<float>(x);
+          static_cast<uint32_t*>(a.published)[at + i] = bits;
+        } else {
+          if (is_known) {
+            bits = a.dtype == DType::kFloat16 ? published_bits<__half>(x)
+                                              : published_bits<__nv_bfloat16>(x);
+          }
+          static_cast<uint16_t*>(a.published)[at + i] = static_cast<uint16_t>(bits);
+        }
+      }
+    }
+  }
+}
+
+// A thread of the first blocks packs one vector of a lane's registers: kept.cuh says what is in it.
 __global__ void __launch_bounds__(kThreads)
     rnn_pack_weights(const __grid_constant__ PackArguments a) {
   wait_for_earlier_kernels();
+  if (blockIdx.x >= a.pack_blocks) {
+    fill_published(a, blockIdx.x - a.pack_blocks, gridDim.x - a.pack_blocks);
+    return;
+  }
   const KeptPlan& plan = a.plan;
   const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (index < plan.teams) a.counters[index] = 0;
   if (index >= plan.packed()) return;
   const int lane = static_cast<int>(index % 32);
   const int i = static_cast<int>(index / 32 % plan.vectors);
@@ -217,6 +259,15 @@ enum class Units { kAny, kFloat };
 Status product(const Tensor& a, bool a_rows_are_outer, const Tensor& b, bool b_rows_are_outer,
                DType dtype, const Tensor& bias, const Tensor& out, float* partials,
                cudaStream_t stream, Units units = Units::kAny) {
+  cuda_sm90::MatrixProduct hopper;
+  hopper.a = a;
+  hopper.b = b;
+  hopper.bias = bias;
+  hopper.out = out;
+  hopper.a_rows_are_outer = a_rows_are_outer;
+  hopper.b_rows_are_outer = b_rows_are_outer;
+  hopper.partials = partials;
+  if (a.dtype == dtype && cuda_sm90::takes(hopper)) return cuda_sm90::multiply(hopper, stream);
   PortableArguments f = {};
   f.a = operand(a, a_rows_are_outer, dtype);
   f.b = operand(b, b_rows_are_outer, dtype);
@@ -248,11 +299,15 @@ Status copy_weight(const Tensor& weight, DType dtype, void* to, bool transposed,
 }
 
 Status pack_weight(const PackedWeight& w, cudaStream_t stream) {
-  const PackArguments a = {place_of(w.w_hh), w.dtype, w.hidden, w.gates,
-                           w.direction,      w.plan,  w.packed, w.counters};
-  const int64_t threads = std::max<int64_t>(w.plan.packed(), w.plan.teams);
+  constexpr int64_t kMostFillers = 1024;
+  const int64_t pack_blocks = ceil_div(w.plan.packed(), int64_t{kThreads});
+  const int64_t rows = w.published == nullptr ? 0 : w.unpublished + w.known_rows;
+  const PackArguments a = {place_of(w.w_hh), w.dtype,     w.hidden,      w.gates,
+                           w.direction,      w.plan,      w.packed,      pack_blocks,
+                           w.published,      w.unpublished, w.known_rows, place_of(w.known)};
+  const int64_t blocks = pack_blocks + std::min(rows, kMostFillers);
   return launch_early(rnn_pack_weights, "rnn_pack_weights",
-                      {{blocks_for(threads, kThreads)}, {kThreads}}, stream, a);
+                      {{static_cast<unsigned>(blocks)}, {kThreads}}, stream, a);
 }
 
 Status begin_states(const Problem& p, const FirstStates& states, cudaStream_t stream) {
@@ -274,7 +329,8 @@ Status begin_states(const Problem& p, const FirstStates& states, cudaStream_t st
 int64_t partial_floats_of(const Problem& p, DType dtype, int device, bool backward) {
   const int64_t positions = p.positions(), gates = p.gates * p.hidden;
   const auto floats = [&](int64_t rows, int64_t columns, int64_t depth) {
-    return partial_floats(rows, columns, depth, false, dtype, device);
+    return std::max(partial_floats(rows, columns, depth, false, dtype, device),
+                    cuda_sm90::matrix_partial_floats(rows, columns, depth, device));
   };
   if (!backward) return dtype == DType::kFloat32 ? 0 : floats(positions, gates, p.inputs);
   // A GRU that resets before the product has two products in place of dW_hh's one.

@@ -18,7 +18,7 @@ Status copy_weight(const Tensor& weight, DType dtype, void* to, bool transposed,
                    cudaStream_t stream);
 
 // Packs W_hh for the kernels that keep it, each lane's share in the order of its registers, and
-// sets the counters of their barriers to 0.
+// fills the memory in which blocks publish vectors (exchange.cuh).
 struct PackedWeight {
   Tensor w_hh;
   DType dtype;  // in which it is multiplied
@@ -26,7 +26,11 @@ struct PackedWeight {
   Direction direction;
   KeptPlan plan;
   uint4* packed;
-  uint32_t* counters;
+  // Rows of plan.depth() elements of `dtype`: first `unpublished` of them, then those of `known`.
+  void* published = nullptr;
+  int64_t unpublished = 0;
+  Tensor known;  // may be undefined: zeros
+  int64_t known_rows = 0;
 };
 Status pack_weight(const PackedWeight& w, cudaStream_t stream);
 

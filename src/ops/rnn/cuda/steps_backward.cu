@@ -298,7 +298,7 @@ Status run(const LstmBwd& a, const Exec& exec) {
   const cudaStream_t stream = stream_of(exec);
   const BackwardParts parts = parts_of(a, exec.workspace());
   StepArguments steps = {};
-  steps.views = backward_views(a, parts.of_x, parts.of_h);
+  steps.views = backward_views(a, parts.of_x, parts.of_h, a.w_ih.size(0));
   steps.carried = parts.carried;
   steps.dh = parts.dh;
   steps.inner = parts.inner;
@@ -343,7 +343,7 @@ Status run(const GruBwd& a, const Exec& exec) {
   const cudaStream_t stream = stream_of(exec);
   const BackwardParts parts = parts_of(a, exec.workspace());
   StepArguments steps = {};
-  steps.views = backward_views(a, parts.of_x, parts.of_h);
+  steps.views = backward_views(a, parts.of_x, parts.of_h, a.w_ih.size(0));
   steps.carried = parts.carried;
   const Problem& p = steps.views.p;
   const int64_t H = p.hidden;

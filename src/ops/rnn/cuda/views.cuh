@@ -75,18 +75,21 @@ inline ForwardViews forward_views(const GruFwd& a, const float* from_x) {
 }
 
 // Gradients of the products with x and with h are matrices of the activations' dtype with gates * H
-// columns and a row for each position; of an LSTM both are the same matrix.
+// columns and a row for each position, `pitch` elements behind the one before; of an LSTM both are
+// the same matrix.
 struct BackwardViews {
   Problem p;
   void *of_x, *of_h;
+  int64_t pitch;
   View h0, c0, dh, dc, dh0, dc0;
   StepsView dy, y, gates, cells;
 };
 
-inline BackwardViews backward_views(const LstmBwd& a, void* of_x, void* of_h) {
+inline BackwardViews backward_views(const LstmBwd& a, void* of_x, void* of_h, int64_t pitch) {
   return {fk::rnn::problem_of(a),
           of_x,
           of_h,
+          pitch,
           view_of(a.h0),
           view_of(a.c0),
           view_of(a.dh),
@@ -98,10 +101,11 @@ inline BackwardViews backward_views(const LstmBwd& a, void* of_x, void* of_h) {
           steps_view(a.gates),
           steps_view(a.cells)};
 }
-inline BackwardViews backward_views(const GruBwd& a, void* of_x, void* of_h) {
+inline BackwardViews backward_views(const GruBwd& a, void* of_x, void* of_h, int64_t pitch) {
   return {fk::rnn::problem_of(a),
           of_x,
           of_h,
+          pitch,
           view_of(a.h0),
           {},
           view_of(a.dh),
@@ -122,9 +126,10 @@ Status with_type(DType dtype, const Body& body) {
   return body(__nv_bfloat16());
 }
 
-// A dense matrix in the workspace as a tensor like another.
+// A matrix in the workspace as a tensor like another; `pitch` elements from row to row, or as many as
+// there are columns.
 inline Tensor matrix_like(const Tensor& like, DType dtype, void* data, int64_t rows,
-                          int64_t columns) {
+                          int64_t columns, int64_t pitch = 0) {
   Tensor t = like;
   t.defined = true;
   t.data = data;
@@ -132,7 +137,7 @@ inline Tensor matrix_like(const Tensor& like, DType dtype, void* data, int64_t r
   t.ndim = 2;
   t.shape[0] = rows;
   t.shape[1] = columns;
-  t.strides[0] = columns;
+  t.strides[0] = pitch > 0 ? pitch : columns;
   t.strides[1] = 1;
   return t;
 }
