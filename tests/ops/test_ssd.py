@@ -143,7 +143,17 @@ CASES = [
     ssd_case(lengths=(3, 0, 70, 1, 26), initial=True, return_final_state=True, h=2, groups=2),
     ssd_case(lengths=(9, 64), h=2, p=17, dt_softplus=True, skip_channels=True),
     ssd_case(length=90, dt_softplus=True, dt_limit=(0.4, 0.8), initial=True),
-]
+    # Whole vectors and heads of whole 64 channels, as models have them.
+    ssd_case(
+        length=150, p=64, n=128, groups=2, dt_softplus=True, initial=True,
+        return_final_state=True, gradient_floor=2e-4,
+    ),
+    ssd_case(
+        lengths=(70, 0, 3, 64, 131), h=2, p=128, n=24, dt_softplus=True, initial=True,
+        return_final_state=True, skip_channels=True, gradient_floor=2e-4,
+    ),
+    ssd_case(b=1, length=128, h=3, p=64, n=64, optional=False, gradient_floor=2e-4),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -173,6 +183,18 @@ def test_chunk_sizes(length, chunk_size, backend):
     for dtype in ("float32", "float16", "bfloat16"):
         run_forward(case, backend, dtype)
         run_gradients(case, backend, dtype)
+
+
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+@pytest.mark.parametrize("chunk_size", (None, 40))
+def test_long_sequences_of_few_heads(chunk_size, backend):
+    """Such sequences are cut where blocks are fewer than what the device runs at once."""
+    case = ssd_case(
+        b=1, length=700, h=2, p=64, n=40, initial=True, return_final_state=True,
+        dt_softplus=True, chunk_size=chunk_size, gradient_floor=2e-3,
+    )  # fmt: skip
+    for dtype in ("float16", "bfloat16"):
+        run_forward(case, backend, dtype)
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)

@@ -7,13 +7,14 @@
 #include "cuda/row_layout.h"
 #include "ops/ssd/cuda/forward.cuh"
 #include "ops/ssd/cuda/forward_steps.cuh"
+#include "ops/ssd/cuda/forward_vectors.cuh"
 
 namespace fk::cuda {
 namespace ssd {
 namespace {
 
 // A walk has at least so many chunks where sequences are cut.
-constexpr int64_t kLeastWalkChunks = 8;
+constexpr int64_t kLeastWalkChunks = 8, kLeastVectorChunks = 4;
 // Products C B^T are kept for blocks to share where so many would make the same ones. For fewer, it
 // takes less to make them again than to write and read them.
 constexpr int64_t kLeastSharing = 3;
@@ -39,13 +40,32 @@ Status launch_in_turn(void (*kernel)(ForwardArguments), const char* name, const 
   return launch(reinterpret_cast<const void*>(kernel), name, shape, stream, arguments, false);
 }
 
+// Whether the walks of forward_vectors.cuh take calls of such sizes, with an aligned tensor each.
+template <class Tile>
+bool sizes_in_vectors(const SsdFwd& op, const DeviceProperties& device) {
+  if constexpr (kParts<typename Tile::T> == 1 && Tile::kStates <= 128) {
+    constexpr int kShared = VectorWalk<Tile, true>::kSharedBytes;
+    return device.code >= 80 && device.shared_bytes_per_block > kShared + 1024 &&
+           op.x.size(3) % 64 == 0 && op.B.size(3) % 8 == 0 && op.dt_limit_min >= 0;
+  }
+  return false;
+}
+
+template <class Tile>
+bool takes_vectors(const SsdFwd& op, const DeviceProperties& device) {
+  return sizes_in_vectors<Tile>(op, device) && step_rows(op.x).vectors && step_rows(op.B).vectors &&
+         step_rows(op.C).vectors && step_rows(op.y).vectors && (!op.z || step_rows(op.z).vectors);
+}
+
 // How one call becomes launches, and the workspace that they share.
 template <class Tile>
 struct ForwardPlan {
   ForwardArguments a;
   int64_t walk_blocks;
+  bool vectors;  // it is for the walks of forward_vectors.cuh
 
-  ForwardPlan(const SsdFwd& op, const DeviceProperties& device, WorkspaceParts* parts) {
+  ForwardPlan(const SsdFwd& op, const DeviceProperties& device, bool vectors, WorkspaceParts* parts)
+      : vectors(vectors) {
     const Problem p = fk::ssd::problem_of(op);
     a.in = inputs_of(op);
     a.y = step_rows(op.y);
@@ -57,9 +77,12 @@ struct ForwardPlan {
     const int64_t heads = p.heads * a.slices.count;
     a.walks = segments_of(p.sequences, steps_of_walk(p, chunk, heads, device.multiprocessors));
     walk_blocks = a.walks.slots * heads;
-    const bool shares = p.length > chunk && p.heads / p.groups * a.slices.count >= kLeastSharing;
+    const bool shares =
+        vectors || (p.length > chunk && p.heads / p.groups * a.slices.count >= kLeastSharing);
     a.product_blocks = shares ? a.chunks.slots * p.groups : 0;
-    a.products = parts->take(a.product_blocks * kTriangleFloats<Tile::kSteps>);
+    a.products =
+        parts->take(a.product_blocks * (vectors ? kHalves * 128 : kTriangleFloats<Tile::kSteps>));
+    a.decays = parts->take<ChunkDecays>(vectors ? a.chunks.slots * p.heads : 0);
     const bool cut = a.walks.steps < p.length;
     const int64_t walks = cut ? a.walks.slots * p.heads : 0;
     a.walk_decays = parts->take(walks);
@@ -76,16 +99,20 @@ struct ForwardPlan {
 
   // Returns the steps of a walk: a sequence's, unless there are so few blocks that parts of it fill
   // the device better, though they are walked twice.
-  static int64_t steps_of_walk(const Problem& p, int64_t chunk, int64_t heads,
-                               int64_t multiprocessors) {
+  int64_t steps_of_walk(const Problem& p, int64_t chunk, int64_t heads,
+                        int64_t multiprocessors) const {
     const int64_t whole = ceil_div(std::max<int64_t>(p.length, 1), chunk);
     const int64_t blocks = std::max<int64_t>(1, heads * p.sequences.count);
-    const int64_t pieces = multiprocessors / blocks;
-    if (pieces < 2 || whole < 2 * kLeastWalkChunks) return whole * chunk;
-    return std::max(ceil_div(whole, pieces), kLeastWalkChunks) * chunk;
+    const int64_t least = vectors ? kLeastVectorChunks : kLeastWalkChunks;
+    const int64_t pieces = multiprocessors * (vectors ? 2 : 1) / blocks;
+    if (pieces < 2 || whole < 2 * least) return whole * chunk;
+    return std::max(ceil_div(whole, pieces), least) * chunk;
   }
 
   Status launch(cudaStream_t stream) const {
+    if constexpr (kParts<typename Tile::T> == 1 && Tile::kStates <= 128) {
+      if (vectors) return launch_vectors(stream);
+    }
     const int threads = a.slices.warps * 32, bytes = Tile::shared_bytes(a.stages);
     const int64_t first = a.product_blocks + (a.walk_states == nullptr ? 0 : walk_blocks);
     if (first > 0) {
@@ -94,6 +121,22 @@ struct ForwardPlan {
     }
     return launch_in_turn(walk_chunks<Tile>, "ssd walk_chunks",
                           {grid_of(walk_blocks), dim3(threads), bytes}, stream, a);
+  }
+
+  Status launch_vectors(cudaStream_t stream) const {
+    const int64_t preparing =
+        a.product_blocks + a.chunks.slots * ceil_div<int64_t>(a.in.heads, kPreparedHeads);
+    FK_RETURN_IF_ERROR(launch_in_turn(prepare_chunks<Tile>, "ssd prepare_chunks",
+                                      {grid_of(preparing), dim3(128), 2 * Tile::StatesTile::kBytes},
+                                      stream, a));
+    if (a.walk_states != nullptr) {
+      FK_RETURN_IF_ERROR(launch_in_turn(
+          walk_vectors<Tile, false>, "ssd walk_vectors without outputs",
+          {grid_of(walk_blocks), dim3(128), VectorWalk<Tile, false>::kSharedBytes}, stream, a));
+    }
+    return launch_in_turn(walk_vectors<Tile, true>, "ssd walk_vectors",
+                          {grid_of(walk_blocks), dim3(128), VectorWalk<Tile, true>::kSharedBytes},
+                          stream, a);
   }
 };
 
@@ -128,18 +171,21 @@ bool on_tensor_cores(const DeviceProperties& device) {
 size_t workspace(const SsdFwd& op) {
   if (ssd::empty(op)) return 0;
   const DeviceProperties& device = device_properties(op.x.device_id);
-  WorkspaceParts parts;
+  WorkspaceParts parts, in_vectors;
   const Status status = for_dtype(op.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return ssd::with_tile<T, ssd::WalkTile>(op.B.size(3), [&](auto tile) -> Status {
       using Tile = decltype(tile);
       if constexpr (ssd::kFitsRegisters<Tile>) {
-        if (ssd::on_tensor_cores<Tile>(device)) ssd::ForwardPlan<Tile>(op, device, &parts);
+        if (ssd::on_tensor_cores<Tile>(device)) ssd::ForwardPlan<Tile>(op, device, false, &parts);
+        if (ssd::sizes_in_vectors<Tile>(op, device)) {
+          ssd::ForwardPlan<Tile>(op, device, true, &in_vectors);
+        }
       }
       return {};
     });
   });
-  return status.ok() ? parts.bytes() : 0;
+  return status.ok() ? std::max(parts.bytes(), in_vectors.bytes()) : 0;
 }
 
 Status run(const SsdFwd& op, const Exec& exec) {
@@ -153,7 +199,8 @@ Status run(const SsdFwd& op, const Exec& exec) {
       if constexpr (ssd::kFitsRegisters<Tile>) {
         if (ssd::on_tensor_cores<Tile>(device)) {
           WorkspaceParts parts(exec.workspace());
-          return ssd::ForwardPlan<Tile>(op, device, &parts).launch(stream);
+          const bool vectors = ssd::takes_vectors<Tile>(op, device);
+          return ssd::ForwardPlan<Tile>(op, device, vectors, &parts).launch(stream);
         }
       }
       if constexpr (std::is_same_v<T, __half>) {

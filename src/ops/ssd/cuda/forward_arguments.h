@@ -18,6 +18,7 @@ struct ForwardArguments {
   // Triangles of C B^T, one for each chunk and group (chunk_products.cuh). NULL: blocks multiply
   // for themselves.
   float* products;
+  void* decays;  // ChunkDecays of each chunk and head (forward_vectors.cuh)
   // Where sequences are cut, what each walk makes of a state of 0, and its decay as a whole; by
   // walk and head. NULL where they are not cut.
   float *walk_states, *walk_decays;

@@ -55,6 +55,8 @@ __device__ __forceinline__ float2 join_pair(const uint32_t (&words)[kParts<T>]) 
     __half2 pair;
     memcpy(&pair, &words[0], sizeof(pair));
     return __half22float2(pair);
+  } else if constexpr (kParts<T> == 1) {
+    return make_float2(__uint_as_float(words[0] << 16), __uint_as_float(words[0] & 0xffff0000u));
   } else {
     float low = 0.f, high = 0.f;
 #pragma unroll

@@ -1,0 +1,517 @@
+// ssd's forward on tensor cores for what models have: float16 or bfloat16, rows that are whole
+// vectors, and heads of 64 channels or multiples of it. It multiplies as forward.cuh does, states
+// in registers, channels as rows; what it leaves out are the cases, and with them most of the
+// instructions.
+//
+// Three launches, of which the second is for cut sequences only:
+//
+//   prepare_chunks  C B^T of each chunk and group, and of each chunk and head what its decays are
+//                   (ChunkDecays): 1.7 KB where x and y have 16 KB. A walk would wait for these
+//                   sums, one step after another, at each of its chunks.
+//   walk_vectors    without outputs: what each walk makes of a state of 0
+//   walk_vectors    with outputs
+//
+// A chunk has two phases with a barrier before each. In the first a block multiplies C h^T and
+// fills the chunk's matrix, in the second it multiplies the matrix by x and moves the states on.
+// Copies to shared memory run in the phase that does not use their place: C in the second, x and B
+// in the first. So there is one place for each, and three blocks a multiprocessor.
+#pragma once
+
+#include "ops/ssd/cuda/forward.cuh"
+
+namespace fk::cuda::ssd {
+
+// The decays of a chunk's 64 steps in one head, as the walks multiply with them. Squares of 16 x 16
+// steps on the diagonal of the chunk's matrix take 2^(log[t] - log[s]) dt[s]. The others take
+// since[t] times upto of s, products of what decays up to the first step of t's square and since
+// it.
+struct alignas(16) ChunkDecays {
+  float log[64];     // logarithm of the decay since the first step of a step's square
+  float since[64];   // the decay itself
+  float dt[64];      // 0 behind the last step
+  float grown[64];   // the decay since the chunk's begin
+  float weight[64];  // what a step's input counts in the state at the chunk's end
+  float upto[96];    // for each half square below the diagonal, row by row, of its 8 steps s: the
+                     // decay from s to the first step of t's square, times dt
+  float whole;       // the decay of the whole chunk
+  float unused[3];
+};
+constexpr int kHalvesBelow = 12, kHalves = 20;  // half squares of the matrix: below and in all
+static_assert(sizeof(ChunkDecays) == 1680);
+
+// The place of a half square, 16 steps t by 8 steps s, among those of a chunk: the ones below the
+// diagonal come first, row by row.
+__device__ __forceinline__ int half_square(int row, int column, int half) {
+  return column < row ? row * (row - 1) + 2 * column + half : kHalvesBelow + 2 * row + half;
+}
+
+// Fills in the decays of a chunk; one warp calls it.
+template <class T>
+__device__ __forceinline__ void prepare_decays(const Inputs& in, const RawSteps<T, 64>& steps,
+                                               int count, float A, float bias, ChunkDecays* out) {
+  const int lane = threadIdx.x % 32, first = 2 * lane;
+  float dt[2];
+  double sums[2], sum = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool exists = first + i < count;
+    dt[i] = exists ? TimeStep(in, steps.raw[i], bias).dt : 0.f;
+    if (exists) sum += within(static_cast<double>(dt[i]) * A, kMostLogDecay);
+    sums[i] = sum;
+  }
+  double before = sum;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const double other = __shfl_up_sync(0xffffffffu, before, distance);
+    if (lane >= distance) before += other;
+  }
+  const double last = __shfl_sync(0xffffffffu, before, 31) * kLog2EInDouble;
+  before = __shfl_up_sync(0xffffffffu, before, 1);
+  if (lane == 0) before = 0;
+  double exponents[2], begins[4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) exponents[i] = (before + sums[i]) * kLog2EInDouble;
+#pragma unroll
+  for (int row = 0; row < 4; ++row) begins[row] = __shfl_sync(0xffffffffu, exponents[0], 8 * row);
+  const double begin = __shfl_sync(0xffffffffu, exponents[0], lane & 24);
+  const auto put = [&](float* to, const float(&both)[2]) {
+    *reinterpret_cast<float2*>(to + first) = make_float2(both[0], both[1]);
+  };
+  float log[2], since[2], grown[2], weight[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    log[i] = static_cast<float>(exponents[i] - begin);
+    since[i] = exp2_fast(log[i]);
+    grown[i] = exp2_fast(static_cast<float>(exponents[i]));
+    const float tail = exp2_fast(static_cast<float>(last - exponents[i]));
+    weight[i] = first + i < count ? tail * dt[i] : 0.f;
+  }
+  put(out->log, log);
+  put(out->since, since);
+  put(out->dt, dt);
+  put(out->grown, grown);
+  put(out->weight, weight);
+#pragma unroll
+  for (int row = 1; row < 4; ++row) {
+    if (first >= 16 * row) continue;
+    float upto[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      upto[i] = exp2_fast(static_cast<float>(begins[row] - exponents[i])) * dt[i];
+    }
+    put(out->upto + 8 * row * (row - 1), upto);
+  }
+  if (lane == 0) out->whole = exp2_fast(static_cast<float>(last));
+}
+
+// Multiplies C B^T of a chunk for all heads of a group, and keeps it in half squares.
+template <class Tile>
+__device__ __forceinline__ void multiply_halves(const ForwardArguments& a, uint32_t shared) {
+  using T = typename Tile::T;
+  using StatesTile = typename Tile::StatesTile;
+  const int64_t slot = divide_likely_small(block_index(), a.in.groups);
+  const int group = static_cast<int>(block_index() - slot * a.in.groups);
+  const Segment chunk = a.chunks[slot];
+  if (!chunk.exists) return;
+  const StatesTile B{shared}, C{shared + StatesTile::kBytes};
+  const int count = static_cast<int>(chunk.last - chunk.first);
+  B.load(RowsFrom<T>(a.in.B, chunk.batch, chunk.first, group, 0, a.in.states), count, threadIdx.x,
+         blockDim.x);
+  C.load(RowsFrom<T>(a.in.C, chunk.batch, chunk.first, group, 0, a.in.states), count, threadIdx.x,
+         blockDim.x);
+  copies_commit();
+  copies_wait<0>();
+  __syncthreads();
+  float* const halves = a.products + block_index() * kHalves * 128 + threadIdx.x % 32 * 4;
+#pragma unroll 1
+  for (int i = threadIdx.x / 32; i < kTriangleTiles<64>; i += blockDim.x / 32) {
+    const TriangleTile tile(i);
+    TileSums products;
+    products.template multiply_rows<T, Tile::kStates>(C, B, tile);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      Vec<float, 4> four;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) four.data[e] = products.sums[half][e];
+      store(halves + half_square(tile.row, tile.column, half) * 128, four);
+    }
+  }
+}
+
+constexpr int kPreparedHeads = 8;  // of one block of four warps
+
+template <class Tile>
+__global__ void __launch_bounds__(128) prepare_chunks(const __grid_constant__ ForwardArguments a) {
+  if constexpr (kMultiplies<typename Tile::T>) {
+    using T = typename Tile::T;
+    extern __shared__ __align__(16) char shared[];
+    if (block_index() < a.product_blocks) {
+      multiply_halves<Tile>(a, shared_address(shared));
+      return;
+    }
+    const int64_t block = block_index() - a.product_blocks;
+    const int parts = (a.in.heads + kPreparedHeads - 1) / kPreparedHeads;
+    const int64_t slot = divide_likely_small(block, parts);
+    if (slot >= a.chunks.slots) return;
+    const Segment chunk = a.chunks[slot];
+    if (!chunk.exists) return;
+    const int count = static_cast<int>(chunk.last - chunk.first);
+    const int first = static_cast<int>(block - slot * parts) * kPreparedHeads;
+    constexpr int kEach = kPreparedHeads / 4;
+    RawSteps<T, 64> steps[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int head = first + threadIdx.x / 32 * kEach + i;
+      if (head < a.in.heads) steps[i].load(a.in, chunk.batch, chunk.first, count, head);
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int head = first + threadIdx.x / 32 * kEach + i;
+      if (head >= a.in.heads) return;
+      prepare_decays<T>(a.in, steps[i], count, a.in.A[head * a.in.A_head],
+                        number_of_head<T>(a.in.dt_bias, head),
+                        static_cast<ChunkDecays*>(a.decays) + slot * a.in.heads + head);
+    }
+  }
+}
+
+// Copies the first `count` rows of kColumns elements of a chunk, and zeros behind them. `from` and
+// `to` are the places of the thread's first vector. Vectors of columns that do not exist (`wanted`
+// is false) are left alone.
+template <int kColumns>
+__device__ __forceinline__ void copy_rows(uint32_t to, const char* from, int64_t row_bytes,
+                                          int count, bool wanted) {
+  constexpr int kRow = kColumns / 8, kStep = 128 / kRow, kCount = 64 / kStep;
+  constexpr int kPitch = kColumns * 2 + 16;
+  if (!wanted) return;
+  if (count == 64) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      copy_16_bytes(to + i * kStep * kPitch, from, true);
+      from += kStep * row_bytes;
+    }
+    return;
+  }
+  int row = threadIdx.x / kRow;
+  const char* const first = from - row * row_bytes;
+#pragma unroll 1
+  for (int i = 0; i < kCount; ++i, row += kStep, to += kStep * kPitch) {
+    copy_16_bytes(to, row < count ? first + row * row_bytes : first, row < count);
+  }
+}
+
+// Returns where a thread's first vector of a chunk lies in global memory, and whether it exists.
+template <class T, int kColumns>
+struct ChunkRows {
+  const char* at;
+  int64_t row_bytes;
+  bool wanted;
+
+  __device__ __forceinline__ ChunkRows(const Rows& t, int64_t batch, int64_t step, int i,
+                                       int column, int columns) {
+    const int row = threadIdx.x / (kColumns / 8), own = threadIdx.x % (kColumns / 8) * 8;
+    wanted = own < columns;
+    row_bytes = t.strides[1] * static_cast<int64_t>(sizeof(T));
+    at = static_cast<const char*>(t.data) +
+         t.offset(batch, step, i, column + own) * static_cast<int64_t>(sizeof(T)) + row * row_bytes;
+  }
+};
+
+template <class Tile, bool kOutputs>
+struct VectorWalk {
+  using T = typename Tile::T;
+  static constexpr int kStates = Tile::kStates;
+  using XTile = typename Tile::XTile;
+  using StatesTile = typename Tile::StatesTile;
+  using Matrix = typename Tile::Matrix;
+  // Two stages of x and B; with outputs the second is one of C and the matrix. Then the decays of
+  // two chunks.
+  static constexpr int kStageBytes = XTile::kBytes + StatesTile::kBytes;
+  static constexpr int kSharedBytes = 2 * kStageBytes + 2 * static_cast<int>(sizeof(ChunkDecays));
+
+  const ForwardArguments& a;
+  const WalkPlace& place;
+  char* shared;
+
+  WarpState<T, kStates> state;
+
+  __device__ __forceinline__ const ChunkDecays& decays(int chunk) const {
+    return *reinterpret_cast<const ChunkDecays*>(shared + 2 * kStageBytes +
+                                                 chunk % 2 * sizeof(ChunkDecays));
+  }
+
+  // y = C h^T, turned around.
+  __device__ __forceinline__ void outputs_of_state(const StatesTile& C, float (&y)[8][4]) const {
+#pragma unroll
+    for (int n = 0; n < kStates; n += 16) {
+      const Fragment<T> h = as_left<T>(state.h[n / 8], state.h[n / 8 + 1]);
+#pragma unroll
+      for (int t = 0; t < 64; t += 16) multiply(y[t / 8], y[t / 8 + 1], h, C.right(t, n));
+    }
+  }
+
+  // Fills in this warp's five half squares of the chunk's matrix, of which two are on the diagonal.
+  __device__ __forceinline__ static void fill_matrix(const Matrix& matrix, const ChunkDecays& own,
+                                                     const Vec<float, 4> (&products)[5]) {
+    const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int index = warp * 3 + i, square = index < 2 ? 1 : index < 6 ? 2 : 3;
+      const int s = (index - square * (square - 1)) * 8, t = square * 16 + row;
+      const float2 upto = *reinterpret_cast<const float2*>(own.upto + index * 8 + pair);
+      const float low = own.since[t], high = own.since[t + 8];
+      const float(&four)[4] = products[i].data;
+      matrix.put_pair(t, s + pair, four[0] * (low * upto.x), four[1] * (low * upto.y));
+      matrix.put_pair(t + 8, s + pair, four[2] * (high * upto.x), four[3] * (high * upto.y));
+    }
+    const int begin = warp * 16;
+    const float low = own.log[begin + row], high = own.log[begin + row + 8];
+    const auto weighted = [&](float product, float log, float from, float dt) {
+      return product * (exp2_fast(log - from) * dt);
+    };
+    const bool first = pair <= row, second = pair < row;
+    float2 from = *reinterpret_cast<const float2*>(own.log + begin + pair);
+    float2 dt = *reinterpret_cast<const float2*>(own.dt + begin + pair);
+    const float(&left)[4] = products[3].data;
+    matrix.put_pair(begin + row, begin + pair, first ? weighted(left[0], low, from.x, dt.x) : 0.f,
+                    second ? weighted(left[1], low, from.y, dt.y) : 0.f);
+    matrix.put_pair(begin + row + 8, begin + pair, weighted(left[2], high, from.x, dt.x),
+                    weighted(left[3], high, from.y, dt.y));
+    from = *reinterpret_cast<const float2*>(own.log + begin + 8 + pair);
+    dt = *reinterpret_cast<const float2*>(own.dt + begin + 8 + pair);
+    const float(&right)[4] = products[4].data;
+    matrix.put_pair(begin + row, begin + 8 + pair, 0.f, 0.f);
+    matrix.put_pair(begin + row + 8, begin + 8 + pair,
+                    first ? weighted(right[2], high, from.x, dt.x) : 0.f,
+                    second ? weighted(right[3], high, from.y, dt.y) : 0.f);
+  }
+
+  // y = grown o y + M x + D x, and moves the state on if `advances`.
+  __device__ __forceinline__ void finish(const XTile& x, const StatesTile& B, const Matrix& matrix,
+                                         const ChunkDecays& own, const float (&D)[2], bool advances,
+                                         float (&y)[8][4]) {
+    const int warp = threadIdx.x / 32, pair = threadIdx.x % 4 * 2;
+    if constexpr (kOutputs) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float2 grown = *reinterpret_cast<const float2*>(own.grown + i * 8 + pair);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) y[i][e] *= e % 2 == 0 ? grown.x : grown.y;
+      }
+    }
+    state.scale(own.whole);
+#pragma unroll
+    for (int s = 0; s < 64; s += 16) {
+      const Fragment<T> turned = x.left_turned(s, warp * 16);
+      if constexpr (kOutputs) {
+#pragma unroll
+        for (int t = s; t < 64; t += 16) {
+          multiply(y[t / 8], y[t / 8 + 1], turned, matrix.right(t, s));
+        }
+        Walk<Tile, true>::add_skip(turned, D, y[s / 8], y[s / 8 + 1]);
+      }
+      if (!advances) continue;
+      const Fragment<T> weighted = scale_columns(turned, own.weight + s);
+#pragma unroll
+      for (int n = 0; n < kStates; n += 16) {
+        multiply(state.h[n / 8], state.h[n / 8 + 1], weighted, B.right_turned(s, n));
+      }
+    }
+  }
+
+  // Gates and stores y of `count` steps; `y_at` and `z_at` are the lane's places.
+  __device__ __forceinline__ static void store(float (&y)[8][4], T* y_at, int64_t y_row,
+                                               const T* z_at, int64_t z_row, int count) {
+    using Turned = TurnedOutputs<T>;
+    const int left = count - static_cast<int>(threadIdx.x) % 32 / 4;
+    if (z_at != nullptr) {
+      Turned gate[8] = {};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i * 8 < left) gate[i].pieces[0] = *reinterpret_cast<const uint2*>(z_at);
+        z_at += 8 * z_row;
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float by[4];
+        gate[i].get(by);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) y[i][e] = gated_output<T>(y[i][e], by[e]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      Turned turned;
+      turned.set(y[i]);
+      if (i * 8 < left) *reinterpret_cast<uint2*>(y_at) = turned.pieces[0];
+      y_at += 8 * y_row;
+    }
+  }
+
+  // Loads the state before the walk; returns false where it is 0.
+  __device__ __forceinline__ bool load_state(const WarpChannels& own) {
+    state.clear();
+    if constexpr (kOutputs) {
+      const bool given = a.in.initial_state.data != nullptr;
+      if (given) state.load(a.in, a.in.initial_state, place.segment.sequence, own);
+      if (place.segment.opens) return given;
+      for (int64_t slot = a.walks.first_slot(place.segment.sequence); slot < place.slot; ++slot) {
+        const int64_t walk = slot * a.in.heads + place.head;
+        state.join(a.walk_states + ((walk * a.slices.count + place.slice) * 4 + threadIdx.x / 32) *
+                                       WarpState<T, kStates>::kFloats,
+                   a.walk_decays[walk]);
+      }
+      return true;
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ void run() {
+    const Inputs& in = a.in;
+    const Segment& segment = place.segment;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int group = in.group(place.head), channel = place.slice * 64;
+    const WarpChannels own{place.head, channel + warp * 16};
+    const int chunk_steps = static_cast<int>(a.chunks.steps);
+    const int length = static_cast<int>(segment.last - segment.first);
+    const int chunks = (length + chunk_steps - 1) / chunk_steps;
+    const bool last_state = !kOutputs || (a.final_state.data != nullptr && segment.closes);
+    const int64_t slot =
+        a.chunks.first_slot(segment.sequence) + (segment.first - segment.begin) / chunk_steps;
+
+    const uint32_t base = shared_address(shared);
+    constexpr int kStatesRow = kStates / 8;
+    const uint32_t x_to = threadIdx.x / 8 * XTile::kPitch + threadIdx.x % 8 * 16;
+    const uint32_t B_to = XTile::kBytes + threadIdx.x / kStatesRow * StatesTile::kPitch +
+                          threadIdx.x % kStatesRow * 16;
+    const Matrix matrix{base + kStageBytes};
+    const StatesTile C{base + kStageBytes + XTile::kBytes};
+    static_assert(Matrix::kBytes == XTile::kBytes);
+
+    const int64_t batch = segment.batch, step = segment.first;
+    ChunkRows<T, 64> x_from(in.x, batch, step, place.head, channel, 64);
+    ChunkRows<T, kStates> B_from(in.B, batch, step, group, 0, in.states);
+    ChunkRows<T, kStates> C_from(in.C, batch, step, group, 0, in.states);
+    const char* decays_from =
+        reinterpret_cast<const char*>(static_cast<const ChunkDecays*>(a.decays) + slot * in.heads +
+                                      place.head) +
+        threadIdx.x * 16;
+    const float* products_from =
+        a.products + ((slot * in.groups + group) * kHalves + warp * 3) * 128 + lane * 4;
+    const auto count = [&](int chunk) { return min(length - chunk * chunk_steps, chunk_steps); };
+    const auto copy_inputs = [&](int chunk) {
+      const uint32_t to = base + (kOutputs ? 0 : chunk % 2 * kStageBytes);
+      copy_rows<64>(to + x_to, x_from.at, x_from.row_bytes, count(chunk), true);
+      copy_rows<kStates>(to + B_to, B_from.at, B_from.row_bytes, count(chunk), B_from.wanted);
+      x_from.at += chunk_steps * x_from.row_bytes;
+      B_from.at += chunk_steps * B_from.row_bytes;
+      copies_commit();
+    };
+    const auto copy_ahead = [&](int chunk) {
+      if (kOutputs) {
+        copy_rows<kStates>(base + kStageBytes + B_to, C_from.at, C_from.row_bytes, count(chunk),
+                           C_from.wanted);
+        C_from.at += chunk_steps * C_from.row_bytes;
+      }
+      if (threadIdx.x < sizeof(ChunkDecays) / 16) {
+        copy_16_bytes(base + 2 * kStageBytes + chunk % 2 * sizeof(ChunkDecays) + threadIdx.x * 16,
+                      decays_from, true);
+      }
+      decays_from += in.heads * sizeof(ChunkDecays);
+      copies_commit();
+    };
+
+    // States that do not exist are zeros, which no copy overwrites.
+    if (in.states < kStates) {
+      for (int stage = 0; stage < 2; ++stage) {
+        if (B_from.wanted) continue;
+#pragma unroll 1
+        for (int row = threadIdx.x / kStatesRow; row < 64; row += 128 / kStatesRow) {
+          store_shared(base + stage * kStageBytes + XTile::kBytes + row * StatesTile::kPitch +
+                           threadIdx.x % kStatesRow * 16,
+                       make_uint4(0, 0, 0, 0));
+        }
+      }
+    }
+    if (chunks > 0) {
+      copy_ahead(0);
+      if (!kOutputs) copy_inputs(0);
+    }
+    float D[2] = {};
+    T* y_at = nullptr;
+    const T* z_at = nullptr;
+    int64_t y_row = 0, z_row = 0;
+    if constexpr (kOutputs) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        D[r] = number_of_head<T>(in.D, place.head, own.channel + lane / 4 + r * 8);
+      }
+      const int at = own.channel + TurnedOutputs<T>::channel(0);
+      y_row = a.y.strides[1];
+      y_at = static_cast<T*>(a.y.data) + a.y.offset(batch, step, place.head, at) + lane / 4 * y_row;
+      if (in.z.data != nullptr) {
+        z_row = in.z.strides[1];
+        z_at = static_cast<const T*>(in.z.data) + in.z.offset(batch, step, place.head, at) +
+               lane / 4 * z_row;
+      }
+    }
+    bool is_zero = !load_state(own);
+    float decay = 1.f;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      copies_wait<0>();
+      __syncthreads();
+      float y[8][4] = {};
+      if constexpr (kOutputs) {
+        copy_inputs(chunk);
+        Vec<float, 4> products[5];
+#pragma unroll
+        for (int i = 0; i < 3; ++i) products[i] = load<4>(products_from + i * 128);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          products[3 + i] = load<4>(products_from + (kHalvesBelow - warp + i) * 128);
+        }
+        products_from += in.groups * (kHalves * 128);
+        if (!is_zero) outputs_of_state(C, y);
+        fill_matrix(matrix, decays(chunk), products);
+        copies_wait<0>();
+        __syncthreads();
+      }
+      if (chunk + 1 < chunks) {
+        copy_ahead(chunk + 1);
+        if (!kOutputs) copy_inputs(chunk + 1);
+      }
+      const uint32_t stage = base + (kOutputs ? 0 : chunk % 2 * kStageBytes);
+      finish({stage}, {stage + XTile::kBytes}, matrix, decays(chunk), D,
+             last_state || chunk + 1 < chunks, y);
+      if constexpr (kOutputs) {
+        store(y, y_at, y_row, z_at, z_row, count(chunk));
+        y_at += chunk_steps * y_row;
+        if (z_at != nullptr) z_at += chunk_steps * z_row;
+      } else {
+        decay *= decays(chunk).whole;
+      }
+      is_zero = false;
+    }
+    if constexpr (kOutputs) {
+      if (last_state) state.store(in, a.final_state, segment.sequence, own);
+    } else {
+      const int64_t walk = place.slot * in.heads + place.head;
+      state.keep(a.walk_states + ((walk * a.slices.count + place.slice) * 4 + warp) *
+                                     WarpState<T, kStates>::kFloats);
+      if (threadIdx.x == 0 && place.slice == 0) a.walk_decays[walk] = decay;
+    }
+  }
+};
+
+template <class Tile, bool kOutputs>
+__global__ void __launch_bounds__(128, 3) walk_vectors(const __grid_constant__ ForwardArguments a) {
+  if constexpr (kMultiplies<typename Tile::T>) {
+    extern __shared__ __align__(16) char shared[];
+    const WalkPlace& place = WalkPlace::of_block<typename Tile::T>(a, block_index());
+    if (!place.segment.exists || (!kOutputs && place.segment.closes)) return;
+    VectorWalk<Tile, kOutputs>{a, place, shared}.run();
+  }
+}
+
+}  // namespace fk::cuda::ssd
