@@ -4,6 +4,7 @@
 #include "cuda/launch.h"
 #include "cuda/tma.h"
 #include "ops/linear/sm90/call.h"
+#include "ops/linear/sm90/few_rows.h"
 #include "ops/linear/sm90/scaled.cuh"
 
 namespace fk::cuda_sm90 {
@@ -70,6 +71,7 @@ size_t workspace(const ScaledLinearFwd& a) { return cuda::workspace(a); }
 
 Status run(const ScaledLinearFwd& a, const Exec& exec) {
   if (!aligned(a.x) || !aligned(a.weight)) return cuda::run(a, exec);
+  const cudaStream_t stream = cuda::stream_of(exec);
   ScaledArguments f = {};
   f.x_scale = x_scales(a);
   f.weight_scale = weight_scales(a);
@@ -83,12 +85,20 @@ Status run(const ScaledLinearFwd& a, const Exec& exec) {
     p.epilogue.float_bias = a.bias.dtype == DType::kFloat32;
     p.epilogue.bias_stride = a.bias.stride(0);
   }
+  if (takes_few_rows(a.x, a.weight) && f.x_scale.rows.ndim <= 1) {
+    WorkspaceParts none(nullptr);
+    p.a = Matrix(a.x, a.x.dtype, none);
+    p.b = Matrix(a.weight, a.x.dtype, none);
+    p.rows = p.a.rows;
+    p.columns = p.b.rows;
+    p.depth = p.b.columns;
+    return multiply_few_rows(p, a.x.dtype, &a, a.x.device_id, stream);
+  }
   f.product.epilogue = p.epilogue;
   FK_RETURN_IF_ERROR(set_results(&f.product, p));
   f.product.rows = static_cast<int>(rows_of(a.x).count);
   f.product.columns = static_cast<int>(a.weight.size(0));
   f.product.slices = static_cast<int>(scale_blocks(a.weight.size(1)));
-  const cudaStream_t stream = cuda::stream_of(exec);
   return takes_high(f.product, cuda::device_properties(a.x.device_id).multiprocessors)
              ? launch_scaled<2>(f, a, stream)
              : launch_scaled<1>(f, a, stream);
