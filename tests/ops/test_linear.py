@@ -143,7 +143,9 @@ def test_leading_dims_that_are_no_matrix(backend, dtype):
 # Blocks of every size: more than one of K, of rows and of columns, and what is left over.
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 @pytest.mark.parametrize("backend", WITH_GRADIENTS)
-@pytest.mark.parametrize("shape", [(515, 300, 523), (97, 1031, 257), (16, 200, 700), (9, 70, 33)])
+@pytest.mark.parametrize(
+    "shape", [(515, 300, 523), (97, 1031, 257), (50, 200, 900), (16, 200, 700), (9, 70, 33)]
+)
 def test_large(shape, backend, dtype):
     case = linear_case(*shape, "gelu_tanh", residual=True)
     run_forward(case, backend, dtype)

@@ -127,7 +127,7 @@ def test_dtypes(backend, dtype):
 
 SIZES = [((1,), 1, 1), ((1,), 300, 768), ((0,), 4, 8), ((4,), 0, 8), ((4,), 5, 0), ((), 7, 33),
          ((2, 0, 3), 5, 8), ((3, 2, 5), 131, 129), ((129,), 127, 128), ((200,), 130, 1031),
-         ((16,), 256, 512)]  # fmt: skip
+         ((16,), 256, 512), ((9,), 136, 1160), ((33,), 70, 2200), ((64,), 24, 4224)]  # fmt: skip
 
 
 @pytest.mark.parametrize("kinds", [("one", "rows"), ("blocks", "blocks")], ids="-".join)
@@ -137,6 +137,13 @@ def test_sizes(backend, size, kinds):
     if not size[0]:  # a row alone has one scale
         kinds = ("one", kinds[1])
     check(backend, *size, kinds=kinds)
+
+
+@pytest.mark.parametrize("kinds", [("one", "rows"), ("blocks", "blocks")], ids="-".join)
+@pytest.mark.parametrize("backend", TORCH_BACKENDS)
+def test_more_tiles_than_multiprocessors(backend, kinds):
+    """On Hopper tiles of 256 rows, two to a block."""
+    check(backend, (1000,), 8400, 160, kinds=kinds, extras=torch.bfloat16)
 
 
 @pytest.mark.parametrize("extras", [torch.float32, torch.bfloat16], ids=str)

@@ -85,7 +85,9 @@ struct Multiplier {
 
   // Results leave in steps of 64 rows: those of `before`, where it is wanted, and of the output in
   // turn. Step s goes through place s % kRoom.
-  __device__ __forceinline__ int steps_each() const { return a.has_before ? 2 : 1; }
+  __device__ __forceinline__ int steps_each() const {
+    return !Plan::kOutputAlone && a.has_before ? 2 : 1;
+  }
   __device__ __forceinline__ bool takes_residual(int step) const {
     return a.has_residual && step % steps_each() == steps_each() - 1;
   }
@@ -268,15 +270,17 @@ struct Multiplier {
       }
     };
     const int at_row = row + 64 * r;
-    if (a.partials != nullptr) {
-      each([&](int c, float(&x)[32]) { put_partials(x, at_row, column + 64 * c); });
-      return;
-    }
-    if constexpr (Plan::kPieces == 2) {
-      if (a.gated) {
-        finish_pairs(reinterpret_cast<float(&)[32]>(sum[0]),
-                     reinterpret_cast<float(&)[32]>(sum[32]), r);
+    if constexpr (!Plan::kOutputAlone) {
+      if (a.partials != nullptr) {
+        each([&](int c, float(&x)[32]) { put_partials(x, at_row, column + 64 * c); });
         return;
+      }
+      if constexpr (Plan::kPieces == 2) {
+        if (a.gated) {
+          finish_pairs(reinterpret_cast<float(&)[32]>(sum[0]),
+                       reinterpret_cast<float(&)[32]>(sum[32]), r);
+          return;
+        }
       }
     }
     each([&](int c, float(&x)[32]) { add_bias(x, c); });
@@ -285,7 +289,7 @@ struct Multiplier {
       return;
     }
     int step = r * steps_each();
-    if (a.has_before) {
+    if (!Plan::kOutputAlone && a.has_before) {
       wait_for_place(step);
       each([&](int c, float(&x)[32]) { put_piece(x, piece(step % Plan::kRoom, c)); });
       send(&a.before, step, at_row);
@@ -303,23 +307,25 @@ struct Multiplier {
 
   // Through shared memory as well, as floats, for a loop that is rarely run to be short.
   __device__ __forceinline__ void finish_plain(const float (&x)[32], int at_row, int at_column) {
-    constexpr int kPitch = 64 + 4;
-    static_assert(64 * kPitch * 4 <= Plan::kRoom * Plan::kPieces * Plan::kPieceBytes);
+    static_assert(64 * 64 * 4 <= Plan::kRoom * Plan::kPieces * Plan::kPieceBytes);
+    // Neighbouring rows are in other banks.
+    const auto at = [](int r, int c) { return r * 64 + (c ^ r % 8 * 8); };
     float* const floats = reinterpret_cast<float*>(piece(0, 0));
     sync();
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
       const int r = 16 * warp + lane / 4 + i / 2 % 2 * 8, c = i / 4 * 8 + 2 * (lane % 4);
-      *reinterpret_cast<float2*>(floats + r * kPitch + c) = make_float2(x[i], x[i + 1]);
+      *reinterpret_cast<float2*>(floats + at(r, c)) = make_float2(x[i], x[i + 1]);
     }
     sync();
     const bool is_float = a.plain_out.dtype == DType::kFloat32;
+    const bool residual_is_float = a.plain_residual.dtype == DType::kFloat32;
 #pragma unroll 1
     for (int i = thread; i < 64 * 64; i += 128) {
       const int64_t r = at_row + i / 64, c = at_column + i % 64;
       if (r >= a.rows || c >= a.columns) continue;
       const auto place = [&](const cuda::PlainMatrix& m) { return r * m.row + c * m.column; };
-      float value = floats[i / 64 * kPitch + i % 64];
+      float value = floats[at(i / 64, i % 64)];
       if (a.plain_before.data != nullptr) {
         cuda::store_either<T>(a.plain_before.data, false, place(a.plain_before), value);
       }
@@ -327,7 +333,8 @@ struct Multiplier {
         value = cuda::activate<decltype(kind)::value, false>(value);
       });
       if (a.plain_residual.data != nullptr) {
-        value += cuda::load_either<T>(a.plain_residual.data, false, place(a.plain_residual));
+        value +=
+            cuda::load_either<T>(a.plain_residual.data, residual_is_float, place(a.plain_residual));
       }
       cuda::store_either<T>(a.plain_out.data, is_float, place(a.plain_out), value);
     }

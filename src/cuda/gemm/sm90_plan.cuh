@@ -58,6 +58,7 @@ struct ProductPlan {
   static constexpr int kColumns = Tile::kColumns, kStages = Tile::kStages, kRoom = Tile::kRoom;
   static constexpr int kBlocks = kRows / 64;     // multiplied by one instruction each
   static constexpr int kPieces = kColumns / 64;  // side by side
+  static constexpr bool kOutputAlone = false;    // no parts of K, no gates, no `before`
   static constexpr int kThreads = 384;
   static constexpr int kProducerRegisters = 24, kRegisters = 240;
   static constexpr int kABytes = kRows * 128, kBBytes = kColumns * 128;

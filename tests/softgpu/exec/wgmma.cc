@@ -371,6 +371,7 @@ void add_multiplication(Operations& table, const std::string& type) {
 
 template <class Format>
 void add_multiplications(Operations& table, const std::string& type) {
+  add_multiplication<Format, 16>(table, type);
   add_multiplication<Format, 32>(table, type);
   add_multiplication<Format, 64>(table, type);
   add_multiplication<Format, 80>(table, type);

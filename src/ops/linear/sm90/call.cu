@@ -74,22 +74,6 @@ cuda::PlainMatrix plain(const Tensor& t) {
   return {t.data, t.dtype, rows_of(t).last_stride, t.stride(-1)};
 }
 
-Status set_results(ProductArguments* f, const Product& p) {
-  if (p.gated || (engine_takes(p.out, p.dtype) && engine_takes(p.before, p.dtype) &&
-                  engine_takes(p.residual, p.dtype))) {
-    f->has_before = p.before.defined;
-    f->has_residual = p.residual.defined;
-    FK_RETURN_IF_ERROR(result_map(&f->out, p.out));
-    FK_RETURN_IF_ERROR(result_map(&f->before, p.before));
-    FK_RETURN_IF_ERROR(result_map(&f->before_up, p.before_up));
-    return result_map(&f->residual, p.residual);
-  }
-  f->plain_out = plain(p.out);
-  f->plain_before = plain(p.before);
-  f->plain_residual = plain(p.residual);
-  return {};
-}
-
 // What adds up parts takes their results as they are.
 cuda::PortableArguments sums_of(const Product& p, const ProductArguments& f) {
   cuda::PortableArguments sums;
@@ -154,6 +138,22 @@ Status launch_tile(const ProductArguments& f, const Product& p, int device, cuda
 }
 
 }  // namespace
+
+Status set_results(ProductArguments* f, const Product& p) {
+  if (p.gated || (engine_takes(p.out, p.dtype) && engine_takes(p.before, p.dtype) &&
+                  engine_takes(p.residual, p.dtype))) {
+    f->has_before = p.before.defined;
+    f->has_residual = p.residual.defined;
+    FK_RETURN_IF_ERROR(result_map(&f->out, p.out));
+    FK_RETURN_IF_ERROR(result_map(&f->before, p.before));
+    FK_RETURN_IF_ERROR(result_map(&f->before_up, p.before_up));
+    return result_map(&f->residual, p.residual);
+  }
+  f->plain_out = plain(p.out);
+  f->plain_before = plain(p.before);
+  f->plain_residual = plain(p.residual);
+  return {};
+}
 
 bool engine_takes(const Tensor& t, DType dtype) {
   if (!t) return true;

@@ -55,6 +55,10 @@ int64_t partial_floats(int64_t rows, int64_t columns, int64_t depth, bool gated,
 
 Status multiply(const Product& p, int device, cudaStream_t stream);
 
+// Tells the kernel about a product's results and its residual.
+struct ProductArguments;
+Status set_results(ProductArguments* f, const Product& p);
+
 // Whether a result, or a residual, goes through the copy engine. It stores whole units of 16 bytes,
 // also where a row ends inside one and what follows belongs to somebody else.
 bool engine_takes(const Tensor& t, DType dtype);

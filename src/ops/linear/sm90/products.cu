@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops/linear/sm90/call.h"
+#include "ops/linear/sm90/few_rows.h"
 
 namespace fk::cuda_sm90 {
 
@@ -9,7 +10,8 @@ namespace {
 
 using cuda::Major;
 
-// So few rows are a stream of the weight, which is the portable room's.
+// So few rows are a stream of the weight, which is the portable room's where the copy engine cannot
+// fetch it.
 bool streams(const LinearFwd& a) {
   return few_rows(a.x) && in_vectors_but_for_address(a.weight, a.x.dtype);
 }
@@ -60,8 +62,8 @@ struct BackwardParts {
 }  // namespace
 
 bool accepts(const LinearFwd& a) {
-  return a.y && takes(a.x, a.weight) && !streams(a) && in_even_rows(a.y) &&
-         in_even_rows(a.before) && in_even_rows(a.residual);
+  return a.y && takes(a.x, a.weight) && (takes_few_rows(a.x, a.weight) || !streams(a)) &&
+         in_even_rows(a.y) && in_even_rows(a.before) && in_even_rows(a.residual);
 }
 
 bool accepts(const LinearBwd& a) {
@@ -102,6 +104,9 @@ Status run(const LinearFwd& a, const Exec& exec) {
     p.epilogue.bias = a.bias.data;
     p.epilogue.float_bias = a.bias.dtype == DType::kFloat32;
     p.epilogue.bias_stride = a.bias.stride(0);
+  }
+  if (takes_few_rows(a.x, a.weight)) {
+    return multiply_few_rows(p, dtype, nullptr, a.x.device_id, stream);
   }
   return multiply(p, a.x.device_id, stream);
 }

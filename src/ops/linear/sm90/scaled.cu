@@ -4,27 +4,48 @@
 #include "cuda/launch.h"
 #include "cuda/tma.h"
 #include "ops/linear/sm90/call.h"
+#include "ops/linear/sm90/few_rows.h"
 #include "ops/linear/sm90/scaled.cuh"
 
 namespace fk::cuda_sm90 {
 
 namespace {
 
-Status scaled_map(CUtensorMap* map, const Tensor& t) {
+Status scaled_map(CUtensorMap* map, const Tensor& t, int outer) {
   const Rows r = rows_of(t);
   cuda::TensorMapShape shape;
   shape.dims = 2;
   shape.sizes[0] = t.size(-1);
   shape.sizes[1] = r.count;
   shape.strides[1] = r.last_stride;
-  shape.box[0] = ScaledPlan::kDepth;
-  shape.box[1] = ScaledPlan::kRows;
+  shape.box[0] = static_cast<int>(kScaleBlock);
+  shape.box[1] = outer;
   return cuda::make_tensor_map(map, t.data, t.dtype, shape);
 }
 
-cuda::PlainMatrix scaled_result(const Tensor& t) {
-  if (!t) return {};
-  return {t.data, t.dtype, rows_of(t).last_stride, t.stride(-1)};
+template <int kRowBlocks>
+Status launch_scaled(ScaledArguments f, const ScaledLinearFwd& a, cudaStream_t stream) {
+  using Plan = ScaledPlan<kRowBlocks>;
+  FK_RETURN_IF_ERROR(scaled_map(&f.product.a, a.x, Plan::kRows));
+  FK_RETURN_IF_ERROR(scaled_map(&f.product.b, a.weight, Plan::kColumns));
+  constexpr int kRowsTogether = 8;  // of tiles, that share columns of the weight in the L2 cache
+  cuda::TileOrder& order = f.product.order;
+  order = {static_cast<int>(ceil_div(f.product.rows, Plan::kRows)),
+           static_cast<int>(ceil_div(f.product.columns, Plan::kColumns)), kRowsTogether};
+  const int blocks =
+      std::min(cuda::device_properties(a.x.device_id).multiprocessors, order.count());
+  return cuda::launch_early(scaled_product<kRowBlocks>, "scaled_product",
+                            {{static_cast<unsigned>(blocks)}, {Plan::kThreads}, Plan::kSharedBytes},
+                            stream, f);
+}
+
+// Whether tiles of 256 rows end no later than those of 128.
+bool takes_high(const ProductArguments& f, int multiprocessors) {
+  const auto time = [&](int rows) {
+    const int64_t tiles = ceil_div(f.rows, int64_t{rows}) * ceil_div(f.columns, int64_t{128});
+    return ceil_div(tiles, int64_t{multiprocessors}) * rows;
+  };
+  return time(256) <= time(128);
 }
 
 // Rows of 8-bit floats that the copy engine fetches as they lie, but for the address.
@@ -50,33 +71,37 @@ size_t workspace(const ScaledLinearFwd& a) { return cuda::workspace(a); }
 
 Status run(const ScaledLinearFwd& a, const Exec& exec) {
   if (!aligned(a.x) || !aligned(a.weight)) return cuda::run(a, exec);
-  using Plan = ScaledPlan;
+  const cudaStream_t stream = cuda::stream_of(exec);
   ScaledArguments f = {};
-  FK_RETURN_IF_ERROR(scaled_map(&f.x, a.x));
-  FK_RETURN_IF_ERROR(scaled_map(&f.weight, a.weight));
   f.x_scale = x_scales(a);
   f.weight_scale = weight_scales(a);
-  f.rows = static_cast<int>(rows_of(a.x).count);
-  f.columns = static_cast<int>(a.weight.size(0));
-  f.slices = static_cast<int>(scale_blocks(a.weight.size(1)));
-  constexpr int kRowsTogether = 8;  // of tiles, that share columns of the weight in the L2 cache
-  f.order = {static_cast<int>(ceil_div(f.rows, Plan::kRows)),
-             static_cast<int>(ceil_div(f.columns, Plan::kColumns)), kRowsTogether};
-  f.epilogue.activation = static_cast<Activation>(a.activation);
+  Product p;
+  p.dtype = DType::kBFloat16;
+  p.out = a.y;
+  p.residual = a.residual;
+  p.epilogue.activation = static_cast<Activation>(a.activation);
   if (a.bias) {
-    f.epilogue.bias = a.bias.data;
-    f.epilogue.float_bias = a.bias.dtype == DType::kFloat32;
-    f.epilogue.bias_stride = a.bias.stride(0);
+    p.epilogue.bias = a.bias.data;
+    p.epilogue.float_bias = a.bias.dtype == DType::kFloat32;
+    p.epilogue.bias_stride = a.bias.stride(0);
   }
-  f.out = scaled_result(a.y);
-  f.residual = scaled_result(a.residual);
-  f.pairs =
-      f.out.column == 1 && f.out.row % 2 == 0 && reinterpret_cast<uintptr_t>(f.out.data) % 4 == 0;
-  const int blocks =
-      std::min(cuda::device_properties(a.x.device_id).multiprocessors, f.order.count());
-  return cuda::launch_early(scaled_product, "scaled_product",
-                            {{static_cast<unsigned>(blocks)}, {Plan::kThreads}, Plan::kSharedBytes},
-                            cuda::stream_of(exec), f);
+  if (takes_few_rows(a.x, a.weight) && f.x_scale.rows.ndim <= 1) {
+    WorkspaceParts none(nullptr);
+    p.a = Matrix(a.x, a.x.dtype, none);
+    p.b = Matrix(a.weight, a.x.dtype, none);
+    p.rows = p.a.rows;
+    p.columns = p.b.rows;
+    p.depth = p.b.columns;
+    return multiply_few_rows(p, a.x.dtype, &a, a.x.device_id, stream);
+  }
+  f.product.epilogue = p.epilogue;
+  FK_RETURN_IF_ERROR(set_results(&f.product, p));
+  f.product.rows = static_cast<int>(rows_of(a.x).count);
+  f.product.columns = static_cast<int>(a.weight.size(0));
+  f.product.slices = static_cast<int>(scale_blocks(a.weight.size(1)));
+  return takes_high(f.product, cuda::device_properties(a.x.device_id).multiprocessors)
+             ? launch_scaled<2>(f, a, stream)
+             : launch_scaled<1>(f, a, stream);
 }
 
 }  // namespace fk::cuda_sm90

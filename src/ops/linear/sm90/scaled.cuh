@@ -1,53 +1,54 @@
 // A product of 8-bit floats with scales on Hopper:
 //   y = act(sum over blocks b of sx[m, b] sw[n, b] (x_b W_b^T) + bias) + residual.
 //
-// Floor: 2 M N K operations at 8192 a clock and multiprocessor. A tile of 128 x 128 takes 512
-// clocks for 128 of K less half, in which 32 KB come from the L2 cache: 128 bytes a clock at that
-// rate, twice what a multiprocessor gets, so the copies bound large products, not the tensor cores.
+// Floor: 2 M N K operations at 8192 a clock and multiprocessor. A tile of 256 x 128 takes 1024
+// clocks for 128 of K, in which 48 KB come from the L2 cache: 48 bytes a clock, of the 64 that a
+// multiprocessor gets.
 //
 // Tensor cores add up 8-bit products with about 14 bits. So a stage is one block of scales, 128 of
 // K: its sums begin at 0, are multiplied by the block's scales, and are added up in float. A block
-// has a warpgroup whose first thread feeds shared memory by the copy engine, and two that have 64
-// rows of the tile each: while one scales its sums, the other's product keeps the tensor cores
-// busy. Blocks are persistent; copies for the next tile run during an epilogue.
+// has a warpgroup whose first thread feeds shared memory by the copy engine, and two that share the
+// rows of the tile, 64 rows at a time: while one scales its sums, the other's product keeps the
+// tensor cores busy. Scales come into registers a stage ahead. Blocks are persistent; copies for
+// the next tile run during an epilogue, which is that of the 16-bit product (sm90_multiplier.cuh).
 #pragma once
 
 #include "cuda/float8.cuh"
-#include "cuda/gemm/sm90_plan.cuh"
+#include "cuda/gemm/sm90_multiplier.cuh"
 #include "ops/linear/scaled_linear.h"
 
 namespace fk::cuda_sm90 {
 
 struct ScaledArguments {
-  CUtensorMap x, weight;  // boxes of 128 x 128
+  ProductArguments product;  // operands in boxes of 128 of K
   Scales x_scale, weight_scale;
-  int rows, columns, slices;  // slices: of 128 of K
-  cuda::TileOrder order;
-  cuda::Epilogue epilogue;
-  cuda::PlainMatrix out, residual;
-  bool pairs;  // two neighbours of a result's row can be stored at once
 };
 
+// kRowBlocks: how many times 64 rows of a tile a warpgroup has.
+template <int kRowBlocks>
 struct ScaledPlan {
-  static constexpr int kRows = 128, kColumns = 128, kDepth = 128, kStages = 6;
+  static constexpr int kBlocks = kRowBlocks, kRows = 128 * kBlocks, kColumns = 128, kDepth = 128;
+  static constexpr int kStages = kBlocks == 2 ? 4 : 6, kRoom = 1, kPieces = kColumns / 64;
+  static constexpr bool kOutputAlone = true;
   static constexpr int kThreads = 384, kWarps = 8;  // kWarps: those that multiply
-  static constexpr int kProducerRegisters = 40, kRegisters = 232;
-  static constexpr int kOperandBytes = 128 * 128, kStageBytes = 2 * kOperandBytes;
-  static constexpr int kBarriersAt = kStages * kStageBytes;
-  static constexpr int kSharedBytes = kBarriersAt + 2 * kStages * 8;
+  static constexpr int kProducerRegisters = 24, kRegisters = 240;
+  static constexpr int kABytes = kRows * kDepth, kStageBytes = kABytes + kColumns * kDepth;
+  static constexpr int kPieceBytes = 64 * 128;
+  static constexpr int kPiecesAt = kStages * kStageBytes;
+  static constexpr int kBiasAt = kPiecesAt + 2 * kRoom * kPieces * kPieceBytes;
+  static constexpr int kScalesAt = kBiasAt + 2 * kColumns * 4;  // of columns
+  static constexpr int kBarriersAt = kScalesAt + 2 * kColumns * 4;
+  static constexpr int kSharedBytes = kBarriersAt + 256;
   static_assert(kDepth == kScaleBlock && kColumns == kScaleBlock);
-};
-
-struct ScaledBarriers {
-  uint64_t full[ScaledPlan::kStages], empty[ScaledPlan::kStages];
+  static_assert(kSharedBytes <= 227 * 1024);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
 // The thread that loads.
-__device__ __forceinline__ void load_scaled(const ScaledArguments& a, char* shared,
-                                            ScaledBarriers* barriers) {
-  using Plan = ScaledPlan;
+template <class Plan>
+__device__ __forceinline__ void load_scaled(const ProductArguments& a, char* shared,
+                                            ProductBarriers<Plan>* barriers) {
   Turn<Plan::kStages> turn;
   for (int index = blockIdx.x; index < a.order.count(); index += gridDim.x) {
     int row_tile, column_tile;
@@ -57,153 +58,161 @@ __device__ __forceinline__ void load_scaled(const ScaledArguments& a, char* shar
       uint64_t* const full = &barriers->full[turn.place];
       char* const to = shared + turn.place * Plan::kStageBytes;
       cuda::barrier_arrive_expect(full, Plan::kStageBytes);
-      cuda::tensor_load(to, &a.x, full, slice * Plan::kDepth, row_tile * Plan::kRows);
-      cuda::tensor_load(to + Plan::kOperandBytes, &a.weight, full, slice * Plan::kDepth,
+      cuda::tensor_load(to, &a.a, full, slice * Plan::kDepth, row_tile * Plan::kRows);
+      cuda::tensor_load(to + Plan::kABytes, &a.b, full, slice * Plan::kDepth,
                         column_tile * Plan::kColumns);
     }
   }
 }
 
-// A warpgroup that multiplies: 64 rows of each tile.
-struct ScaledMultiplier {
-  using Plan = ScaledPlan;
-  static constexpr int kSums = Plan::kColumns / 2;  // of a thread
+// A warpgroup that multiplies: half of each tile's rows.
+template <class Plan>
+struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda::Major::kK> {
+  using Base = Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda::Major::kK>;
+  static constexpr int kBlocks = Plan::kBlocks, kSums = Plan::kColumns / 2;  // of a thread
+  using Base::barriers, Base::column, Base::lane, Base::row, Base::shared, Base::thread, Base::turn,
+      Base::warp, Base::warpgroup;
 
-  const ScaledArguments& a;
-  char* const shared;
-  ScaledBarriers* const barriers;
-  const int warpgroup;
-  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  Turn<Plan::kStages> turn;
-  int row, column;  // the thread's first row; the tile's first column
+  const ScaledArguments& scaled;
+  // Where the scales of the thread's rows and of the tile's columns are for the next 128 of K.
+  const float *x_at[kBlocks][2], *weight_at;
+  float x_scales[kBlocks][2], weight_scale, column_scale;
 
-  // Each warp says for itself that it has read a stage.
-  __device__ __forceinline__ void release(int place) const {
-    __syncwarp();
-    if (lane == 0 || cuda::kEveryLaneArrives) cuda::barrier_arrive(&barriers->empty[place]);
-  }
-  // What the sums of one of the thread's two rows are multiplied with. Scales of the weight's rows
-  // wait for the epilogue.
-  __device__ __forceinline__ float scale(int half, int slice) const {
-    const int r = row + 8 * half;
-    if (r >= a.rows) return 0.f;
-    const int64_t k = int64_t{slice} * Plan::kDepth;
-    const float of_x = a.x_scale.at(r, k);
-    return a.weight_scale.rows_each == 1 ? of_x : of_x * a.weight_scale.at(column, k);
+  __device__ __forceinline__ ScaledMultiplier(const ScaledArguments& arguments, char* memory,
+                                              ProductBarriers<Plan>* all_barriers, int number)
+      : Base{arguments.product, memory, all_barriers, number}, scaled(arguments) {}
+
+  __device__ __forceinline__ bool by_column() const { return scaled.weight_scale.rows_each == 1; }
+  __device__ __forceinline__ float* column_scales() const {
+    return reinterpret_cast<float*>(shared + Plan::kScalesAt) + warpgroup * Plan::kColumns;
   }
 
-  __device__ __forceinline__ void multiply_tile(float (&total)[kSums]) {
+  __device__ __forceinline__ void begin_scales() {
+    const Scales& x = scaled.x_scale;
+    const Scales& weight = scaled.weight_scale;
 #pragma unroll
-    for (float& value : total) value = 0.f;
-    float scales[2] = {scale(0, 0), scale(1, 0)};
+    for (int i = 0; i < kBlocks * 2; ++i) {
+      // Rows below the last one are not stored, whatever they are multiplied by.
+      const int r = row + 64 * (i / 2) + 16 * warp + lane / 4 + 8 * (i % 2);
+      const int last = scaled.product.rows - 1;
+      x_at[i / 2][i % 2] = x.data + (x.rows_each == 0 ? 0 : x.rows.offset(r < last ? r : last));
+    }
+    weight_at = weight.data;
+    weight_scale = column_scale = 1.f;
+    if (by_column()) {
+      const int c = column + thread;
+      if (c < scaled.product.columns) column_scale = weight.data[weight.rows.offset(c)];
+    } else if (weight.rows_each != 0) {
+      weight_at += weight.rows.offset(column / Plan::kColumns);
+    }
+    load_scales();
+  }
+  // Those of the next 128 of K start on their way to registers.
+  __device__ __forceinline__ void load_scales() {
+    if (!by_column()) weight_scale = *weight_at;
+    weight_at += scaled.weight_scale.along_k;
+#pragma unroll
+    for (int i = 0; i < kBlocks * 2; ++i) {
+      x_scales[i / 2][i % 2] = *x_at[i / 2][i % 2];
+      x_at[i / 2][i % 2] += scaled.x_scale.along_k;
+    }
+  }
+
+  __device__ __forceinline__ void multiply_tile(float (&total)[kBlocks][kSums]) {
+    const bool moves = (scaled.x_scale.along_k | scaled.weight_scale.along_k) != 0;
+    const int slices = scaled.product.slices;
+#pragma unroll
+    for (int i = 0; i < kBlocks * kSums; ++i) total[i / kSums][i % kSums] = 0.f;
 #pragma unroll 1
-    for (int slice = 0; slice < a.slices; ++slice) {
+    for (int slice = 0; slice < slices; ++slice) {
       cuda::barrier_wait(&barriers->full[turn.place], turn.phase);
       const char* const stage = shared + turn.place * Plan::kStageBytes;
-      const uint64_t left = cuda::k_major(stage + warpgroup * 64 * 128);
-      const uint64_t right = cuda::k_major(stage + Plan::kOperandBytes);
-      float sum[kSums];
-      cuda::keep_registers(sum);
-      cuda::warpgroup_fence();
+      const uint64_t left = cuda::k_major(stage + warpgroup * kBlocks * 64 * 128);
+      const uint64_t right = cuda::k_major(stage + Plan::kABytes);
+      float now[kBlocks][2];
 #pragma unroll
-      for (int i = 0; i < Plan::kDepth / 32; ++i) {
-        cuda::multiply<__nv_fp8_e4m3>(sum, cuda::advance(left, 32 * i),
-                                      cuda::advance(right, 32 * i), i > 0);
+      for (int i = 0; i < kBlocks * 2; ++i)
+        now[i / 2][i % 2] = x_scales[i / 2][i % 2] * weight_scale;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        float sum[kSums];
+        cuda::keep_registers(sum);
+        cuda::warpgroup_fence();
+#pragma unroll
+        for (int i = 0; i < Plan::kDepth / 32; ++i) {
+          cuda::multiply<__nv_fp8_e4m3>(sum, cuda::advance(left, b * 64 * 128 + 32 * i),
+                                        cuda::advance(right, 32 * i), i > 0);
+        }
+        cuda::warpgroup_commit();
+        // On their way while products run.
+        if (b == 0 && moves && slice + 1 < slices) load_scales();
+        cuda::warpgroup_wait<0>();
+        cuda::keep_registers(sum);
+        if (b == kBlocks - 1) this->release(turn.place);
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) total[b][i] += sum[i] * now[b][i / 2 % 2];
       }
-      cuda::warpgroup_commit();
-      const float now[2] = {scales[0], scales[1]};
-      if (slice + 1 < a.slices) {  // on their way while the product runs
-        scales[0] = scale(0, slice + 1);
-        scales[1] = scale(1, slice + 1);
-      }
-      cuda::warpgroup_wait<0>();
-      cuda::keep_registers(sum);
-      release(turn.place);
       turn.next();
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) total[i] += sum[i] * now[i / 2 % 2];
     }
   }
 
-  __device__ __forceinline__ void finish(float (&x)[kSums]) const {
-    const auto column_of = [&](int i) { return column + i / 4 * 8 + 2 * (lane % 4) + i % 2; };
+  __device__ __forceinline__ void scale_columns(float (&x)[kSums]) const {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const int c = column_of(i);
-      if (i / 2 % 2 != 0 || c >= a.columns) continue;  // both rows at a time
-      if (a.weight_scale.rows_each == 1) {
-        const float by = a.weight_scale.at(c, 0);
-        x[i] *= by;
-        x[i + 2] *= by;
-      }
-      if (a.epilogue.bias != nullptr) {
-        const float bias = cuda::load_either<__nv_bfloat16>(a.epilogue.bias, a.epilogue.float_bias,
-                                                            c * a.epilogue.bias_stride);
-        x[i] += bias;
-        x[i + 2] += bias;
-      }
-    }
-    cuda::with_activation(a.epilogue.activation, [&](auto kind) {
-#pragma unroll
-      for (float& value : x) value = cuda::activate<decltype(kind)::value, false>(value);
-    });
-#pragma unroll
-    for (int i = 0; i < kSums; i += 2) {
-      const int64_t r = row + i / 2 % 2 * 8, c = column_of(i);
-      if (r >= a.rows) continue;
-      const auto place = [&](const cuda::PlainMatrix& m, int64_t at) {
-        return r * m.row + at * m.column;
-      };
-      if (a.residual.data != nullptr) {
-        const bool is_float = a.residual.dtype == DType::kFloat32;
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (c + j >= a.columns) continue;
-          x[i + j] +=
-              cuda::load_either<__nv_bfloat16>(a.residual.data, is_float, place(a.residual, c + j));
-        }
-      }
-      auto* const out = static_cast<__nv_bfloat16*>(a.out.data);
-      if (a.pairs && c + 1 < a.columns) {
-        *reinterpret_cast<uint32_t*>(out + place(a.out, c)) =
-            cuda::pack_pair<__nv_bfloat16>(x[i], x[i + 1]);
-        continue;
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (c + j < a.columns) out[place(a.out, c + j)] = __float2bfloat16_rn(x[i + j]);
-      }
+    for (int i = 0; i < kSums; i += 4) {
+      const float2 by =
+          *reinterpret_cast<const float2*>(column_scales() + i / 4 * 8 + 2 * (lane % 4));
+      x[i] *= by.x;
+      x[i + 1] *= by.y;
+      x[i + 2] *= by.x;
+      x[i + 3] *= by.y;
     }
   }
 
   __device__ __forceinline__ void run() {
+    const ProductArguments& a = scaled.product;
     for (int index = blockIdx.x; index < a.order.count(); index += gridDim.x) {
       int row_tile, column_tile;
       a.order.place(index, &row_tile, &column_tile);
-      row = row_tile * Plan::kRows + 64 * warpgroup + 16 * warp + lane / 4;
+      row = row_tile * Plan::kRows + warpgroup * kBlocks * 64;
       column = column_tile * Plan::kColumns;
-      float total[kSums];
+      uint32_t biases[Base::kBiases];
+      this->begin_tile(biases);
+      begin_scales();
+      float total[kBlocks][kSums];
       multiply_tile(total);
-      finish(total);
+      // All have read the last tile's: its results left since.
+      if (by_column()) column_scales()[thread] = column_scale;
+      this->begin_epilogue(biases);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        if (by_column()) scale_columns(total[b]);
+        this->finish_rows(total[b], b);
+      }
     }
+    if (thread == 0) cuda::bulk_wait_read<0>();
   }
 };
 
 #endif
 
-__global__ void __launch_bounds__(ScaledPlan::kThreads, 1)
+template <int kRowBlocks>
+__global__ void __launch_bounds__(ScaledPlan<kRowBlocks>::kThreads, 1)
     scaled_product(const __grid_constant__ ScaledArguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Plan = ScaledPlan;
+  using Plan = ScaledPlan<kRowBlocks>;
   extern __shared__ __align__(1024) char shared[];
-  auto* barriers = reinterpret_cast<ScaledBarriers*>(shared + Plan::kBarriersAt);
+  auto* barriers = reinterpret_cast<ProductBarriers<Plan>*>(shared + Plan::kBarriersAt);
+  static_assert(sizeof(ProductBarriers<Plan>) <= Plan::kSharedBytes - Plan::kBarriersAt);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Plan::kStages; ++i) {
       cuda::barrier_init(&barriers->full[i], 1);
       cuda::barrier_init_for_warps(&barriers->empty[i], Plan::kWarps);
     }
-    cuda::prefetch_tensor_map(&a.x);
-    cuda::prefetch_tensor_map(&a.weight);
+    for (int i = 0; i < 2 * Plan::kRoom; ++i) {
+      cuda::barrier_init(&barriers->residual[i / Plan::kRoom][i % Plan::kRoom], 1);
+    }
+    cuda::prefetch_tensor_map(&a.product.a);
+    cuda::prefetch_tensor_map(&a.product.b);
     cuda::fence_barrier_init();
   }
   __syncthreads();
@@ -211,10 +220,10 @@ __global__ void __launch_bounds__(ScaledPlan::kThreads, 1)
   const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {
     cuda::give_registers<Plan::kProducerRegisters>();
-    if (threadIdx.x == 0) load_scaled(a, shared, barriers);
+    if (threadIdx.x == 0) load_scaled<Plan>(a.product, shared, barriers);
   } else {
     cuda::take_registers<Plan::kRegisters>();
-    ScaledMultiplier multiplier{a, shared, barriers, group - 1};
+    ScaledMultiplier<Plan> multiplier(a, shared, barriers, group - 1);
     multiplier.run();
   }
   cuda::let_next_kernel_start();

@@ -1,0 +1,286 @@
+// A product of up to 64 rows of x on Hopper, C[m, n] = sum over k of x[m, k] W[n, k], of 16-bit
+// numbers or of 8-bit floats with their scales.
+//
+// Floor: the weight is read once, at the bandwidth of memory. What hides its latency is how many
+// bytes are under way: the copy engine keeps up to 80 KB of a block's weight on their way to shared
+// memory, and two blocks fit on a multiprocessor.
+//
+// The weight is the left operand, 64 of its rows a block, so that few rows of x waste nothing of
+// the tensor cores that anybody waits for. A stage is 128 bytes of K of those rows and of x's; one
+// thread loads, a warpgroup multiplies. Where tiles are few, the blocks of a cluster
+// share K: each block of the cluster gets some columns of results, the others' sums of which are
+// stored in its shared memory.
+//
+// Tensor cores add up products of 8-bit floats with about 14 bits: such sums begin at 0 in each
+// stage, which is one block of scales, and are scaled and added up in float.
+#pragma once
+
+#include "cuda/dependent_launch.cuh"
+#include "cuda/float8.cuh"
+#include "cuda/gemm/portable_epilogue.cuh"
+#include "cuda/gemm/sm90_plan.cuh"
+#include "cuda/tma.cuh"
+#include "cuda/wgmma.cuh"
+#include "ops/linear/scaled_linear.h"
+
+namespace fk::cuda_sm90 {
+
+struct FewRowsArguments {
+  CUtensorMap x, weight;            // in boxes of 128 bytes of K
+  int slices, splits;               // of K
+  Scales x_scale, weight_scale;     // of 8-bit floats
+  cuda::PortableArguments results;  // what becomes of sums
+};
+
+constexpr int kMostFewRows = 64;
+
+// kX: rows of x that there is room for.
+template <class T, int kX>
+struct FewRowsPlan {
+  static constexpr int kColumns = 64;  // of the product, rows of the weight
+  static constexpr int kDepth = 128 / static_cast<int>(sizeof(T));
+  static constexpr int kStages = kX == 64 ? 6 : kX == 32 ? 8 : 10;
+  static constexpr int kThreads = 256, kMultiplying = 128;
+  static constexpr int kWeightBytes = kColumns * 128, kStageBytes = kWeightBytes + kX * 128;
+  static constexpr int kSumsAt = kStages * kStageBytes;
+  static constexpr int kBarriersAt = kSumsAt + kX * kColumns * 4;
+  static constexpr int kSharedBytes = kBarriersAt + 2 * kStages * 8;
+  static_assert(2 * (kSharedBytes + 1024) <= 228 * 1024);
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+
+template <class Plan>
+struct FewRowsBarriers {
+  uint64_t full[Plan::kStages], empty[Plan::kStages];
+};
+
+// The sums of a block's columns, from each block of the cluster: kX rows of kColumns / splits
+// floats. A row's groups of eight are permuted by its number, against bank conflicts.
+struct FewRowsSums {
+  float* const data;
+  const int rows, width;
+
+  __device__ __forceinline__ float* at(int split, int m, int n) const {
+    return data + (split * rows + m) * width + (n ^ (m / 2 % 4 * 8 & (width - 1)));
+  }
+};
+
+// The thread that loads.
+template <class Plan>
+__device__ __forceinline__ void load_few_rows(const FewRowsArguments& a, char* shared,
+                                              FewRowsBarriers<Plan>* barriers, int begin, int end) {
+  Turn<Plan::kStages> turn;
+#pragma unroll 1
+  for (int slice = begin; slice < end; ++slice, turn.next()) {
+    cuda::barrier_wait(&barriers->empty[turn.place], turn.phase ^ 1);
+    uint64_t* const full = &barriers->full[turn.place];
+    char* const to = shared + turn.place * Plan::kStageBytes;
+    cuda::barrier_arrive_expect(full, Plan::kStageBytes);
+    cuda::tensor_load(to, &a.weight, full, slice * Plan::kDepth, blockIdx.x * Plan::kColumns);
+    cuda::tensor_load(to + Plan::kWeightBytes, &a.x, full, slice * Plan::kDepth, 0);
+  }
+}
+
+// Of a thread's sums, those of one column are two rows of x side by side: sum[4 i + 2 j + e] is
+// column 16 warp + lane / 4 + 8 j, row 8 i + 2 (lane % 4) + e.
+template <class T, int kX>
+struct FewRowsMultiplier {
+  using Plan = FewRowsPlan<T, kX>;
+  static constexpr int kSums = kX / 2;
+  static constexpr bool kScaled = std::is_same_v<T, __nv_fp8_e4m3>;
+
+  const FewRowsArguments& a;
+  char* const shared;
+  FewRowsBarriers<Plan>* const barriers;
+  const int begin, end;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  Turn<Plan::kStages> turn;
+
+  __device__ __forceinline__ void release(int place) const {
+    __syncwarp();
+    if (lane == 0 || cuda::kEveryLaneArrives) cuda::barrier_arrive(&barriers->empty[place]);
+  }
+  __device__ __forceinline__ void start_stage(float (&sum)[kSums], bool adds) {
+    cuda::barrier_wait(&barriers->full[turn.place], turn.phase);
+    const char* const stage = shared + turn.place * Plan::kStageBytes;
+    const uint64_t left = cuda::k_major(stage);
+    const uint64_t right = cuda::k_major(stage + Plan::kWeightBytes);
+    cuda::warpgroup_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      cuda::multiply<T>(sum, cuda::advance(left, 32 * i), cuda::advance(right, 32 * i),
+                        adds || i > 0);
+    }
+    cuda::warpgroup_commit();
+  }
+
+  __device__ __forceinline__ void multiply(float (&total)[kSums]) {
+    int last = 0;
+#pragma unroll 1
+    for (int slice = begin; slice < end; ++slice) {
+      start_stage(total, slice > begin);
+      cuda::warpgroup_wait<1>();
+      if (slice > begin) release(last);
+      last = turn.place;
+      turn.next();
+    }
+    cuda::warpgroup_wait<0>();
+    cuda::keep_registers(total);
+  }
+
+  __device__ __forceinline__ void multiply_scaled(float (&total)[kSums]) {
+    const Scales& of_x = a.x_scale;
+    const Scales& of_weight = a.weight_scale;
+    const bool moves = (of_x.along_k | of_weight.along_k) != 0;
+    const bool by_column = of_weight.rows_each == 1;
+    const int rows = static_cast<int>(a.results.rows),
+              columns = static_cast<int>(a.results.columns);
+    const int first = blockIdx.x * Plan::kColumns;
+    float x_scales[kX / 4], weight_scale = 1.f;
+    const int64_t x_row = of_x.rows_each == 0 ? 0 : of_x.rows.last_stride;
+    const float* x_at = of_x.data + begin * of_x.along_k + 2 * (lane % 4) * x_row;
+    const float* weight_at = of_weight.data + begin * of_weight.along_k;
+    if (of_weight.rows_each > 1) weight_at += of_weight.rows.offset(first / kScaleBlock);
+    const auto load = [&] {
+#pragma unroll
+      for (int i = 0; i < kX / 4; ++i) {
+        const int m = i / 2 * 8 + i % 2;
+        x_scales[i] = m + 2 * (lane % 4) < rows ? x_at[m * x_row] : 0.f;
+      }
+      x_at += of_x.along_k;
+      if (!by_column) weight_scale = *weight_at;
+      weight_at += of_weight.along_k;
+    };
+    if (begin < end) load();
+#pragma unroll 1
+    for (int slice = begin; slice < end; ++slice) {
+      float now[kX / 4];
+#pragma unroll
+      for (int i = 0; i < kX / 4; ++i) now[i] = x_scales[i] * weight_scale;
+      float sum[kSums];
+      cuda::keep_registers(sum);
+      start_stage(sum, false);
+      if (moves && slice + 1 < end) load();
+      cuda::warpgroup_wait<0>();
+      cuda::keep_registers(sum);
+      release(turn.place);
+      turn.next();
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) total[i] += sum[i] * now[i / 4 * 2 + i % 2];
+    }
+    if (!by_column) return;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int n = first + 16 * warp + lane / 4 + 8 * j;
+      if (n >= columns) continue;
+      const float by = of_weight.data[of_weight.rows.offset(n)];
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i / 2 % 2 == j) total[i] *= by;
+      }
+    }
+  }
+
+  // Sums go to the block of the cluster whose columns they belong to.
+  __device__ __forceinline__ void put(const FewRowsSums& sums, const float (&total)[kSums]) const {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const int n = 16 * warp + lane / 4 + i / 2 % 2 * 8;
+      const int m = i / 4 * 8 + 2 * (lane % 4) + i % 2;
+      if (a.splits == 1) {
+        *sums.at(0, m, n) = total[i];
+      } else {
+        cuda::store_in_block(sums.at(blockIdx.z, m, n % sums.width), n / sums.width, total[i]);
+      }
+    }
+  }
+
+  // A thread's vectors of eight columns of a row.
+  __device__ __forceinline__ void finish(const FewRowsSums& sums) const {
+    using Result = std::conditional_t<kScaled, __nv_bfloat16, T>;
+    const int along = sums.width / 8, rows = static_cast<int>(a.results.rows);
+    const int first = blockIdx.x * Plan::kColumns + blockIdx.z * sums.width;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * along; i += Plan::kMultiplying) {
+      const int m = i / along, n = i % along * 8;
+      float x[8] = {}, up[8] = {};
+#pragma unroll 1
+      for (int split = 0; split < a.splits; ++split) {
+        const float4* const from = reinterpret_cast<const float4*>(sums.at(split, m, n));
+        const float4 low = from[0], high = from[1];
+        x[0] += low.x;
+        x[1] += low.y;
+        x[2] += low.z;
+        x[3] += low.w;
+        x[4] += high.x;
+        x[5] += high.y;
+        x[6] += high.z;
+        x[7] += high.w;
+      }
+      if (first + n < a.results.columns) {
+        cuda::ResultVector<Result>(a.results, m, first + n).finish(x, up);
+      }
+    }
+  }
+};
+
+#endif
+
+template <class T, int kX>
+__global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, 2)
+    few_rows_product(const __grid_constant__ FewRowsArguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Plan = FewRowsPlan<T, kX>;
+  extern __shared__ __align__(1024) char shared[];
+  auto* barriers = reinterpret_cast<FewRowsBarriers<Plan>*>(shared + Plan::kBarriersAt);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Plan::kStages; ++i) {
+      cuda::barrier_init(&barriers->full[i], 1);
+      cuda::barrier_init_for_warps(&barriers->empty[i], Plan::kMultiplying / 32);
+    }
+    cuda::prefetch_tensor_map(&a.weight);
+    cuda::prefetch_tensor_map(&a.x);
+    cuda::fence_barrier_init();
+  }
+  __syncthreads();
+  const bool shares = a.splits > 1;
+  if (shares) cuda::cluster_arrive_relaxed();
+  cuda::wait_for_earlier_kernels();
+  cuda::let_next_kernel_start();
+  const int each = (a.slices + a.splits - 1) / a.splits;
+  const int from = blockIdx.z * each, begin = from < a.slices ? from : a.slices;
+  const int end = begin + each < a.slices ? begin + each : a.slices;
+  const FewRowsSums sums{reinterpret_cast<float*>(shared + Plan::kSumsAt), kX,
+                         Plan::kColumns / a.splits};
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  if (warp >= Plan::kMultiplying / 32) {
+    if (threadIdx.x == Plan::kMultiplying) load_few_rows<Plan>(a, shared, barriers, begin, end);
+    __syncwarp();
+    if (shares) {
+      cuda::cluster_wait();
+      cuda::cluster_arrive();
+      cuda::cluster_wait();
+    }
+    return;
+  }
+  FewRowsMultiplier<T, kX> multiplier{a, shared, barriers, begin, end};
+  float total[kX / 2] = {};
+  if constexpr (FewRowsMultiplier<T, kX>::kScaled) {
+    multiplier.multiply_scaled(total);
+  } else {
+    multiplier.multiply(total);
+  }
+  if (shares) cuda::cluster_wait();  // all blocks have begun
+  multiplier.put(sums, total);
+  if (shares) {
+    cuda::cluster_arrive();
+    cuda::cluster_wait();
+  } else {
+    cuda::named_barrier_sync(1, Plan::kMultiplying);
+  }
+  multiplier.finish(sums);
+#endif
+}
+
+}  // namespace fk::cuda_sm90
