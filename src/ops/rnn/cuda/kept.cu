@@ -78,6 +78,16 @@ Choice cluster_choice(const Args& a) {
   return shared_choice(a, kBlocksOfCluster);
 }
 
+// Whether the kernel's lanes load their vectors of W_hh as it lies. Its address counts, too, so a
+// workspace is asked for before that is known.
+template <class Args>
+bool loads_rows(const Args& a) {
+  const int64_t width = 16 / size_of(a.x.dtype);
+  return kDirectionOf<Args> == Direction::kForward && serves(a.w_hh, a.x.dtype) &&
+         a.w_hh.size(1) % width == 0 && a.w_hh.stride(0) % width == 0 &&
+         reinterpret_cast<uintptr_t>(a.w_hh.data) % 16 == 0;
+}
+
 // The parts of a call's workspace.
 struct Parts {
   WorkspaceParts parts;
@@ -139,7 +149,7 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
   weight.gates = p.gates;
   weight.direction = kDirection;
   weight.plan = choice.plan;
-  weight.packed = parts.packed;
+  weight.packed = loads_rows(a) ? nullptr : parts.packed;
   weight.published = parts.published;
   weight.unpublished = p.positions();
   if (kDirection == Direction::kForward) {
@@ -149,7 +159,11 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
   FK_RETURN_IF_ERROR(pack_weight(weight, stream));
   if constexpr (kDirection == Direction::kForward) {
     FK_RETURN_IF_ERROR(multiply_inputs(a.x, a.w_ih, a.b_ih, parts.from_x, parts.partials, stream));
-    const KeptForward f = {forward_views(a, parts.from_x), choice.plan, parts.packed,
+    const KeptForward f = {forward_views(a, parts.from_x),
+                           choice.plan,
+                           weight.packed,
+                           a.w_hh.data,
+                           a.w_hh.stride(0),
                            parts.published};
     return launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &f, stream);
   } else {

@@ -20,16 +20,63 @@
 
 namespace fk::cuda::rnn {
 
-// Weights of a warp in the registers of its lanes, as rnn_pack_weights laid them out.
+// W_hh where it lies, for a kernel whose lanes can load their vectors of it themselves.
+struct WeightRows {
+  const void* data = nullptr;  // null: packed
+  int64_t row = 0;             // elements from row to row, a multiple of a vector's
+};
+
+// Weights of a warp in the registers of its lanes: what is in them, `Product` says.
 struct KeptWeights {
   uint4 vectors[kKeptVectors];
 
+  // As rnn_pack_weights laid them out.
   __device__ __forceinline__ void load(const uint4* packed, const KeptPlan& plan, int rank) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4* const from = packed + (rank * kKeptWarps + warp) * plan.vectors * 32 + lane;
 #pragma unroll
     for (int i = 0; i < kKeptVectors; ++i) {
       vectors[i] = i < plan.vectors ? from[i * 32] : make_uint4(0, 0, 0, 0);
+    }
+  }
+
+  // The same from the rows of W_hh that a block multiplies going forward.
+  template <class T, int kGates>
+  __device__ __forceinline__ void load_rows(const WeightRows& from, const KeptPlan& plan, int rank,
+                                            int hidden) {
+    constexpr int kWidth = kVecWidth<T>;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first_k = warp % plan.slices * plan.slab;
+    const auto vector = [&](int row, int k) {
+      const int unit = row / kGates, own = rank * plan.units + unit;
+      if (unit >= plan.units || own >= hidden || k >= hidden) return make_uint4(0, 0, 0, 0);
+      const int64_t r = int64_t{row - unit * kGates} * hidden + own;
+      return *reinterpret_cast<const uint4*>(static_cast<const T*>(from.data) + r * from.row + k);
+    };
+    if constexpr (sizeof(T) == 4) {
+      const int row = (warp / plan.slices * 32 + lane) / plan.lanes;
+#pragma unroll
+      for (int i = 0; i < kKeptVectors; ++i) {
+        vectors[i] = make_uint4(0, 0, 0, 0);
+        if (i < plan.vectors) {
+          vectors[i] = vector(row, first_k + (i * plan.lanes + lane % plan.lanes) * kWidth);
+        }
+      }
+    } else {
+      constexpr int kTiles = tensor_tiles(Direction::kForward);
+#pragma unroll
+      for (int i = 0; i < kKeptVectors; i += 2) {
+        const int block = i / 2 / kTiles, tile = i / 2 % kTiles;
+        const int row = (warp / plan.slices * kTiles + tile) * 16 + lane / 4;
+        const int k = first_k + block * kTensorBlock + lane % 4 * kWidth;
+        uint4 a = make_uint4(0, 0, 0, 0), b = a;
+        if (i < plan.vectors) {
+          a = vector(row, k);
+          b = vector(row + 8, k);
+        }
+        vectors[i] = make_uint4(a.x, b.x, a.y, b.y);
+        vectors[i + 1] = make_uint4(a.z, b.z, a.w, b.w);
+      }
     }
   }
 };
@@ -354,17 +401,25 @@ struct Team {
 template <class T, class RowOf>
 __device__ __forceinline__ void stage(T* vectors, int pitch, int depth, int count,
                                       const RowOf& row_of) {
-  for (int s = threadIdx.x / 32; s < count; s += kKeptWarps) {
-    const T* const row = row_of(s);
-    T* const to = vectors + s * pitch;
-    constexpr int kWidth = kVecWidth<T>;
-    for (int k = threadIdx.x % 32 * kWidth; k < depth; k += 32 * kWidth) {
-      uint4 v = make_uint4(0, 0, 0, 0);
-      while (row != nullptr) {
-        v = load_published(row + k);
-        if (missing<T>(v) == 0) break;
-      }
-      *reinterpret_cast<uint4*>(to + k) = v;
+  constexpr int kWidth = kVecWidth<T>, kAtOnce = 4;
+  const int of_row = depth / kWidth;
+  for (int first = threadIdx.x; first < count * of_row; first += kAtOnce * kKeptThreads) {
+    const T* from[kAtOnce];
+    int to[kAtOnce];
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int n = first + i * kKeptThreads, s = n / of_row, k = (n - s * of_row) * kWidth;
+      const T* const row = s < count ? row_of(s) : nullptr;
+      from[i] = row == nullptr ? nullptr : row + k;
+      to[i] = s < count ? s * pitch + k : -1;
+      v[i] = make_uint4(0, 0, 0, 0);
+      if (from[i] != nullptr) v[i] = load_published(from[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      while (missing<T>(v[i]) != 0) v[i] = load_published(from[i]);
+      if (to[i] >= 0) *reinterpret_cast<uint4*>(vectors + to[i]) = v[i];
     }
   }
 }

@@ -132,12 +132,13 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const KeptPlan& plan = a.plan;
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  // The registers of a GPU hold less than 2^31 vectors.
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= plan.packed()) return;
   const int lane = static_cast<int>(index % 32);
-  const int i = static_cast<int>(index / 32 % plan.vectors);
-  const int warp = static_cast<int>(index / 32 / plan.vectors % kKeptWarps);
-  const int rank = static_cast<int>(index / 32 / plan.vectors / kKeptWarps);
+  const int i = static_cast<int>(index / 32 % static_cast<uint32_t>(plan.vectors));
+  const int warp = static_cast<int>(index / 32 / static_cast<uint32_t>(plan.vectors) % kKeptWarps);
+  const int rank = static_cast<int>(index / 32 / static_cast<uint32_t>(plan.vectors) / kKeptWarps);
   const int first_k = warp % plan.slices * plan.slab;
   uint4 v;
   if (a.dtype == DType::kFloat32) {
@@ -300,12 +301,14 @@ Status copy_weight(const Tensor& weight, DType dtype, void* to, bool transposed,
 
 Status pack_weight(const PackedWeight& w, cudaStream_t stream) {
   constexpr int64_t kMostFillers = 1024;
-  const int64_t pack_blocks = ceil_div(w.plan.packed(), int64_t{kThreads});
+  const int64_t pack_blocks =
+      w.packed == nullptr ? 0 : ceil_div(w.plan.packed(), int64_t{kThreads});
   const int64_t rows = w.published == nullptr ? 0 : w.unpublished + w.known_rows;
   const PackArguments a = {place_of(w.w_hh), w.dtype,     w.hidden,      w.gates,
                            w.direction,      w.plan,      w.packed,      pack_blocks,
                            w.published,      w.unpublished, w.known_rows, place_of(w.known)};
   const int64_t blocks = pack_blocks + std::min(rows, kMostFillers);
+  if (blocks == 0) return {};
   return launch_early(rnn_pack_weights, "rnn_pack_weights",
                       {{static_cast<unsigned>(blocks)}, {kThreads}}, stream, a);
 }

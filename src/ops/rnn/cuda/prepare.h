@@ -25,7 +25,7 @@ struct PackedWeight {
   int64_t hidden, gates;
   Direction direction;
   KeptPlan plan;
-  uint4* packed;
+  uint4* packed;  // null: not wanted
   // Rows of plan.depth() elements of `dtype`: first `unpublished` of them, then those of `known`.
   void* published = nullptr;
   int64_t unpublished = 0;
