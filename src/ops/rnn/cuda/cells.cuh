@@ -29,6 +29,10 @@ struct UnitGradient {
   float before, cell, dh;
 };
 
+// Of a unit's gradients, what there is of different ones: an LSTM's are the same for both products,
+// of a GRU's that of n is not.
+constexpr int kBiasSums = 4;
+
 struct LstmCell {
   static constexpr int kGates = 4;
   static constexpr bool kHasCell = true;  // beside the output
@@ -59,6 +63,10 @@ struct LstmCell {
     *carried = dc * f;
 #pragma unroll
     for (int gate = 0; gate < 4; ++gate) of_h[gate] = of_x[gate];
+  }
+
+  __device__ __forceinline__ static float4 for_biases(const float (&of_x)[4], const float (&)[4]) {
+    return make_float4(of_x[0], of_x[1], of_x[2], of_x[3]);
   }
 };
 
@@ -94,6 +102,11 @@ struct GruCell {
     of_h[1] = of_x[1];
     of_h[2] = of_x[2] * r;
     *carried = at.dh * z;
+  }
+
+  __device__ __forceinline__ static float4 for_biases(const float (&of_x)[3],
+                                                      const float (&of_h)[3]) {
+    return make_float4(of_x[0], of_x[1], of_x[2], of_h[2]);
   }
 };
 

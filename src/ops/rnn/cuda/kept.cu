@@ -3,6 +3,7 @@
 // walked.
 #include <type_traits>
 
+#include "ops/rnn/cuda/cells.cuh"
 #include "ops/rnn/cuda/kept.h"
 #include "ops/rnn/cuda/kept_kernels.h"
 #include "ops/rnn/cuda/prepare.h"
@@ -92,7 +93,7 @@ bool loads_rows(const Args& a) {
 struct Parts {
   WorkspaceParts parts;
   uint4* packed;
-  float *partials, *from_x = nullptr;
+  float *partials, *from_x = nullptr, *bias_sums = nullptr;
   void* published = nullptr;
   int64_t pitch = 0;  // of the gradients' matrices
   void *of_x = nullptr, *of_h = nullptr, *h_before = nullptr;
@@ -116,6 +117,7 @@ struct Parts {
       of_h = kIsLstm<Args> ? of_x : parts.take<char>(p.positions() * pitch * size);
       h_before = parts.take<char>(p.positions() * p.hidden * size);
       if (!shared) published = of_h;
+      bias_sums = parts.take(choice.plan.teams * p.hidden * kBiasSums);
     }
   }
 };
@@ -168,7 +170,7 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
     return launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &f, stream);
   } else {
     const KeptBackward b = {backward_views(a, parts.of_x, parts.of_h, parts.pitch), choice.plan,
-                            parts.packed};
+                            parts.packed, parts.bias_sums};
     FK_RETURN_IF_ERROR(launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &b, stream));
     const int64_t all_gates = p.gates * p.hidden;
     const auto matrix = [&](void* data) {
@@ -188,7 +190,9 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
                           a.db_ih,
                           a.db_hh,
                           parts.h_before,
-                          parts.partials},
+                          parts.partials,
+                          parts.bias_sums,
+                          choice.plan.teams},
                          stream);
   }
 }

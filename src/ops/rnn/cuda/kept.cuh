@@ -7,7 +7,8 @@
 //
 // Shared memory of a block, in this order: where sequences lie, two barriers, the vectors that are
 // multiplied (kept_plan.h says how many sets), two sets of sums of the product that rounds use in
-// turn, what each unit carries of each sequence, the unit's biases.
+// turn, what each unit carries of each sequence, and the units' biases or, going backward, what a
+// thread's pairs have added up of the gradients of biases.
 #pragma once
 
 #include "cuda/dependent_launch.cuh"

@@ -34,6 +34,31 @@ struct BackwardWalk {
            w <= team.places[first + pairs.s[i]].steps;
   }
 
+  __device__ __forceinline__ float4* bias_sums() const {
+    return reinterpret_cast<float4*>(team.bias);
+  }
+
+  __device__ __forceinline__ void begin() const {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      bias_sums()[threadIdx.x + i * kKeptThreads] = make_float4(0, 0, 0, 0);
+    }
+  }
+
+  // Adds up what the pairs of a unit have, in the order of sequences.
+  __device__ __forceinline__ void end() const {
+    __syncthreads();
+    for (int n = threadIdx.x; n < kBiasSums * team.units; n += kKeptThreads) {
+      const int u = n / kBiasSums, which = n - u * kBiasSums;
+      float sum = 0;
+      for (int s = 0; s < team.round_of(0); ++s) {
+        sum += team.bias[(s * team.plan.units + u) * kBiasSums + which];
+      }
+      const int64_t unit = team.first_unit + u;
+      a.bias_sums[(blockIdx.x * team.p.hidden + unit) * kBiasSums + which] = sum;
+    }
+  }
+
   __device__ __forceinline__ void ask_for_inputs(int64_t w, int first) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
@@ -118,6 +143,9 @@ struct BackwardWalk {
         }
       }
       team.carried[s * team.plan.units + u] = next[i];
+      float4* const sum = bias_sums() + threadIdx.x + i * kKeptThreads;
+      const float4 more = Cell::for_biases(of_x, of_h);
+      *sum = make_float4(sum->x + more.x, sum->y + more.y, sum->z + more.z, sum->w + more.w);
       if (Cell::kHasCell) continue;
       T* const to_x = static_cast<T*>(v.of_x) + row(at, t) * v.pitch + unit;
 #pragma unroll
@@ -137,6 +165,7 @@ __global__ void __launch_bounds__(kKeptThreads, 1)
   KeptWeights weights;
   weights.load(a.packed, a.plan, team.rank);
   BackwardWalk<T, Cell, kExchange> walk{a, team, Pairs(a.plan.units)};
+  walk.begin();
   if constexpr (TeamOfBlock::kShared) team.meet(team.longest);
   int turn = 0;
   for (int64_t w = 0; w <= team.longest; ++w) {
@@ -162,6 +191,7 @@ __global__ void __launch_bounds__(kKeptThreads, 1)
       walk.finish(w, first, sums);
     }
   }
+  walk.end();
 }
 
 }  // namespace fk::cuda::rnn

@@ -22,6 +22,7 @@ struct KeptBackward {
   BackwardViews views;  // of_h has rows of plan.depth() elements where blocks meet in global memory
   KeptPlan plan;
   const uint4* packed;
+  float* bias_sums;  // of each team: kBiasSums for each unit
 };
 
 // The instance for an exchange: a kernel that takes a KeptForward or KeptBackward. With kShared it

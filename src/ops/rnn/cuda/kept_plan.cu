@@ -18,6 +18,7 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   *p = {};
   p->slices = slices;
   p->lanes = lanes;
+  p->bias_sums = forward ? 0 : 1;
   const int of_warp = tensor ? 16 * tensor_tiles(call.direction) : 32 / lanes;
   p->rows = kKeptWarps / slices * of_warp;
   const int64_t rows_of_unit = forward ? call.gates : 1;

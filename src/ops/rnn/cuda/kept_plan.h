@@ -9,6 +9,7 @@
 // call.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/host_device.h"
@@ -50,6 +51,7 @@ struct KeptPlan {
   int vectors;    // of weights that a lane really keeps
   int pitch;      // elements from one vector in shared memory to the next
   int sum_pitch;  // floats from one sequence's sums to the next
+  int bias_sums;  // 1 going backward, where threads sum up what they made of their units
 
   FK_HOST_DEVICE int depth() const { return slices * slab; }
   // Floats of a round's sums. There are two sets, which rounds use in turn.
@@ -57,8 +59,8 @@ struct KeptPlan {
   int shared_bytes(DType dtype, Exchange exchange) const {
     const int64_t bytes_of_vectors = int64_t{kTogether} * pitch * size_of(dtype);
     return static_cast<int>(vector_sets(dtype, exchange) * bytes_of_vectors + 2 * 4 * sums() +
-                            4 * int64_t{sequences} * units + 4 * 4 * int64_t{units} +
-                            24 * int64_t{sequences} + 16);
+                            4 * int64_t{sequences} * units + 24 * int64_t{sequences} + 16 +
+                            std::max(16 * units, bias_sums * 16 * kPairs * kKeptThreads));
   }
   // Vectors of 16 bytes that the packed weights of a team's blocks take.
   FK_HOST_DEVICE int64_t packed() const { return int64_t{blocks} * kKeptThreads * vectors; }

@@ -8,6 +8,7 @@
 #include "cuda/gemm/portable_call.cuh"
 #include "cuda/gemm/sm90_call.h"
 #include "cuda/parameter.cuh"
+#include "ops/rnn/cuda/cells.cuh"
 #include "ops/rnn/cuda/exchange.cuh"
 #include "ops/rnn/cuda/prepare.h"
 
@@ -229,6 +230,22 @@ __global__ void __launch_bounds__(kSquare* kSquare)
   put(to, 0, column, total);
 }
 
+// Adds up what teams of blocks have of the biases' gradients (cells.cuh says what that is).
+__global__ void __launch_bounds__(kThreads)
+    rnn_bias_gradients(const float* sums, int teams, int64_t hidden, int64_t gates, Place of_x,
+                       Place of_h) {
+  wait_for_earlier_kernels();
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t unit = i / kBiasSums, which = i % kBiasSums;
+  if (unit >= hidden) return;
+  float sum = 0;
+  for (int team = 0; team < teams; ++team) sum += sums[team * hidden * kBiasSums + i];
+  const bool is_other = which >= gates;  // of the product with h only
+  const int64_t row = (is_other ? gates - 1 : which) * hidden + unit;
+  if (!is_other) put(of_x, 0, row, sum);
+  if (is_other || gates == kBiasSums || which + 1 < gates) put(of_h, 0, row, sum);
+}
+
 unsigned blocks_for(int64_t count, int64_t each) {
   return static_cast<unsigned>(ceil_div(count, each));
 }
@@ -388,6 +405,13 @@ Status add_gradients(const Problem& p, const GradientSums& g, cudaStream_t strea
                                              rows_of_matrix(g.dw_hh, with_h, p.hidden), g.partials,
                                              stream));
     }
+  }
+  if (g.bias_sums != nullptr) {
+    if (!g.db_ih && !g.db_hh) return {};
+    return launch_early(rnn_bias_gradients, "rnn_bias_gradients",
+                        {{blocks_for(p.hidden * kBiasSums, kThreads)}, {kThreads}}, stream,
+                        g.bias_sums, g.teams, p.hidden, p.gates, place_of(g.db_ih),
+                        place_of(g.db_hh));
   }
   FK_RETURN_IF_ERROR(sum_columns(g.of_x, g.db_ih, stream));
   return sum_columns(g.of_h, g.db_hh, stream);
