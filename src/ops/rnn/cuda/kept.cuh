@@ -55,12 +55,12 @@ struct KeptWeights {
       return *reinterpret_cast<const uint4*>(static_cast<const T*>(from.data) + r * from.row + k);
     };
     if constexpr (sizeof(T) == 4) {
-      const int row = (warp / plan.slices * 32 + lane) / plan.lanes;
+      const int row = float_row(plan, warp, lane);
 #pragma unroll
       for (int i = 0; i < kKeptVectors; ++i) {
         vectors[i] = make_uint4(0, 0, 0, 0);
         if (i < plan.vectors) {
-          vectors[i] = vector(row, first_k + (i * plan.lanes + lane % plan.lanes) * kWidth);
+          vectors[i] = vector(row + i % kFloatRows, first_k + float_depth(plan, lane, i));
         }
       }
     } else {
@@ -138,8 +138,8 @@ struct Product {
   }
 
   // Of vectors in global memory, which each warp waits for by itself, for a round of `count`
-  // sequences. `row_of(s)` is sequence s's vector of plan.depth() elements, or null for zeros. While
-  // one batch of loads is multiplied the next is under way.
+  // sequences. `row_of(s)` is sequence s's vector of plan.depth() elements, or null for zeros.
+  // While one batch of loads is multiplied the next is under way.
   static constexpr int kBatch = kBlocks / 2;
   struct Batch {
     uint4 v[kBatch];
@@ -184,8 +184,8 @@ struct Product {
       for (int batch = 0; batch < kBlocks / kBatch; ++batch) {
         if (batch * kBatch * kTensorBlock >= plan.slab) break;
         Batch now = next;
-        const bool ends = batch + 1 == kBlocks / kBatch ||
-                          (batch + 1) * kBatch * kTensorBlock >= plan.slab;
+        const bool ends =
+            batch + 1 == kBlocks / kBatch || (batch + 1) * kBatch * kTensorBlock >= plan.slab;
         if (!ends) {
           next.ask(row, (batch + 1) * kBatch, plan.slab);
         } else if (!is_last) {
@@ -205,30 +205,45 @@ struct Product {
   }
 };
 
-// The product on FMA units, in float. A lane has a row, or every `lanes`-th four elements of one.
+// The product on FMA units, in float. A lane has four rows, so that what it loads of a vector
+// serves four times, and of them every so many-th four elements, as there are lanes with the same
+// rows.
 template <Direction kDirection>
 struct Product<float, kDirection> {
   __device__ __forceinline__ static void run(const KeptWeights& weights, const KeptPlan& plan,
                                              const float* vectors, int count, float* sums) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int slice = warp % plan.slices, part = lane % plan.lanes;
-    const int row = (warp / plan.slices * 32 + lane) / plan.lanes;
+    const int parts = kFloatRows * plan.lanes, part = lane % parts;
+    const int slice = warp % plan.slices;
+    const bool odd = part & 1, upper = part & 2;
+    const int row = float_row(plan, warp, lane) + (odd ? 2 : 0) + (upper ? 1 : 0);
     const float* const from = vectors + slice * plan.slab + part * 4;
-    float* const to = sums + (slice * plan.lanes + part) * plan.together * plan.sum_pitch + row;
-#pragma unroll 1
+    float* const to = sums + slice * plan.together * plan.sum_pitch + row;
+#pragma unroll 2
     for (int s = 0; s < count; ++s) {
-      float sum[4] = {};
+      float sum[kFloatRows] = {};
 #pragma unroll
-      for (int i = 0; i < kKeptVectors; ++i) {
+      for (int i = 0; i < kKeptVectors; i += kFloatRows) {
         if (i >= plan.vectors) break;
         const Vec<float, 4> v = load<4>(from + s * plan.pitch + i * plan.lanes * 4);
-        const uint4& w = weights.vectors[i];
-        sum[0] = fmaf(__uint_as_float(w.x), v.data[0], sum[0]);
-        sum[1] = fmaf(__uint_as_float(w.y), v.data[1], sum[1]);
-        sum[2] = fmaf(__uint_as_float(w.z), v.data[2], sum[2]);
-        sum[3] = fmaf(__uint_as_float(w.w), v.data[3], sum[3]);
+#pragma unroll
+        for (int r = 0; r < kFloatRows; ++r) {
+          const uint4& w = weights.vectors[i + r];
+          sum[r] = fmaf(__uint_as_float(w.x), v.data[0], sum[r]);
+          sum[r] = fmaf(__uint_as_float(w.y), v.data[1], sum[r]);
+          sum[r] = fmaf(__uint_as_float(w.z), v.data[2], sum[r]);
+          sum[r] = fmaf(__uint_as_float(w.w), v.data[3], sum[r]);
+        }
       }
-      to[s * plan.sum_pitch] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+      // Neighbours add up: of four lanes each ends with one of the rows.
+      float a = __shfl_xor_sync(0xffffffff, odd ? sum[0] : sum[2], 1);
+      float b = __shfl_xor_sync(0xffffffff, odd ? sum[1] : sum[3], 1);
+      a += odd ? sum[2] : sum[0];
+      b += odd ? sum[3] : sum[1];
+      float total = __shfl_xor_sync(0xffffffff, upper ? a : b, 2);
+      total += upper ? b : a;
+      for (int m = kFloatRows; m < parts; m *= 2) total += __shfl_xor_sync(0xffffffff, total, m);
+      if (part < kFloatRows) to[s * plan.sum_pitch] = total;
     }
   }
 };
@@ -261,8 +276,8 @@ struct Pairs {
 template <class T, Exchange kExchange>
 struct Team {
   static constexpr bool kShared = kExchange == Exchange::kShared;
-  static constexpr int kSets = vector_sets(sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat16,
-                                           kExchange);
+  static constexpr int kSets =
+      vector_sets(sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat16, kExchange);
   static constexpr bool kStaged = kSets > 0 && !kShared;
 
   const KeptPlan& plan;
@@ -381,7 +396,7 @@ struct Team {
   __device__ __forceinline__ void add_sums(const float* from, int u, int s,
                                            float (&to)[kRows]) const {
     from += s * plan.sum_pitch + u * kRows;
-    for (int part = 0; part < plan.slices * plan.lanes; ++part) {
+    for (int part = 0; part < plan.slices; ++part) {
       if constexpr (kRows == 4 && sizeof(T) == 2) {
         const float4 v = *reinterpret_cast<const float4*>(from);
         to[0] += v.x;

@@ -21,7 +21,7 @@ struct ForwardWalk {
   const TeamOfBlock& team;
   const Pairs pairs;
   float from_x[kPairs][kGates] = {}, from_h[kPairs][kGates] = {}, state[kPairs] = {};
-  bool active[kPairs] = {};    // is_at
+  bool active[kPairs] = {};            // is_at
   int64_t published_row[kPairs] = {};  // where the output goes; -1: nowhere
 
   // The row of a matrix with one for each position.

@@ -36,10 +36,10 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   p->gate_stride = static_cast<int>(ceil_div(call.hidden, even) * even);
   const int64_t depth = forward ? p->gate_stride : call.gates * p->gate_stride;
   p->entries = static_cast<int>(depth);
-  const int64_t step = tensor ? kTensorBlock : 4 * lanes;
+  const int64_t step = tensor ? kTensorBlock : 4 * kFloatRows * lanes;
   const int64_t steps = ceil_div(ceil_div(depth, slices), step);
   p->slab = static_cast<int>(steps * step);
-  p->vectors = static_cast<int>(tensor ? 2 * tensor_tiles(call.direction) * steps : steps);
+  p->vectors = static_cast<int>(steps * (tensor ? 2 * tensor_tiles(call.direction) : kFloatRows));
   if (p->vectors > kKeptVectors) return false;
   const int64_t bytes = p->depth() * element;
   p->pitch = static_cast<int>((bytes % 128 == 0 ? bytes + kLeast : bytes) / element);

@@ -106,8 +106,7 @@ __device__ __forceinline__ void fill_published(const PackArguments& a, int64_t b
       }
       for (int i = 0; i < width; ++i) {
         const bool is_entry = k + i < a.plan.entries;
-        const float x =
-            is_known && is_entry ? get(a.known, row - a.unpublished, k + i) : 0.f;
+        const float x = is_known && is_entry ? get(a.known, row - a.unpublished, k + i) : 0.f;
         uint32_t bits = is_entry ? kNothing : 0;
         if (a.dtype == DType::kFloat32) {
           if (is_known) bits = published_bits<float>(x);
@@ -143,8 +142,8 @@ __global__ void __launch_bounds__(kThreads)
   const int first_k = warp % plan.slices * plan.slab;
   uint4 v;
   if (a.dtype == DType::kFloat32) {
-    const int row = (warp / plan.slices * 32 + lane) / plan.lanes;
-    const int k = first_k + (i * plan.lanes + lane % plan.lanes) * 4;
+    const int row = float_row(plan, warp, lane) + i % kFloatRows;
+    const int k = first_k + float_depth(plan, lane, i);
     v = make_uint4(__float_as_uint(a.at(rank, row, k)), __float_as_uint(a.at(rank, row, k + 1)),
                    __float_as_uint(a.at(rank, row, k + 2)),
                    __float_as_uint(a.at(rank, row, k + 3)));
@@ -321,8 +320,8 @@ Status pack_weight(const PackedWeight& w, cudaStream_t stream) {
   const int64_t pack_blocks =
       w.packed == nullptr ? 0 : ceil_div(w.plan.packed(), int64_t{kThreads});
   const int64_t rows = w.published == nullptr ? 0 : w.unpublished + w.known_rows;
-  const PackArguments a = {place_of(w.w_hh), w.dtype,     w.hidden,      w.gates,
-                           w.direction,      w.plan,      w.packed,      pack_blocks,
+  const PackArguments a = {place_of(w.w_hh), w.dtype,       w.hidden,     w.gates,
+                           w.direction,      w.plan,        w.packed,     pack_blocks,
                            w.published,      w.unpublished, w.known_rows, place_of(w.known)};
   const int64_t blocks = pack_blocks + std::min(rows, kMostFillers);
   if (blocks == 0) return {};

@@ -102,20 +102,9 @@ inline BackwardViews backward_views(const LstmBwd& a, void* of_x, void* of_h, in
           steps_view(a.cells)};
 }
 inline BackwardViews backward_views(const GruBwd& a, void* of_x, void* of_h, int64_t pitch) {
-  return {fk::rnn::problem_of(a),
-          of_x,
-          of_h,
-          pitch,
-          view_of(a.h0),
-          {},
-          view_of(a.dh),
-          {},
-          view_of(a.dh0),
-          {},
-          steps_view(a.dy),
-          steps_view(a.y),
-          steps_view(a.gates),
-          {}};
+  return {fk::rnn::problem_of(a), of_x, of_h,           pitch, view_of(a.h0),    {},
+          view_of(a.dh),          {},   view_of(a.dh0), {},    steps_view(a.dy), steps_view(a.y),
+          steps_view(a.gates),    {}};
 }
 
 // Calls body(T()) with the type of the activations.
@@ -126,8 +115,8 @@ Status with_type(DType dtype, const Body& body) {
   return body(__nv_bfloat16());
 }
 
-// A matrix in the workspace as a tensor like another; `pitch` elements from row to row, or as many as
-// there are columns.
+// A matrix in the workspace as a tensor like another; `pitch` elements from row to row, or as many
+// as there are columns.
 inline Tensor matrix_like(const Tensor& like, DType dtype, void* data, int64_t rows,
                           int64_t columns, int64_t pitch = 0) {
   Tensor t = like;
