@@ -47,9 +47,18 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   const int64_t rounds = ceil_div(call.count, kTogether);
   p->teams = static_cast<int>(
       exchange == Exchange::kShared ? rounds : std::min(rounds, call.most_blocks / blocks));
-  p->sequences = static_cast<int>(ceil_div(rounds, p->teams) * kTogether);
-  const int most_together = kPairs * kKeptThreads / p->units / kTogether * kTogether;
+  const int64_t rounds_each = ceil_div(rounds, p->teams);
+  p->teams = static_cast<int>(ceil_div(rounds, rounds_each));
+  p->sequences = static_cast<int>(rounds_each * kTogether);
   const bool staged = vector_sets(call.dtype, exchange) > 0;
+  // More blocks with fewer units each, where so a step takes one round of products.
+  const int64_t fewer = kPairs * kKeptThreads / p->sequences;
+  if (!staged && fewer > 0 && fewer < p->units &&
+      ceil_div(call.hidden, fewer) * p->teams <= call.most_blocks) {
+    p->units = static_cast<int>(fewer);
+    p->blocks = static_cast<int>(ceil_div(call.hidden, fewer));
+  }
+  const int most_together = kPairs * kKeptThreads / p->units / kTogether * kTogether;
   p->together = staged ? kTogether : std::min(p->sequences, std::max(most_together, kTogether));
   while (p->together > kTogether &&
          p->shared_bytes(call.dtype, exchange) > call.most_shared_bytes) {
