@@ -48,33 +48,41 @@ struct KeptWeights {
     constexpr int kWidth = kVecWidth<T>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_k = warp % plan.slices * plan.slab;
-    const auto vector = [&](int row, int k) {
+    const auto row_of = [&](int row) -> const T* {
       const int unit = row / kGates, own = rank * plan.units + unit;
-      if (unit >= plan.units || own >= hidden || k >= hidden) return make_uint4(0, 0, 0, 0);
+      if (unit >= plan.units || own >= hidden) return nullptr;
       const int64_t r = int64_t{row - unit * kGates} * hidden + own;
-      return *reinterpret_cast<const uint4*>(static_cast<const T*>(from.data) + r * from.row + k);
+      return static_cast<const T*>(from.data) + r * from.row;
+    };
+    const auto vector = [&](const T* row, int i, int k) {
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (row != nullptr && i < plan.vectors && k < hidden) {
+        v = *reinterpret_cast<const uint4*>(row + k);
+      }
+      return v;
     };
     if constexpr (sizeof(T) == 4) {
-      const int row = float_row(plan, warp, lane);
+      const T* rows[kFloatRows];
+#pragma unroll
+      for (int r = 0; r < kFloatRows; ++r) rows[r] = row_of(float_row(plan, warp, lane) + r);
 #pragma unroll
       for (int i = 0; i < kKeptVectors; ++i) {
-        vectors[i] = make_uint4(0, 0, 0, 0);
-        if (i < plan.vectors) {
-          vectors[i] = vector(row + i % kFloatRows, first_k + float_depth(plan, lane, i));
-        }
+        vectors[i] = vector(rows[i % kFloatRows], i, first_k + float_depth(plan, lane, i));
       }
     } else {
       constexpr int kTiles = tensor_tiles(Direction::kForward);
+      const T* rows[kTiles][2];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const int row = (warp / plan.slices * kTiles + tile) * 16 + lane / 4;
+        rows[tile][0] = row_of(row);
+        rows[tile][1] = row_of(row + 8);
+      }
 #pragma unroll
       for (int i = 0; i < kKeptVectors; i += 2) {
         const int block = i / 2 / kTiles, tile = i / 2 % kTiles;
-        const int row = (warp / plan.slices * kTiles + tile) * 16 + lane / 4;
         const int k = first_k + block * kTensorBlock + lane % 4 * kWidth;
-        uint4 a = make_uint4(0, 0, 0, 0), b = a;
-        if (i < plan.vectors) {
-          a = vector(row, k);
-          b = vector(row + 8, k);
-        }
+        const uint4 a = vector(rows[tile][0], i, k), b = vector(rows[tile][1], i, k);
         vectors[i] = make_uint4(a.x, b.x, a.y, b.y);
         vectors[i + 1] = make_uint4(a.z, b.z, a.w, b.w);
       }
