@@ -50,8 +50,8 @@ struct LaunchShape {
   dim3 threads;            // per block
   int shared_bytes = 0;    // of dynamic shared memory per block
   bool clustered = false;  // sm_90: the blocks that differ only in z form a cluster
-  // All blocks are on the device at once, or the launch fails: they may wait for each other
-  // (cuda/grid_barrier.cuh). Such a kernel never starts early.
+  // All blocks are on the device at once, or the launch fails: they may wait for each other. Such
+  // a kernel never starts early.
   bool cooperative = false;
 };
 

@@ -296,9 +296,9 @@ void store_generic(Warp& warp, const Instruction& i, uint32_t lanes) {
   if (lanes & ~shared) store_global<T, kCount>(warp, i, lanes & ~shared);
 }
 
-// The acquiring and volatile ones may be what a loop waits by: others get their turn. The same loads
-// again and again, of which a loop may have a dozen, are no progress. Each that is not new sets a bit
-// of last_yield, which begins anew where so many are set that they would tell nothing.
+// The acquiring and volatile ones may be what a loop waits by: others get their turn. The same
+// loads again and again, of which a loop may have a dozen, are no progress. Each that is not new
+// sets a bit of last_yield, which begins anew where so many are set that they would tell nothing.
 inline void give_way(Warp& warp, const Instruction& i, uint32_t lanes) {
   constexpr int kMost = 32;
   const uint64_t key = lanes_at<uint64_t>(warp, i.at[1])[first_lane(lanes)] + warp.pc;

@@ -1,6 +1,5 @@
 // Hopper's matrix product for other rooms (cuda/gemm/sm90_call.h).
 #include "cuda/gemm/sm90_call.h"
-
 #include "ops/linear/sm90/call.h"
 
 namespace fk::cuda_sm90 {

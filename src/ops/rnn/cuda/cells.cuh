@@ -22,12 +22,15 @@ __device__ __forceinline__ float tanh_for(float x) {
   return activate<Activation::kTanh, sizeof(T) == 4>(x);
 }
 
-// What the backward of a unit reads at a step. `before` is the state ahead of the step, `dh` the
-// whole gradient of h.
+// What the backward of a unit reads at a step. `before` is the state ahead of the step.
 struct UnitGradient {
   float kept[kKeptGates];
-  float before, cell, dh;
+  float before, cell;
 };
+
+// Of a unit's gradients, what there is of different ones: an LSTM's are the same for both products,
+// of a GRU's that of n is not.
+constexpr int kBiasSums = 4;
 
 struct LstmCell {
   static constexpr int kGates = 4;
@@ -45,20 +48,35 @@ struct LstmCell {
     return kept[3] * tanh_for<T>(*state);
   }
 
-  // Gives the gradients of the two products, which are the same.
+  // What the gradients are multiplied with: all of a backward that needs no gradient.
+  static constexpr int kFactors = 6;
   template <class T>
-  __device__ __forceinline__ static void backward(const UnitGradient& at, float* carried,
-                                                  float (&of_x)[4], float (&of_h)[4]) {
+  __device__ __forceinline__ static void factors(const UnitGradient& at, float (&to)[kFactors]) {
     const float i = at.kept[0], f = at.kept[1], g = at.kept[2], o = at.kept[3];
     const float tanh_c = tanh_for<T>(at.cell);
-    const float dc = fmaf(at.dh * o, fmaf(-tanh_c, tanh_c, 1.f), *carried);
-    of_x[0] = dc * g * i * (1.f - i);
-    of_x[1] = dc * at.before * f * (1.f - f);
-    of_x[2] = dc * i * fmaf(-g, g, 1.f);
-    of_x[3] = at.dh * tanh_c * o * (1.f - o);
-    *carried = dc * f;
+    to[0] = g * i * (1.f - i);
+    to[1] = at.before * f * (1.f - f);
+    to[2] = i * fmaf(-g, g, 1.f);
+    to[3] = tanh_c * o * (1.f - o);
+    to[4] = o * fmaf(-tanh_c, tanh_c, 1.f);
+    to[5] = f;
+  }
+  // Gives the gradients of the two products, which are the same; `dh` is the whole gradient of h.
+  __device__ __forceinline__ static void backward(const float (&by)[kFactors], float dh,
+                                                  float* carried, float (&of_x)[4],
+                                                  float (&of_h)[4]) {
+    const float dc = fmaf(dh, by[4], *carried);
+    of_x[0] = dc * by[0];
+    of_x[1] = dc * by[1];
+    of_x[2] = dc * by[2];
+    of_x[3] = dh * by[3];
+    *carried = dc * by[5];
 #pragma unroll
     for (int gate = 0; gate < 4; ++gate) of_h[gate] = of_x[gate];
+  }
+
+  __device__ __forceinline__ static float4 for_biases(const float (&of_x)[4], const float (&)[4]) {
+    return make_float4(of_x[0], of_x[1], of_x[2], of_x[3]);
   }
 };
 
@@ -83,17 +101,31 @@ struct GruCell {
     return *state;
   }
 
+  static constexpr int kFactors = 5;
   template <class T>
-  __device__ __forceinline__ static void backward(const UnitGradient& at, float* carried,
-                                                  float (&of_x)[3], float (&of_h)[3]) {
+  __device__ __forceinline__ static void factors(const UnitGradient& at, float (&to)[kFactors]) {
     const float r = at.kept[0], z = at.kept[1], n = at.kept[2], met = at.kept[3];
-    of_x[1] = at.dh * (at.before - n) * z * (1.f - z);
-    of_x[2] = at.dh * (1.f - z) * fmaf(-n, n, 1.f);
-    of_x[0] = of_x[2] * met * r * (1.f - r);
+    to[0] = met * r * (1.f - r);
+    to[1] = (at.before - n) * z * (1.f - z);
+    to[2] = (1.f - z) * fmaf(-n, n, 1.f);
+    to[3] = r;
+    to[4] = z;
+  }
+  __device__ __forceinline__ static void backward(const float (&by)[kFactors], float dh,
+                                                  float* carried, float (&of_x)[3],
+                                                  float (&of_h)[3]) {
+    of_x[1] = dh * by[1];
+    of_x[2] = dh * by[2];
+    of_x[0] = of_x[2] * by[0];
     of_h[0] = of_x[0];
     of_h[1] = of_x[1];
-    of_h[2] = of_x[2] * r;
-    *carried = at.dh * z;
+    of_h[2] = of_x[2] * by[3];
+    *carried = dh * by[4];
+  }
+
+  __device__ __forceinline__ static float4 for_biases(const float (&of_x)[3],
+                                                      const float (&of_h)[3]) {
+    return make_float4(of_x[0], of_x[1], of_x[2], of_h[2]);
   }
 };
 

@@ -3,6 +3,7 @@
 // walked.
 #include <type_traits>
 
+#include "ops/rnn/cuda/cells.cuh"
 #include "ops/rnn/cuda/kept.h"
 #include "ops/rnn/cuda/kept_kernels.h"
 #include "ops/rnn/cuda/prepare.h"
@@ -74,15 +75,25 @@ Choice persistent_choice(const Args& a) {
 
 template <class Args>
 Choice cluster_choice(const Args& a) {
-  if (device_properties(a.x.device_id).code < 90) return {};
+  if (device_properties(a.x.device_id).code < 90 || trial() == 2) return {};
   return shared_choice(a, kBlocksOfCluster);
+}
+
+// Whether the kernel's lanes load their vectors of W_hh as it lies. Its address counts, too, so a
+// workspace is asked for before that is known.
+template <class Args>
+bool loads_rows(const Args& a) {
+  const int64_t width = 16 / size_of(a.x.dtype);
+  return kDirectionOf<Args> == Direction::kForward && serves(a.w_hh, a.x.dtype) &&
+         a.w_hh.size(1) % width == 0 && a.w_hh.stride(0) % width == 0 &&
+         reinterpret_cast<uintptr_t>(a.w_hh.data) % 16 == 0;
 }
 
 // The parts of a call's workspace.
 struct Parts {
   WorkspaceParts parts;
   uint4* packed;
-  float *partials, *from_x = nullptr;
+  float *partials, *from_x = nullptr, *bias_sums = nullptr;
   void* published = nullptr;
   int64_t pitch = 0;  // of the gradients' matrices
   void *of_x = nullptr, *of_h = nullptr, *h_before = nullptr;
@@ -106,6 +117,7 @@ struct Parts {
       of_h = kIsLstm<Args> ? of_x : parts.take<char>(p.positions() * pitch * size);
       h_before = parts.take<char>(p.positions() * p.hidden * size);
       if (!shared) published = of_h;
+      bias_sums = parts.take(choice.plan.teams * p.hidden * kBiasSums);
     }
   }
 };
@@ -139,7 +151,7 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
   weight.gates = p.gates;
   weight.direction = kDirection;
   weight.plan = choice.plan;
-  weight.packed = parts.packed;
+  weight.packed = loads_rows(a) ? nullptr : parts.packed;
   weight.published = parts.published;
   weight.unpublished = p.positions();
   if (kDirection == Direction::kForward) {
@@ -149,12 +161,16 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
   FK_RETURN_IF_ERROR(pack_weight(weight, stream));
   if constexpr (kDirection == Direction::kForward) {
     FK_RETURN_IF_ERROR(multiply_inputs(a.x, a.w_ih, a.b_ih, parts.from_x, parts.partials, stream));
-    const KeptForward f = {forward_views(a, parts.from_x), choice.plan, parts.packed,
+    const KeptForward f = {forward_views(a, parts.from_x),
+                           choice.plan,
+                           weight.packed,
+                           a.w_hh.data,
+                           a.w_hh.stride(0),
                            parts.published};
     return launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &f, stream);
   } else {
     const KeptBackward b = {backward_views(a, parts.of_x, parts.of_h, parts.pitch), choice.plan,
-                            parts.packed};
+                            parts.packed, parts.bias_sums};
     FK_RETURN_IF_ERROR(launch_kept(choice, kDirection, kIsLstm<Args>, a.x.dtype, &b, stream));
     const int64_t all_gates = p.gates * p.hidden;
     const auto matrix = [&](void* data) {
@@ -174,7 +190,9 @@ Status run_kept(const Args& a, const Exec& exec, const Choice& choice) {
                           a.db_ih,
                           a.db_hh,
                           parts.h_before,
-                          parts.partials},
+                          parts.partials,
+                          parts.bias_sums,
+                          choice.plan.teams},
                          stream);
   }
 }

@@ -7,7 +7,8 @@
 //
 // Shared memory of a block, in this order: where sequences lie, two barriers, the vectors that are
 // multiplied (kept_plan.h says how many sets), two sets of sums of the product that rounds use in
-// turn, what each unit carries of each sequence, the unit's biases.
+// turn, what each unit carries of each sequence, and the units' biases or, going backward, what a
+// thread's pairs have added up of the gradients of biases.
 #pragma once
 
 #include "cuda/dependent_launch.cuh"
@@ -20,16 +21,71 @@
 
 namespace fk::cuda::rnn {
 
-// Weights of a warp in the registers of its lanes, as rnn_pack_weights laid them out.
+// W_hh where it lies, for a kernel whose lanes can load their vectors of it themselves.
+struct WeightRows {
+  const void* data = nullptr;  // null: packed
+  int64_t row = 0;             // elements from row to row, a multiple of a vector's
+};
+
+// Weights of a warp in the registers of its lanes: what is in them, `Product` says.
 struct KeptWeights {
   uint4 vectors[kKeptVectors];
 
+  // As rnn_pack_weights laid them out.
   __device__ __forceinline__ void load(const uint4* packed, const KeptPlan& plan, int rank) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4* const from = packed + (rank * kKeptWarps + warp) * plan.vectors * 32 + lane;
 #pragma unroll
     for (int i = 0; i < kKeptVectors; ++i) {
       vectors[i] = i < plan.vectors ? from[i * 32] : make_uint4(0, 0, 0, 0);
+    }
+  }
+
+  // The same from the rows of W_hh that a block multiplies going forward.
+  template <class T, int kGates>
+  __device__ __forceinline__ void load_rows(const WeightRows& from, const KeptPlan& plan, int rank,
+                                            int hidden) {
+    constexpr int kWidth = kVecWidth<T>;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first_k = warp % plan.slices * plan.slab;
+    const auto row_of = [&](int row) -> const T* {
+      const int unit = row / kGates, own = rank * plan.units + unit;
+      if (unit >= plan.units || own >= hidden) return nullptr;
+      const int64_t r = int64_t{row - unit * kGates} * hidden + own;
+      return static_cast<const T*>(from.data) + r * from.row;
+    };
+    const auto vector = [&](const T* row, int i, int k) {
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (row != nullptr && i < plan.vectors && k < hidden) {
+        v = *reinterpret_cast<const uint4*>(row + k);
+      }
+      return v;
+    };
+    if constexpr (sizeof(T) == 4) {
+      const T* rows[kFloatRows];
+#pragma unroll
+      for (int r = 0; r < kFloatRows; ++r) rows[r] = row_of(float_row(plan, warp, lane) + r);
+#pragma unroll
+      for (int i = 0; i < kKeptVectors; ++i) {
+        vectors[i] = vector(rows[i % kFloatRows], i, first_k + float_depth(plan, lane, i));
+      }
+    } else {
+      constexpr int kTiles = tensor_tiles(Direction::kForward);
+      const T* rows[kTiles][2];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const int row = (warp / plan.slices * kTiles + tile) * 16 + lane / 4;
+        rows[tile][0] = row_of(row);
+        rows[tile][1] = row_of(row + 8);
+      }
+#pragma unroll
+      for (int i = 0; i < kKeptVectors; i += 2) {
+        const int block = i / 2 / kTiles, tile = i / 2 % kTiles;
+        const int k = first_k + block * kTensorBlock + lane % 4 * kWidth;
+        const uint4 a = vector(rows[tile][0], i, k), b = vector(rows[tile][1], i, k);
+        vectors[i] = make_uint4(a.x, b.x, a.y, b.y);
+        vectors[i + 1] = make_uint4(a.z, b.z, a.w, b.w);
+      }
     }
   }
 };
@@ -90,8 +146,8 @@ struct Product {
   }
 
   // Of vectors in global memory, which each warp waits for by itself, for a round of `count`
-  // sequences. `row_of(s)` is sequence s's vector of plan.depth() elements, or null for zeros. While
-  // one batch of loads is multiplied the next is under way.
+  // sequences. `row_of(s)` is sequence s's vector of plan.depth() elements, or null for zeros.
+  // While one batch of loads is multiplied the next is under way.
   static constexpr int kBatch = kBlocks / 2;
   struct Batch {
     uint4 v[kBatch];
@@ -136,8 +192,8 @@ struct Product {
       for (int batch = 0; batch < kBlocks / kBatch; ++batch) {
         if (batch * kBatch * kTensorBlock >= plan.slab) break;
         Batch now = next;
-        const bool ends = batch + 1 == kBlocks / kBatch ||
-                          (batch + 1) * kBatch * kTensorBlock >= plan.slab;
+        const bool ends =
+            batch + 1 == kBlocks / kBatch || (batch + 1) * kBatch * kTensorBlock >= plan.slab;
         if (!ends) {
           next.ask(row, (batch + 1) * kBatch, plan.slab);
         } else if (!is_last) {
@@ -157,30 +213,45 @@ struct Product {
   }
 };
 
-// The product on FMA units, in float. A lane has a row, or every `lanes`-th four elements of one.
+// The product on FMA units, in float. A lane has four rows, so that what it loads of a vector
+// serves four times, and of them every so many-th four elements, as there are lanes with the same
+// rows.
 template <Direction kDirection>
 struct Product<float, kDirection> {
   __device__ __forceinline__ static void run(const KeptWeights& weights, const KeptPlan& plan,
                                              const float* vectors, int count, float* sums) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int slice = warp % plan.slices, part = lane % plan.lanes;
-    const int row = (warp / plan.slices * 32 + lane) / plan.lanes;
+    const int parts = kFloatRows * plan.lanes, part = lane % parts;
+    const int slice = warp % plan.slices;
+    const bool odd = part & 1, upper = part & 2;
+    const int row = float_row(plan, warp, lane) + (odd ? 2 : 0) + (upper ? 1 : 0);
     const float* const from = vectors + slice * plan.slab + part * 4;
-    float* const to = sums + (slice * plan.lanes + part) * plan.together * plan.sum_pitch + row;
-#pragma unroll 1
+    float* const to = sums + slice * plan.together * plan.sum_pitch + row;
+#pragma unroll 2
     for (int s = 0; s < count; ++s) {
-      float sum[4] = {};
+      float sum[kFloatRows] = {};
 #pragma unroll
-      for (int i = 0; i < kKeptVectors; ++i) {
+      for (int i = 0; i < kKeptVectors; i += kFloatRows) {
         if (i >= plan.vectors) break;
         const Vec<float, 4> v = load<4>(from + s * plan.pitch + i * plan.lanes * 4);
-        const uint4& w = weights.vectors[i];
-        sum[0] = fmaf(__uint_as_float(w.x), v.data[0], sum[0]);
-        sum[1] = fmaf(__uint_as_float(w.y), v.data[1], sum[1]);
-        sum[2] = fmaf(__uint_as_float(w.z), v.data[2], sum[2]);
-        sum[3] = fmaf(__uint_as_float(w.w), v.data[3], sum[3]);
+#pragma unroll
+        for (int r = 0; r < kFloatRows; ++r) {
+          const uint4& w = weights.vectors[i + r];
+          sum[r] = fmaf(__uint_as_float(w.x), v.data[0], sum[r]);
+          sum[r] = fmaf(__uint_as_float(w.y), v.data[1], sum[r]);
+          sum[r] = fmaf(__uint_as_float(w.z), v.data[2], sum[r]);
+          sum[r] = fmaf(__uint_as_float(w.w), v.data[3], sum[r]);
+        }
       }
-      to[s * plan.sum_pitch] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+      // Neighbours add up: of four lanes each ends with one of the rows.
+      float a = __shfl_xor_sync(0xffffffff, odd ? sum[0] : sum[2], 1);
+      float b = __shfl_xor_sync(0xffffffff, odd ? sum[1] : sum[3], 1);
+      a += odd ? sum[2] : sum[0];
+      b += odd ? sum[3] : sum[1];
+      float total = __shfl_xor_sync(0xffffffff, upper ? a : b, 2);
+      total += upper ? b : a;
+      for (int m = kFloatRows; m < parts; m *= 2) total += __shfl_xor_sync(0xffffffff, total, m);
+      if (part < kFloatRows) to[s * plan.sum_pitch] = total;
     }
   }
 };
@@ -213,8 +284,8 @@ struct Pairs {
 template <class T, Exchange kExchange>
 struct Team {
   static constexpr bool kShared = kExchange == Exchange::kShared;
-  static constexpr int kSets = vector_sets(sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat16,
-                                           kExchange);
+  static constexpr int kSets =
+      vector_sets(sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat16, kExchange);
   static constexpr bool kStaged = kSets > 0 && !kShared;
 
   const KeptPlan& plan;
@@ -333,7 +404,7 @@ struct Team {
   __device__ __forceinline__ void add_sums(const float* from, int u, int s,
                                            float (&to)[kRows]) const {
     from += s * plan.sum_pitch + u * kRows;
-    for (int part = 0; part < plan.slices * plan.lanes; ++part) {
+    for (int part = 0; part < plan.slices; ++part) {
       if constexpr (kRows == 4 && sizeof(T) == 2) {
         const float4 v = *reinterpret_cast<const float4*>(from);
         to[0] += v.x;
@@ -354,17 +425,25 @@ struct Team {
 template <class T, class RowOf>
 __device__ __forceinline__ void stage(T* vectors, int pitch, int depth, int count,
                                       const RowOf& row_of) {
-  for (int s = threadIdx.x / 32; s < count; s += kKeptWarps) {
-    const T* const row = row_of(s);
-    T* const to = vectors + s * pitch;
-    constexpr int kWidth = kVecWidth<T>;
-    for (int k = threadIdx.x % 32 * kWidth; k < depth; k += 32 * kWidth) {
-      uint4 v = make_uint4(0, 0, 0, 0);
-      while (row != nullptr) {
-        v = load_published(row + k);
-        if (missing<T>(v) == 0) break;
-      }
-      *reinterpret_cast<uint4*>(to + k) = v;
+  constexpr int kWidth = kVecWidth<T>, kAtOnce = 4;
+  const int of_row = depth / kWidth;
+  for (int first = threadIdx.x; first < count * of_row; first += kAtOnce * kKeptThreads) {
+    const T* from[kAtOnce];
+    int to[kAtOnce];
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int n = first + i * kKeptThreads, s = n / of_row, k = (n - s * of_row) * kWidth;
+      const T* const row = s < count ? row_of(s) : nullptr;
+      from[i] = row == nullptr ? nullptr : row + k;
+      to[i] = s < count ? s * pitch + k : -1;
+      v[i] = make_uint4(0, 0, 0, 0);
+      if (from[i] != nullptr) v[i] = load_published(from[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      while (missing<T>(v[i]) != 0) v[i] = load_published(from[i]);
+      if (to[i] >= 0) *reinterpret_cast<uint4*>(vectors + to[i]) = v[i];
     }
   }
 }

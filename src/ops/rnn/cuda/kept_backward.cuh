@@ -21,8 +21,14 @@ struct BackwardWalk {
   const KeptBackward& a;
   const TeamOfBlock& team;
   const Pairs pairs;
-  UnitGradient units[kPairs] = {};
-  float next[kPairs] = {};
+  // Of each pair at its step: what is loaded, as it lies in memory, what is made of that, and what
+  // the unit carries. t is -1 ahead of the first step, and -2 where the pair is nowhere.
+  struct Loaded {
+    uint32_t kept[kKeptGates], before, cell, dy, dh, dc;
+  };
+  Loaded loaded[kPairs] = {};
+  float by[kPairs][Cell::kFactors] = {}, dh[kPairs] = {}, next[kPairs] = {};
+  int t_of[kPairs];
 
   __device__ __forceinline__ int64_t row(const Place& at, int64_t t) const {
     return at.batch * team.p.length + at.position(team.p, t);
@@ -34,34 +40,88 @@ struct BackwardWalk {
            w <= team.places[first + pairs.s[i]].steps;
   }
 
+  __device__ __forceinline__ float4* bias_sums() const {
+    return reinterpret_cast<float4*>(team.bias);
+  }
+
+  __device__ __forceinline__ void begin() const {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      bias_sums()[threadIdx.x + i * kKeptThreads] = make_float4(0, 0, 0, 0);
+    }
+  }
+
+  // Adds up what the pairs of a unit have, in the order of sequences.
+  __device__ __forceinline__ void end() const {
+    __syncthreads();
+    for (int n = threadIdx.x; n < kBiasSums * team.units; n += kKeptThreads) {
+      const int u = n / kBiasSums, which = n - u * kBiasSums;
+      float sum = 0;
+      for (int s = 0; s < team.round_of(0); ++s) {
+        sum += team.bias[(s * team.plan.units + u) * kBiasSums + which];
+      }
+      const int64_t unit = team.first_unit + u;
+      a.bias_sums[(blockIdx.x * team.p.hidden + unit) * kBiasSums + which] = sum;
+    }
+  }
+
+  // Asks for what a step needs besides the product.
   __device__ __forceinline__ void ask_for_inputs(int64_t w, int first) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
+      t_of[i] = -2;
       if (!is_at(i, w, first)) continue;
       const BackwardViews& v = a.views;
       const int s = first + pairs.s[i];
       const Place& at = team.places[s];
       const int64_t t = at.steps - 1 - w;
       const int64_t sequence = team.first_sequence + s, unit = team.first_unit + pairs.u[i];
-      UnitGradient& own = units[i];
-      own.dh = w == 0 ? v.dh.load<T>(sequence, unit) : 0.f;
-      next[i] = 0;
-      if (w > 0) {
-        next[i] = team.carried[s * team.plan.units + pairs.u[i]];
-      } else if (Cell::kHasCell) {
-        next[i] = v.dc.load<T>(sequence, unit);
+      t_of[i] = static_cast<int>(t);
+      Loaded& own = loaded[i];
+      if (w == 0) {
+        own.dh = v.dh.bits<T>(sequence, unit);
+        if constexpr (Cell::kHasCell) own.dc = v.dc.bits<T>(sequence, unit);
       }
       if (t < 0) continue;
       const int64_t position = at.position(team.p, t);
-      own.dh += v.dy.load<T>(at.batch, position, unit);
+      own.dy = v.dy.bits<T>(at.batch, position, unit);
 #pragma unroll
       for (int g = 0; g < kKeptGates; ++g) {
-        own.kept[g] = v.gates.load<T>(at.batch, position, g * team.p.hidden + unit);
+        own.kept[g] = v.gates.bits<T>(at.batch, position, g * team.p.hidden + unit);
       }
       const StepsView& states = Cell::kHasCell ? v.cells : v.y;
-      if constexpr (Cell::kHasCell) own.cell = states.load<T>(at.batch, position, unit);
-      own.before = t == 0 ? (Cell::kHasCell ? v.c0 : v.h0).template load<T>(sequence, unit)
-                          : states.load<T>(at.batch, at.position(team.p, t - 1), unit);
+      if constexpr (Cell::kHasCell) own.cell = states.bits<T>(at.batch, position, unit);
+      own.before = t == 0 ? (Cell::kHasCell ? v.c0 : v.h0).template bits<T>(sequence, unit)
+                          : states.bits<T>(at.batch, at.position(team.p, t - 1), unit);
+    }
+  }
+
+  // What can be made of it ahead of the product's sums.
+  __device__ __forceinline__ void prepare(int64_t w, int first) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (t_of[i] == -2) continue;
+      const BackwardViews& v = a.views;
+      const Loaded& own = loaded[i];
+      dh[i] = w == 0 ? number_of<T>(own.dh, v.dh.is_float) : 0.f;
+      next[i] = 0;
+      if (w > 0) {
+        next[i] = team.carried[(first + pairs.s[i]) * team.plan.units + pairs.u[i]];
+      } else if constexpr (Cell::kHasCell) {
+        next[i] = number_of<T>(own.dc, v.dc.is_float);
+      }
+      if (t_of[i] < 0) continue;
+      dh[i] += number_of<T>(own.dy, v.dy.is_float);
+      UnitGradient unit;
+#pragma unroll
+      for (int g = 0; g < kKeptGates; ++g) {
+        unit.kept[g] = number_of<T>(own.kept[g], v.gates.is_float);
+      }
+      const StepsView& states = Cell::kHasCell ? v.cells : v.y;
+      if constexpr (Cell::kHasCell) unit.cell = number_of<T>(own.cell, states.is_float);
+      const bool first_is_float = Cell::kHasCell ? v.c0.is_float : v.h0.is_float;
+      unit.before = number_of<T>(own.before, t_of[i] == 0 ? first_is_float : states.is_float);
+      Cell::template factors<T>(unit, by[i]);
     }
   }
 
@@ -76,24 +136,21 @@ struct BackwardWalk {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const BackwardViews& v = a.views;
-      const bool active = is_at(i, w, first);
-      const int s = first + pairs.s[i], u = pairs.u[i];
-      const Place& at = team.places[active ? s : 0];
-      const int64_t t = at.steps - 1 - w;
+      const bool active = t_of[i] != -2;
+      const int s = first + pairs.s[i], u = pairs.u[i], t = t_of[i];
       const int64_t sequence = team.first_sequence + s, unit = team.first_unit + u;
       float of_x[kGates] = {}, of_h[kGates] = {};
       if (active) {
-        UnitGradient& own = units[i];
         if (w > 0) {
-          float sum[1] = {own.dh};
+          float sum[1] = {dh[i]};
           team.add_sums(sums, u, pairs.s[i], sum);
-          own.dh = sum[0];
-          if (!Cell::kHasCell) own.dh += next[i];
+          dh[i] = sum[0];
+          if (!Cell::kHasCell) dh[i] += next[i];
         }
         if (t >= 0) {
-          Cell::template backward<T>(own, &next[i], of_x, of_h);
+          Cell::backward(by[i], dh[i], &next[i], of_x, of_h);
         } else {
-          v.dh0.store<T>(sequence, unit, own.dh);
+          v.dh0.store<T>(sequence, unit, dh[i]);
           v.dc0.store<T>(sequence, unit, next[i]);
         }
       }
@@ -107,8 +164,9 @@ struct BackwardWalk {
           }
         }
       }
-      if (!active || t < 0) continue;
-      T* const to = static_cast<T*>(v.of_h) + row(at, t) * v.pitch + unit;
+      if (t < 0) continue;
+      const int64_t to_row = row(team.places[s], t) * v.pitch + unit;
+      T* const to = static_cast<T*>(v.of_h) + to_row;
 #pragma unroll
       for (int g = 0; g < kGates; ++g) {
         if constexpr (TeamOfBlock::kShared) {
@@ -118,8 +176,11 @@ struct BackwardWalk {
         }
       }
       team.carried[s * team.plan.units + u] = next[i];
+      float4* const sum = bias_sums() + threadIdx.x + i * kKeptThreads;
+      const float4 more = Cell::for_biases(of_x, of_h);
+      *sum = make_float4(sum->x + more.x, sum->y + more.y, sum->z + more.z, sum->w + more.w);
       if (Cell::kHasCell) continue;
-      T* const to_x = static_cast<T*>(v.of_x) + row(at, t) * v.pitch + unit;
+      T* const to_x = static_cast<T*>(v.of_x) + to_row;
 #pragma unroll
       for (int g = 0; g < kGates; ++g) to_x[g * team.p.hidden] = from_float<T>(of_x[g]);
     }
@@ -137,6 +198,7 @@ __global__ void __launch_bounds__(kKeptThreads, 1)
   KeptWeights weights;
   weights.load(a.packed, a.plan, team.rank);
   BackwardWalk<T, Cell, kExchange> walk{a, team, Pairs(a.plan.units)};
+  walk.begin();
   if constexpr (TeamOfBlock::kShared) team.meet(team.longest);
   int turn = 0;
   for (int64_t w = 0; w <= team.longest; ++w) {
@@ -157,11 +219,13 @@ __global__ void __launch_bounds__(kKeptThreads, 1)
         } else {
           ProductOfBlock::run_from_global(weights, a.plan, count, row_of, sums);
         }
-        __syncthreads();
       }
+      walk.prepare(w, first);
+      if (w > 0) __syncthreads();
       walk.finish(w, first, sums);
     }
   }
+  walk.end();
 }
 
 }  // namespace fk::cuda::rnn

@@ -21,6 +21,8 @@ struct ForwardWalk {
   const TeamOfBlock& team;
   const Pairs pairs;
   float from_x[kPairs][kGates] = {}, from_h[kPairs][kGates] = {}, state[kPairs] = {};
+  bool active[kPairs] = {};            // is_at
+  int64_t published_row[kPairs] = {};  // where the output goes; -1: nowhere
 
   // The row of a matrix with one for each position.
   __device__ __forceinline__ int64_t row(const Place& at, int64_t t) const {
@@ -67,10 +69,14 @@ struct ForwardWalk {
   __device__ __forceinline__ void ask_for_inputs(int64_t t, int first) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      if (!is_at(i, t, first)) continue;
+      active[i] = is_at(i, t, first);
+      published_row[i] = -1;
+      if (!active[i]) continue;
       const int s = first + pairs.s[i], u = pairs.u[i];
-      const float* const from =
-          a.views.from_x + row(team.places[s], t) * kGates * team.p.hidden + team.first_unit + u;
+      const Place& at = team.places[s];
+      const int64_t r = row(at, t);
+      if (t + 1 < at.steps) published_row[i] = r;
+      const float* const from = a.views.from_x + r * kGates * team.p.hidden + team.first_unit + u;
 #pragma unroll
       for (int g = 0; g < kGates; ++g) {
         from_x[i][g] = from[g * team.p.hidden];
@@ -93,25 +99,25 @@ struct ForwardWalk {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const ForwardViews& v = a.views;
-      const bool active = is_at(i, t, first);
       const int s = first + pairs.s[i], u = pairs.u[i];
       const int64_t unit = team.first_unit + u;
       float kept[kKeptGates], output_now = 0;
-      if (active) {
+      if (active[i]) {
         team.add_sums(sums, u, pairs.s[i], from_h[i]);
         output_now = Cell::template forward<T>(from_x[i], from_h[i], &state[i], kept);
       }
-      const Place& at = team.places[active ? s : 0];
       if constexpr (TeamOfBlock::kShared) {
         const bool is_there = pairs.s[i] < team.round_of(first) && pairs.u[i] < team.plan.units &&
                               unit < team.plan.gate_stride;
         if (t + 1 < team.longest) {
           team.share(t + 1, is_there, s, static_cast<int>(unit), output_now);
         }
-      } else if (active && t + 1 < at.steps) {
-        publish(static_cast<T*>(a.published) + row(at, t) * team.plan.depth() + unit, output_now);
+      } else if (published_row[i] >= 0) {
+        publish(static_cast<T*>(a.published) + published_row[i] * team.plan.depth() + unit,
+                output_now);
       }
-      if (!active) continue;
+      if (!active[i]) continue;
+      const Place& at = team.places[s];
       team.carried[s * team.plan.units + u] = state[i];
       const int64_t position = at.position(team.p, t);
       v.y.store<T>(at.batch, position, unit, output_now);
@@ -136,7 +142,12 @@ __global__ void __launch_bounds__(kKeptThreads, 1)
   wait_for_earlier_kernels();
   const TeamOfBlock team(a.plan, a.views.p, memory);
   KeptWeights weights;
-  weights.load(a.packed, a.plan, team.rank);
+  if (a.packed != nullptr) {
+    weights.load(a.packed, a.plan, team.rank);
+  } else {
+    weights.load_rows<T, Cell::kGates>({a.w_hh, a.w_hh_row}, a.plan, team.rank,
+                                       static_cast<int>(team.p.hidden));
+  }
   ForwardWalk<T, Cell, kExchange> walk{a, team, Pairs(a.plan.units)};
   walk.begin();
   const int64_t last = team.longest - 1;

@@ -10,7 +10,9 @@ namespace fk::cuda::rnn {
 struct KeptForward {
   ForwardViews views;
   KeptPlan plan;
-  const uint4* packed;
+  const uint4* packed;  // null: the weights are loaded as they lie
+  const void* w_hh;
+  int64_t w_hh_row;
   // Where blocks meet in global memory: rows of plan.depth() elements of T, h of all positions and
   // behind them the first h of all sequences.
   void* published;
@@ -20,6 +22,7 @@ struct KeptBackward {
   BackwardViews views;  // of_h has rows of plan.depth() elements where blocks meet in global memory
   KeptPlan plan;
   const uint4* packed;
+  float* bias_sums;  // of each team: kBiasSums for each unit
 };
 
 // The instance for an exchange: a kernel that takes a KeptForward or KeptBackward. With kShared it

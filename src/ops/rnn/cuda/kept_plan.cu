@@ -1,5 +1,6 @@
 // Plans of the kernels that keep the recurrent weights.
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/integers.h"
 #include "ops/rnn/cuda/kept_plan.h"
@@ -18,6 +19,7 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   *p = {};
   p->slices = slices;
   p->lanes = lanes;
+  p->bias_sums = forward ? 0 : 1;
   const int of_warp = tensor ? 16 * tensor_tiles(call.direction) : 32 / lanes;
   p->rows = kKeptWarps / slices * of_warp;
   const int64_t rows_of_unit = forward ? call.gates : 1;
@@ -34,10 +36,10 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   p->gate_stride = static_cast<int>(ceil_div(call.hidden, even) * even);
   const int64_t depth = forward ? p->gate_stride : call.gates * p->gate_stride;
   p->entries = static_cast<int>(depth);
-  const int64_t step = tensor ? kTensorBlock : 4 * lanes;
+  const int64_t step = tensor ? kTensorBlock : 4 * kFloatRows * lanes;
   const int64_t steps = ceil_div(ceil_div(depth, slices), step);
   p->slab = static_cast<int>(steps * step);
-  p->vectors = static_cast<int>(tensor ? 2 * tensor_tiles(call.direction) * steps : steps);
+  p->vectors = static_cast<int>(steps * (tensor ? 2 * tensor_tiles(call.direction) : kFloatRows));
   if (p->vectors > kKeptVectors) return false;
   const int64_t bytes = p->depth() * element;
   p->pitch = static_cast<int>((bytes % 128 == 0 ? bytes + kLeast : bytes) / element);
@@ -45,9 +47,18 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   const int64_t rounds = ceil_div(call.count, kTogether);
   p->teams = static_cast<int>(
       exchange == Exchange::kShared ? rounds : std::min(rounds, call.most_blocks / blocks));
-  p->sequences = static_cast<int>(ceil_div(rounds, p->teams) * kTogether);
-  const int most_together = kPairs * kKeptThreads / p->units / kTogether * kTogether;
+  const int64_t rounds_each = ceil_div(rounds, p->teams);
+  p->teams = static_cast<int>(ceil_div(rounds, rounds_each));
+  p->sequences = static_cast<int>(rounds_each * kTogether);
   const bool staged = vector_sets(call.dtype, exchange) > 0;
+  // More blocks with fewer units each, where so a step takes one round of products.
+  const int64_t fewer = kPairs * kKeptThreads / p->sequences;
+  if (!staged && fewer > 0 && fewer < p->units &&
+      ceil_div(call.hidden, fewer) * p->teams <= call.most_blocks) {
+    p->units = static_cast<int>(fewer);
+    p->blocks = static_cast<int>(ceil_div(call.hidden, fewer));
+  }
+  const int most_together = kPairs * kKeptThreads / p->units / kTogether * kTogether;
   p->together = staged ? kTogether : std::min(p->sequences, std::max(most_together, kTogether));
   while (p->together > kTogether &&
          p->shared_bytes(call.dtype, exchange) > call.most_shared_bytes) {
@@ -57,6 +68,11 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
 }
 
 }  // namespace
+
+int trial() {
+  static const int value = std::getenv("FK_TRIAL") ? std::atoi(std::getenv("FK_TRIAL")) : 0;
+  return value;
+}
 
 bool plan_kept(const KeptCall& call, Exchange exchange, KeptPlan* plan) {
   if (call.hidden == 0 || call.count == 0 || call.count > INT32_MAX / kTogether ||
@@ -70,7 +86,8 @@ bool plan_kept(const KeptCall& call, Exchange exchange, KeptPlan* plan) {
       KeptPlan p;
       if (!try_cut(call, exchange, slices, lanes, &p)) continue;
       const bool better = !found || p.sequences < plan->sequences ||
-                          (p.sequences == plan->sequences && p.blocks > plan->blocks);
+                          (p.sequences == plan->sequences &&
+                           (trial() == 1 ? p.blocks < plan->blocks : p.blocks > plan->blocks));
       if (better) *plan = p;
       found = true;
     }

@@ -9,6 +9,7 @@
 // call.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/host_device.h"
@@ -41,24 +42,25 @@ struct KeptPlan {
   int sequences;  // of a team, a multiple of kTogether
   int together;   // sequences of a round, a multiple of kTogether; a step has as many rounds as it
                   // takes
-  int entries;      // of a vector; what is left of the depth is zeros
+  int entries;    // of a vector; what is left of the depth is zeros
   int gate_stride;  // going backward: from one gate's entries of a vector to the next gate's
-  int slices;     // warps side by side along the depth
-  int lanes;      // of a warp side by side along the depth, where FMA units multiply
-  int slab;       // elements of the depth that a slice has
-  int rows;       // of a block, with those that are padding
-  int vectors;    // of weights that a lane really keeps
-  int pitch;      // elements from one vector in shared memory to the next
-  int sum_pitch;  // floats from one sequence's sums to the next
+  int slices;       // warps side by side along the depth
+  int lanes;        // a warp has 32 / lanes rows, where FMA units multiply
+  int slab;         // elements of the depth that a slice has
+  int rows;         // of a block, with those that are padding
+  int vectors;      // of weights that a lane really keeps
+  int pitch;        // elements from one vector in shared memory to the next
+  int sum_pitch;    // floats from one sequence's sums to the next
+  int bias_sums;    // 1 going backward, where threads sum up what they made of their units
 
   FK_HOST_DEVICE int depth() const { return slices * slab; }
   // Floats of a round's sums. There are two sets, which rounds use in turn.
-  FK_HOST_DEVICE int sums() const { return slices * lanes * together * sum_pitch; }
+  FK_HOST_DEVICE int sums() const { return slices * together * sum_pitch; }
   int shared_bytes(DType dtype, Exchange exchange) const {
     const int64_t bytes_of_vectors = int64_t{kTogether} * pitch * size_of(dtype);
     return static_cast<int>(vector_sets(dtype, exchange) * bytes_of_vectors + 2 * 4 * sums() +
-                            4 * int64_t{sequences} * units + 4 * 4 * int64_t{units} +
-                            24 * int64_t{sequences} + 16);
+                            4 * int64_t{sequences} * units + 24 * int64_t{sequences} + 16 +
+                            std::max(16 * units, bias_sums * 16 * kPairs * kKeptThreads));
   }
   // Vectors of 16 bytes that the packed weights of a team's blocks take.
   FK_HOST_DEVICE int64_t packed() const { return int64_t{blocks} * kKeptThreads * vectors; }
@@ -73,6 +75,9 @@ struct KeptCall {
   int64_t most_shared_bytes;     // of a block
 };
 
+// FK_TRIAL, while variants are timed.
+int trial();
+
 // Finds the plan with the fewest rounds of kTogether sequences a step, and among those the one with
 // the most blocks. False where no plan keeps all weights.
 bool plan_kept(const KeptCall& call, Exchange exchange, KeptPlan* plan);
@@ -83,5 +88,17 @@ FK_HOST_DEVICE constexpr int tensor_tiles(Direction direction) {
   return direction == Direction::kForward ? 2 : 1;
 }
 constexpr int kTensorBlock = 32;
+
+// With FMA units a lane has kFloatRows rows, vector i being of row i % kFloatRows of them; as many
+// lanes as have the same rows, kFloatRows * plan.lanes, lie side by side along the depth. These are
+// the first of the rows, and where vector i begins in the warp's part of the depth.
+constexpr int kFloatRows = 4;
+FK_HOST_DEVICE int float_row(const KeptPlan& plan, int warp, int lane) {
+  return warp / plan.slices * (32 / plan.lanes) + lane / (kFloatRows * plan.lanes) * kFloatRows;
+}
+FK_HOST_DEVICE int float_depth(const KeptPlan& plan, int lane, int i) {
+  const int parts = kFloatRows * plan.lanes;
+  return (i / kFloatRows * parts + lane % parts) * 4;
+}
 
 }  // namespace fk::cuda::rnn

@@ -8,6 +8,7 @@
 #include "cuda/gemm/portable_call.cuh"
 #include "cuda/gemm/sm90_call.h"
 #include "cuda/parameter.cuh"
+#include "ops/rnn/cuda/cells.cuh"
 #include "ops/rnn/cuda/exchange.cuh"
 #include "ops/rnn/cuda/prepare.h"
 
@@ -105,8 +106,7 @@ __device__ __forceinline__ void fill_published(const PackArguments& a, int64_t b
       }
       for (int i = 0; i < width; ++i) {
         const bool is_entry = k + i < a.plan.entries;
-        const float x =
-            is_known && is_entry ? get(a.known, row - a.unpublished, k + i) : 0.f;
+        const float x = is_known && is_entry ? get(a.known, row - a.unpublished, k + i) : 0.f;
         uint32_t bits = is_entry ? kNothing : 0;
         if (a.dtype == DType::kFloat32) {
           if (is_known) bits = published_bits<float>(x);
@@ -132,17 +132,18 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const KeptPlan& plan = a.plan;
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  // The registers of a GPU hold less than 2^31 vectors.
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= plan.packed()) return;
   const int lane = static_cast<int>(index % 32);
-  const int i = static_cast<int>(index / 32 % plan.vectors);
-  const int warp = static_cast<int>(index / 32 / plan.vectors % kKeptWarps);
-  const int rank = static_cast<int>(index / 32 / plan.vectors / kKeptWarps);
+  const int i = static_cast<int>(index / 32 % static_cast<uint32_t>(plan.vectors));
+  const int warp = static_cast<int>(index / 32 / static_cast<uint32_t>(plan.vectors) % kKeptWarps);
+  const int rank = static_cast<int>(index / 32 / static_cast<uint32_t>(plan.vectors) / kKeptWarps);
   const int first_k = warp % plan.slices * plan.slab;
   uint4 v;
   if (a.dtype == DType::kFloat32) {
-    const int row = (warp / plan.slices * 32 + lane) / plan.lanes;
-    const int k = first_k + (i * plan.lanes + lane % plan.lanes) * 4;
+    const int row = float_row(plan, warp, lane) + i % kFloatRows;
+    const int k = first_k + float_depth(plan, lane, i);
     v = make_uint4(__float_as_uint(a.at(rank, row, k)), __float_as_uint(a.at(rank, row, k + 1)),
                    __float_as_uint(a.at(rank, row, k + 2)),
                    __float_as_uint(a.at(rank, row, k + 3)));
@@ -228,6 +229,22 @@ __global__ void __launch_bounds__(kSquare* kSquare)
   put(to, 0, column, total);
 }
 
+// Adds up what teams of blocks have of the biases' gradients (cells.cuh says what that is).
+__global__ void __launch_bounds__(kThreads)
+    rnn_bias_gradients(const float* sums, int teams, int64_t hidden, int64_t gates, Place of_x,
+                       Place of_h) {
+  wait_for_earlier_kernels();
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t unit = i / kBiasSums, which = i % kBiasSums;
+  if (unit >= hidden) return;
+  float sum = 0;
+  for (int team = 0; team < teams; ++team) sum += sums[team * hidden * kBiasSums + i];
+  const bool is_other = which >= gates;  // of the product with h only
+  const int64_t row = (is_other ? gates - 1 : which) * hidden + unit;
+  if (!is_other) put(of_x, 0, row, sum);
+  if (is_other || gates == kBiasSums || which + 1 < gates) put(of_h, 0, row, sum);
+}
+
 unsigned blocks_for(int64_t count, int64_t each) {
   return static_cast<unsigned>(ceil_div(count, each));
 }
@@ -300,12 +317,14 @@ Status copy_weight(const Tensor& weight, DType dtype, void* to, bool transposed,
 
 Status pack_weight(const PackedWeight& w, cudaStream_t stream) {
   constexpr int64_t kMostFillers = 1024;
-  const int64_t pack_blocks = ceil_div(w.plan.packed(), int64_t{kThreads});
+  const int64_t pack_blocks =
+      w.packed == nullptr ? 0 : ceil_div(w.plan.packed(), int64_t{kThreads});
   const int64_t rows = w.published == nullptr ? 0 : w.unpublished + w.known_rows;
-  const PackArguments a = {place_of(w.w_hh), w.dtype,     w.hidden,      w.gates,
-                           w.direction,      w.plan,      w.packed,      pack_blocks,
+  const PackArguments a = {place_of(w.w_hh), w.dtype,       w.hidden,     w.gates,
+                           w.direction,      w.plan,        w.packed,     pack_blocks,
                            w.published,      w.unpublished, w.known_rows, place_of(w.known)};
   const int64_t blocks = pack_blocks + std::min(rows, kMostFillers);
+  if (blocks == 0) return {};
   return launch_early(rnn_pack_weights, "rnn_pack_weights",
                       {{static_cast<unsigned>(blocks)}, {kThreads}}, stream, a);
 }
@@ -385,6 +404,13 @@ Status add_gradients(const Problem& p, const GradientSums& g, cudaStream_t strea
                                              rows_of_matrix(g.dw_hh, with_h, p.hidden), g.partials,
                                              stream));
     }
+  }
+  if (g.bias_sums != nullptr) {
+    if (!g.db_ih && !g.db_hh) return {};
+    return launch_early(rnn_bias_gradients, "rnn_bias_gradients",
+                        {{blocks_for(p.hidden * kBiasSums, kThreads)}, {kThreads}}, stream,
+                        g.bias_sums, g.teams, p.hidden, p.gates, place_of(g.db_ih),
+                        place_of(g.db_hh));
   }
   FK_RETURN_IF_ERROR(sum_columns(g.of_x, g.db_ih, stream));
   return sum_columns(g.of_h, g.db_hh, stream);

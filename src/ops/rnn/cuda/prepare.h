@@ -25,7 +25,7 @@ struct PackedWeight {
   int64_t hidden, gates;
   Direction direction;
   KeptPlan plan;
-  uint4* packed;
+  uint4* packed;  // null: not wanted
   // Rows of plan.depth() elements of `dtype`: first `unpublished` of them, then those of `known`.
   void* published = nullptr;
   int64_t unpublished = 0;
@@ -61,6 +61,9 @@ struct GradientSums {
   Tensor dx, dw_ih, dw_hh, db_ih, db_hh;  // where they are wanted
   void* h_before;                         // memory for h_{t-1} of all positions
   float* partials;
+  // Where the walk has added up gradients for the biases: kBiasSums of each unit and team.
+  const float* bias_sums = nullptr;
+  int teams = 0;
 };
 Status add_gradients(const fk::rnn::Problem& p, const GradientSums& g, cudaStream_t stream);
 

@@ -85,9 +85,9 @@ __device__ __forceinline__ void finish_lstm(const StepArguments& a, const Sequen
   unit.cell = v.cells.load<T>(steps.batch, at.position, u);
   unit.before = at.t == 0 ? v.c0.load<T>(s, u)
                           : v.cells.load<T>(steps.batch, v.p.position(steps, at.t - 1), u);
-  unit.dh = dh;
-  float of_x[4], of_h[4];
-  LstmCell::backward<T>(unit, &dc, of_x, of_h);
+  float by[LstmCell::kFactors], of_x[4], of_h[4];
+  LstmCell::factors<T>(unit, by);
+  LstmCell::backward(by, dh, &dc, of_x, of_h);
   *carried = dc;
   T* const to = static_cast<T*>(v.of_h) + at.row * 4 * H + u;
 #pragma unroll
@@ -164,14 +164,15 @@ struct GruStep : LaterGates {
     const int64_t H = v.p.hidden;
     const Walk at(v.p, steps, w);
     if (at.is_over()) return;
-    UnitGradient unit;
-    unit.dh = gru_gradient<T>(a, steps, at, s, u, products[0]);
+    const float dh = gru_gradient<T>(a, steps, at, s, u, products[0]);
     if (at.t < 0) return;
+    UnitGradient unit;
 #pragma unroll
     for (int g = 0; g < 4; ++g) unit.kept[g] = v.gates.load<T>(steps.batch, at.position, g * H + u);
     unit.before = output_before<T>(v, steps, at, s, u);
-    float of_x[3], of_h[3];
-    GruCell::backward<T>(unit, a.carried + s * H + u, of_x, of_h);
+    float by[GruCell::kFactors], of_x[3], of_h[3];
+    GruCell::factors<T>(unit, by);
+    GruCell::backward(by, dh, a.carried + s * H + u, of_x, of_h);
     const int64_t to = at.row * 3 * H + u;
 #pragma unroll
     for (int g = 0; g < 3; ++g) {

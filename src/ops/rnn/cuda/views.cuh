@@ -2,7 +2,10 @@
 // value, and how they are made of a call's arguments.
 #pragma once
 
+#include <cstring>
+
 #include "core/workspace.h"
+#include "cuda/convert.cuh"
 #include "cuda/launch.h"
 #include "cuda/parameter.cuh"
 #include "ops/rnn/problem.h"
@@ -11,12 +14,32 @@ namespace fk::cuda::rnn {
 
 using fk::rnn::Problem;
 
+// An element as it lies in memory, of float or of T. To turn it into a number is to wait for it,
+// which a thread does where it needs the number.
+template <class T>
+__device__ __forceinline__ uint32_t load_bits(const void* data, bool is_float, int64_t at) {
+  if (sizeof(T) == 4 || is_float) return static_cast<const uint32_t*>(data)[at];
+  return static_cast<const uint16_t*>(data)[at];
+}
+template <class T>
+__device__ __forceinline__ float number_of(uint32_t bits, bool is_float) {
+  if (sizeof(T) == 4 || is_float) return __uint_as_float(bits);
+  const auto half = static_cast<uint16_t>(bits);
+  T value;
+  memcpy(&value, &half, sizeof(half));
+  return to_float(value);
+}
+
 // A matrix or vector of float or of the activations' dtype, reached element by element.
 struct View {
   void* data = nullptr;  // null: not there
   bool is_float = false;
   int64_t row = 0, column = 0;  // strides
 
+  template <class T>
+  __device__ __forceinline__ uint32_t bits(int64_t r, int64_t c) const {
+    return data == nullptr ? 0 : load_bits<T>(data, is_float, r * row + c * column);
+  }
   template <class T>
   __device__ __forceinline__ float load(int64_t r, int64_t c) const {
     return data == nullptr ? 0.f : load_either<T>(data, is_float, r * row + c * column);
@@ -40,6 +63,10 @@ struct StepsView {
 
   __device__ __forceinline__ int64_t at(int64_t b, int64_t position, int64_t c) const {
     return b * batch + position * step + c * channel;
+  }
+  template <class T>
+  __device__ __forceinline__ uint32_t bits(int64_t b, int64_t position, int64_t c) const {
+    return data == nullptr ? 0 : load_bits<T>(data, is_float, at(b, position, c));
   }
   template <class T>
   __device__ __forceinline__ float load(int64_t b, int64_t position, int64_t c) const {
@@ -102,20 +129,9 @@ inline BackwardViews backward_views(const LstmBwd& a, void* of_x, void* of_h, in
           steps_view(a.cells)};
 }
 inline BackwardViews backward_views(const GruBwd& a, void* of_x, void* of_h, int64_t pitch) {
-  return {fk::rnn::problem_of(a),
-          of_x,
-          of_h,
-          pitch,
-          view_of(a.h0),
-          {},
-          view_of(a.dh),
-          {},
-          view_of(a.dh0),
-          {},
-          steps_view(a.dy),
-          steps_view(a.y),
-          steps_view(a.gates),
-          {}};
+  return {fk::rnn::problem_of(a), of_x, of_h,           pitch, view_of(a.h0),    {},
+          view_of(a.dh),          {},   view_of(a.dh0), {},    steps_view(a.dy), steps_view(a.y),
+          steps_view(a.gates),    {}};
 }
 
 // Calls body(T()) with the type of the activations.
@@ -126,8 +142,8 @@ Status with_type(DType dtype, const Body& body) {
   return body(__nv_bfloat16());
 }
 
-// A matrix in the workspace as a tensor like another; `pitch` elements from row to row, or as many as
-// there are columns.
+// A matrix in the workspace as a tensor like another; `pitch` elements from row to row, or as many
+// as there are columns.
 inline Tensor matrix_like(const Tensor& like, DType dtype, void* data, int64_t rows,
                           int64_t columns, int64_t pitch = 0) {
   Tensor t = like;
