@@ -70,10 +70,10 @@ def formula(dt_softplus=False, dt_limit=(0.0, math.inf), return_final_state=Fals
 
 def ssd_case(
     b=2, length=33, h=4, p=8, n=16, groups=1, *, lengths=None, optional=True, own_dtype=False,
-    initial=False, skip_channels=False, gradient_floor=3e-5, **attributes,
+    initial=False, skip_channels=False, gated=True, gradient_floor=3e-5, **attributes,
 ):  # fmt: skip
     """own_dtype: parameters in the activations' dtype, as far as they may be. skip_channels: D has
-    a number for each channel."""
+    a number for each channel. gated: there is z too."""
     if lengths is not None:
         b, length = 1, sum(lengths)
     sequences = b if lengths is None else len(lengths)
@@ -90,7 +90,8 @@ def ssd_case(
             out["dt"] = out["dt"].abs() + 0.01
         if optional:
             out["D"] = normal(generator, h, p) if skip_channels else normal(generator, h)
-            out["z"] = normal(generator, b, length, h, p)
+            if gated:
+                out["z"] = normal(generator, b, length, h, p)
             out["dt_bias"] = normal(generator, h, scale=0.1).abs()
         if initial:
             out["initial_state"] = normal(generator, sequences, h, p, n)
@@ -106,6 +107,7 @@ def ssd_case(
             "initial": initial, "skip": skip_channels, **attributes,
         }.items()
     )  # fmt: skip
+    name += "" if gated else "-ungated"
     return Case(
         name,
         "ssd",
@@ -150,6 +152,14 @@ CASES = [
     ),
     ssd_case(
         lengths=(70, 0, 3, 64, 131), h=2, p=128, n=24, dt_softplus=True, initial=True,
+        return_final_state=True, skip_channels=True, gradient_floor=2e-4,
+    ),
+    ssd_case(
+        length=150, p=64, n=128, groups=2, dt_softplus=True, initial=True, gated=False,
+        return_final_state=True, gradient_floor=2e-4,
+    ),
+    ssd_case(
+        lengths=(70, 0, 3, 64, 131), h=3, p=64, n=24, initial=True, gated=False,
         return_final_state=True, skip_channels=True, gradient_floor=2e-4,
     ),
     ssd_case(b=1, length=128, h=3, p=64, n=64, optional=False, gradient_floor=2e-4),

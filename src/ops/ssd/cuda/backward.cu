@@ -17,6 +17,8 @@
 #include "ops/ssd/cuda/backward_chunks.cuh"
 #include "ops/ssd/cuda/backward_states.cuh"
 #include "ops/ssd/cuda/backward_sums.cuh"
+#include "ops/ssd/cuda/vector_inputs.cuh"
+#include "ops/ssd/cuda/vector_shared.cuh"
 
 namespace fk::cuda {
 namespace ssd {
@@ -32,8 +34,33 @@ void share_heads(BackwardArguments* a, int multiprocessors) {
   a->parts = ceil_div(heads, a->heads_each);
 }
 
-BackwardArguments arguments_of(const SsdBwd& op, WorkspaceParts& parts) {
+// Heads of a block of vector_inputs: so many that V comes in few parts, and so few that every
+// multiprocessor has several blocks.
+void share_V(BackwardArguments* a, int multiprocessors) {
+  const int64_t heads = std::max<int64_t>(1, a->group_heads());
+  const int64_t tasks = a->product_blocks() * heads;
+  a->V_heads = static_cast<int>(
+      std::clamp<int64_t>(tasks / (8 * multiprocessors), 1, std::min<int64_t>(heads, 16)));
+  a->V_parts_count = static_cast<int>(ceil_div<int64_t>(heads, a->V_heads));
+}
+
+// Whether the kernels for whole vectors (vector_inputs.cuh) take calls of such sizes, with an
+// aligned tensor each.
+bool sizes_in_vectors(const SsdBwd& op, const DeviceProperties& device) {
+  constexpr int kMost = InputsMap<VectorTile<__half, 128>>::kBytes;
+  return op.x.dtype != DType::kFloat32 && device.code >= 80 &&
+         device.shared_bytes_per_block >= kMost && op.x.size(3) == 64 && op.B.size(3) <= 128 &&
+         op.B.size(3) % 8 == 0 && !op.z && op.dt_limit_min >= 0;
+}
+bool takes_vectors(const SsdBwd& op, const DeviceProperties& device) {
+  const auto fits = [](const Tensor& t) { return !t || step_rows(t).vectors; };
+  return sizes_in_vectors(op, device) && fits(op.x) && fits(op.B) && fits(op.C) && fits(op.dy) &&
+         fits(op.dx) && fits(op.dB) && fits(op.dC);
+}
+
+BackwardArguments arguments_of(const SsdBwd& op, bool vectors, WorkspaceParts& parts) {
   const Problem p = fk::ssd::problem_of(op);
+  const int multiprocessors = device_properties(op.x.device_id).multiprocessors;
   BackwardArguments a{};
   a.in = inputs_of(op);
   a.chunks = segments_of(p.sequences, chunk_steps(p, kSide));
@@ -51,21 +78,26 @@ BackwardArguments arguments_of(const SsdBwd& op, WorkspaceParts& parts) {
   a.ddt_bias = head_numbers(op.ddt_bias);
   a.dD_has_channels = op.dD && op.dD.ndim == 2;
   a.channel_tiles = static_cast<int>(ceil_div(p.channels, int64_t{kSide}));
-  a.state_tiles = static_cast<int>(ceil_div(p.states, int64_t{kSide}));
+  a.state_tiles = vectors ? 1 : static_cast<int>(ceil_div(p.states, int64_t{kSide}));
   a.state_pitch = static_cast<int>(round_up(p.states, int64_t{8}));
-  share_heads(&a, device_properties(op.x.device_id).multiprocessors);
+  share_heads(&a, vectors ? 2 * multiprocessors : multiprocessors);
 
   const int64_t chunk_heads = a.chunks.slots * p.heads;
   const int64_t state_bytes = chunk_heads * p.channels * a.state_pitch * size_of(op.x.dtype);
   a.states = parts.take<char>(state_bytes);
   a.dstates = parts.take<char>(state_bytes);
-  a.products = parts.take(a.product_blocks() * kSide * kSide);
+  a.products = parts.take(a.product_blocks() * (vectors ? kHalves * 128 : kSide * kSide));
   a.worth = parts.take(chunk_heads * a.worth_rows() * kSide);
   a.through = parts.take(chunk_heads * a.state_tiles);
   a.dD_parts = parts.take(op.D ? chunk_heads * p.channels : 0);
   const int64_t shared = a.parts == 1 ? 0 : a.parts * a.shared_numbers();
   a.dB_parts = parts.take(shared);
   a.dC_parts = parts.take(shared);
+  if (vectors) {
+    share_V(&a, multiprocessors);
+    a.decays = parts.take<ChunkDecays>(chunk_heads);
+    a.V_parts = parts.take(a.product_blocks() * a.V_parts_count * kHalves * 128);
+  }
   return a;
 }
 
@@ -88,6 +120,13 @@ constexpr int kChunksBytes = 3 * kSquareBytes<Stored> +
 static_assert(kChunksBytes<float> <= 64 * 1024, "Turing has no more");
 
 template <class T>
+Status launch_sums(const BackwardArguments& a, cudaStream_t stream) {
+  const int64_t adding = a.parts == 1 ? 0 : ceil_div(a.shared_numbers(), int64_t{kAddingThreads});
+  return launch_kernel(backward_sums<T>, "ssd backward_sums", a.in.heads + adding, kAddingThreads,
+                       0, a, stream);
+}
+
+template <class T>
 Status launch_all(const BackwardArguments& a, int device, cudaStream_t stream) {
   const bool as_float = std::is_same_v<T, float> ||
                         (std::is_same_v<T, __nv_bfloat16> && device_properties(device).code < 80);
@@ -98,9 +137,44 @@ Status launch_all(const BackwardArguments& a, int device, cudaStream_t stream) {
                                    a.chunks.slots * (a.shared_blocks_of_chunk() + a.in.heads),
                                    kBackwardThreads,
                                    as_float ? kChunksBytes<float> : kChunksBytes<T>, a, stream));
-  const int64_t adding = a.parts == 1 ? 0 : ceil_div(a.shared_numbers(), int64_t{kAddingThreads});
-  return launch_kernel(backward_sums<T>, "ssd backward_sums", a.in.heads + adding, kAddingThreads,
-                       0, a, stream);
+  return launch_sums<T>(a, stream);
+}
+
+// The launches for whole vectors, of calls with up to Tile::kStates states.
+template <class Tile>
+Status launch_vectors(const BackwardArguments& a, cudaStream_t stream) {
+  using T = typename Tile::T;
+  const PrepareArguments prepare{a.in, a.chunks, a.product_blocks(), a.products, a.decays};
+  const int64_t preparing =
+      a.product_blocks() + a.chunks.slots * ceil_div<int64_t>(a.in.heads, kPreparedHeads);
+  const void* const arguments[] = {&prepare};
+  if (preparing > 0) {
+    FK_RETURN_IF_ERROR(fk::cuda::launch(
+        reinterpret_cast<const void*>(prepare_chunks<Tile>), "ssd prepare_chunks",
+        {grid_of(preparing), dim3(128), 2 * Tile::StatesTile::kBytes}, stream, arguments, false));
+  }
+  FK_RETURN_IF_ERROR(launch_kernel(keep_states<Tile>, "ssd keep_states",
+                                   2 * a.chunks.sequences.count * a.in.heads, 128, Tile::kWalkBytes,
+                                   a, stream));
+  FK_RETURN_IF_ERROR(launch_kernel(vector_inputs<Tile>, "ssd vector_inputs",
+                                   a.product_blocks() * a.V_parts_count, 128,
+                                   InputsMap<Tile>::kBytes, a, stream));
+  if (a.dB.data != nullptr || a.dC.data != nullptr) {
+    FK_RETURN_IF_ERROR(launch_kernel(vector_shared<Tile>, "ssd vector_shared",
+                                     a.product_blocks() * a.parts, 256, SharedMap<Tile>::kBytes, a,
+                                     stream));
+  }
+  return launch_sums<T>(a, stream);
+}
+
+template <class T>
+Status launch_vectors_of(const BackwardArguments& a, cudaStream_t stream) {
+  if constexpr (!std::is_same_v<T, float>) {
+    if (a.in.states <= 32) return launch_vectors<VectorTile<T, 32>>(a, stream);
+    if (a.in.states <= 64) return launch_vectors<VectorTile<T, 64>>(a, stream);
+    return launch_vectors<VectorTile<T, 128>>(a, stream);
+  }
+  return {};
 }
 
 }  // namespace
@@ -108,16 +182,22 @@ Status launch_all(const BackwardArguments& a, int device, cudaStream_t stream) {
 
 Status run(const SsdBwd& op, const Exec& exec) {
   WorkspaceParts parts(exec.workspace());
-  const ssd::BackwardArguments a = ssd::arguments_of(op, parts);
+  const bool vectors = ssd::takes_vectors(op, device_properties(op.x.device_id));
+  const ssd::BackwardArguments a = ssd::arguments_of(op, vectors, parts);
   return for_dtype(op.x.dtype, [&](auto tag) {
-    return ssd::launch_all<typename decltype(tag)::type>(a, op.x.device_id, stream_of(exec));
+    using T = typename decltype(tag)::type;
+    if (vectors) return ssd::launch_vectors_of<T>(a, stream_of(exec));
+    return ssd::launch_all<T>(a, op.x.device_id, stream_of(exec));
   });
 }
 
 size_t workspace(const SsdBwd& op) {
-  WorkspaceParts parts;
-  ssd::arguments_of(op, parts);
-  return parts.bytes();
+  WorkspaceParts parts, in_vectors;
+  ssd::arguments_of(op, false, parts);
+  if (ssd::sizes_in_vectors(op, device_properties(op.x.device_id))) {
+    ssd::arguments_of(op, true, in_vectors);
+  }
+  return std::max(parts.bytes(), in_vectors.bytes());
 }
 
 }  // namespace fk::cuda

@@ -31,11 +31,17 @@ struct BackwardArguments {
   // Workspace. `states` is what each chunk begins with and `dstates` the gradient of what it ends
   // with, (chunk, head, channel, state) in the activations' type.
   void *states, *dstates;
+  void* decays;                // ChunkDecays of each chunk and head (prepared.cuh)
   float* products;             // C B^T, (chunk, group, step, step)
   float* worth;                // (chunk, head, Worth, step)
   float* through;              // what a chunk's whole decay is worth, (chunk, head, tile of states)
   float* dD_parts;             // (chunk, head, channel)
   float *dB_parts, *dC_parts;  // (part, batch, step, group, state), unless parts is 1
+
+  // For whole vectors (vector_inputs.cuh): V of so many heads each, in kHalves half squares,
+  // (chunk, group, part).
+  float* V_parts;
+  int V_heads, V_parts_count;
 
   FK_HOST_DEVICE int64_t group_heads() const { return in.groups == 0 ? 0 : in.heads / in.groups; }
   FK_HOST_DEVICE int64_t worth_rows() const { return 2 + 2 * state_tiles; }

@@ -126,9 +126,11 @@ struct ForwardPlan {
   Status launch_vectors(cudaStream_t stream) const {
     const int64_t preparing =
         a.product_blocks + a.chunks.slots * ceil_div<int64_t>(a.in.heads, kPreparedHeads);
-    FK_RETURN_IF_ERROR(launch_in_turn(prepare_chunks<Tile>, "ssd prepare_chunks",
-                                      {grid_of(preparing), dim3(128), 2 * Tile::StatesTile::kBytes},
-                                      stream, a));
+    const PrepareArguments prepare{a.in, a.chunks, a.product_blocks, a.products, a.decays};
+    const void* arguments[] = {&prepare};
+    FK_RETURN_IF_ERROR(fk::cuda::launch(
+        reinterpret_cast<const void*>(prepare_chunks<Tile>), "ssd prepare_chunks",
+        {grid_of(preparing), dim3(128), 2 * Tile::StatesTile::kBytes}, stream, arguments, false));
     if (a.walk_states != nullptr) {
       FK_RETURN_IF_ERROR(launch_in_turn(
           walk_vectors<Tile, false>, "ssd walk_vectors without outputs",
