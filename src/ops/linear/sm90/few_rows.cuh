@@ -26,8 +26,9 @@
 namespace fk::cuda_sm90 {
 
 struct FewRowsArguments {
-  CUtensorMap x, weight;            // in boxes of 128 bytes of K
-  int slices, splits;               // of K
+  CUtensorMap x, weight;  // in boxes of 128 bytes of K
+  int slices, splits;     // of K
+  int prefetched;  // slices of the weight that come to the L2 cache ahead of earlier kernels' end
   Scales x_scale, weight_scale;     // of 8-bit floats
   cuda::PortableArguments results;  // what becomes of sums
 };
@@ -80,6 +81,18 @@ __device__ __forceinline__ void load_few_rows(const FewRowsArguments& a, char* s
     cuda::tensor_load(to, &a.weight, full, slice * Plan::kDepth, blockIdx.x * Plan::kColumns);
     cuda::tensor_load(to + Plan::kWeightBytes, &a.x, full, slice * Plan::kDepth, 0);
   }
+}
+
+// Threads that have nothing else to do fetch the bias, which nobody waits for until the end.
+template <class Plan>
+__device__ __forceinline__ void prefetch_bias(const FewRowsArguments& a) {
+  const cuda::Epilogue& epilogue = a.results.epilogue;
+  const int c = threadIdx.x - (Plan::kThreads - Plan::kColumns);
+  const int64_t at = blockIdx.x * int64_t{Plan::kColumns} + c;
+  if (epilogue.bias == nullptr || c < 0 || at >= a.results.columns) return;
+  const auto* const bias = static_cast<const char*>(epilogue.bias);
+  const char* const p = bias + at * epilogue.bias_stride * (epilogue.float_bias ? 4 : 2);
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 // Of a thread's sums, those of one column are two rows of x side by side: sum[4 i + 2 j + e] is
@@ -246,11 +259,18 @@ __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, 2)
   __syncthreads();
   const bool shares = a.splits > 1;
   if (shares) cuda::cluster_arrive_relaxed();
-  cuda::wait_for_earlier_kernels();
-  cuda::let_next_kernel_start();
   const int each = (a.slices + a.splits - 1) / a.splits;
   const int from = blockIdx.z * each, begin = from < a.slices ? from : a.slices;
   const int end = begin + each < a.slices ? begin + each : a.slices;
+  if (threadIdx.x == Plan::kMultiplying) {
+    // Into the L2 cache, which it does not matter who still writes to.
+    for (int i = begin; i < end && i < begin + a.prefetched; ++i) {
+      cuda::tensor_prefetch(&a.weight, i * Plan::kDepth, blockIdx.x * Plan::kColumns);
+    }
+  }
+  prefetch_bias<Plan>(a);
+  cuda::wait_for_earlier_kernels();
+  cuda::let_next_kernel_start();
   const FewRowsSums sums{reinterpret_cast<float*>(shared + Plan::kSumsAt), kX,
                          Plan::kColumns / a.splits};
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
