@@ -4,6 +4,7 @@
 #include "cuda/gemm/portable_call.cuh"
 #include "cuda/gemm/sm90_product.cuh"
 #include "ops/linear/sm90/call.h"
+#include "ops/linear/sm90/few_rows.h"
 
 namespace fk::cuda_sm90 {
 
@@ -203,6 +204,9 @@ int64_t partial_floats(int64_t rows, int64_t columns, int64_t depth, bool gated,
 }
 
 Status multiply(const Product& p, int device, cudaStream_t stream) {
+  if (p.rows <= kMostFewRows && !p.gated && p.second_a.data == nullptr && p.a_major == Major::kK) {
+    return multiply_few_rows(p, p.dtype, nullptr, device, stream);
+  }
   ProductArguments f = {};
   const int64_t columns = product_columns(p.columns, p.gated);
   const bool continues = p.second_a.data != nullptr;

@@ -40,7 +40,7 @@ Status few_rows_map(CUtensorMap* map, const Matrix& m, DType dtype, int outer) {
   return cuda::make_tensor_map(map, m.data, dtype, shape);
 }
 
-template <class T, int kX>
+template <class T, int kX, cuda::Major kWeight>
 Status launch_few_rows(FewRowsArguments f, const Product& p, DType operands, int device,
                        cudaStream_t stream) {
   using Plan = FewRowsPlan<T, kX>;
@@ -56,15 +56,15 @@ Status launch_few_rows(FewRowsArguments f, const Product& p, DType operands, int
                           {Plan::kThreads},
                           Plan::kSharedBytes,
                           f.splits > 1};
-  return cuda::launch_early(few_rows_product<T, kX>, "few_rows_product", shape, stream, f);
+  return cuda::launch_early(few_rows_product<T, kX, kWeight>, "few_rows_product", shape, stream, f);
 }
 
-template <class T>
+template <class T, cuda::Major kWeight>
 Status launch_rows(const FewRowsArguments& f, const Product& p, DType operands, int device,
                    cudaStream_t stream) {
-  if (p.rows <= 16) return launch_few_rows<T, 16>(f, p, operands, device, stream);
-  if (p.rows <= 32) return launch_few_rows<T, 32>(f, p, operands, device, stream);
-  return launch_few_rows<T, 64>(f, p, operands, device, stream);
+  if (p.rows <= 16) return launch_few_rows<T, 16, kWeight>(f, p, operands, device, stream);
+  if (p.rows <= 32) return launch_few_rows<T, 32, kWeight>(f, p, operands, device, stream);
+  return launch_few_rows<T, 64, kWeight>(f, p, operands, device, stream);
 }
 
 }  // namespace
@@ -94,10 +94,15 @@ Status multiply_few_rows(const Product& p, DType operands, const ScaledLinearFwd
   if (scaled != nullptr) {
     f.x_scale = x_scales(*scaled);
     f.weight_scale = weight_scales(*scaled);
-    return launch_rows<__nv_fp8_e4m3>(f, p, operands, device, stream);
+    return launch_rows<__nv_fp8_e4m3, cuda::Major::kK>(f, p, operands, device, stream);
   }
-  if (operands == DType::kFloat16) return launch_rows<__half>(f, p, operands, device, stream);
-  return launch_rows<__nv_bfloat16>(f, p, operands, device, stream);
+  const auto with = [&](auto type) {
+    using T = decltype(type);
+    return p.b_major == cuda::Major::kK
+               ? launch_rows<T, cuda::Major::kK>(f, p, operands, device, stream)
+               : launch_rows<T, cuda::Major::kOuter>(f, p, operands, device, stream);
+  };
+  return operands == DType::kFloat16 ? with(__half()) : with(__nv_bfloat16());
 }
 
 }  // namespace fk::cuda_sm90

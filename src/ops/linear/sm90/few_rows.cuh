@@ -1,5 +1,5 @@
 // A product of up to 64 rows of x on Hopper, C[m, n] = sum over k of x[m, k] W[n, k], of 16-bit
-// numbers or of 8-bit floats with their scales.
+// numbers or of 8-bit floats with their scales. The weight may lie the other way round.
 //
 // Floor: the weight is read once, at the bandwidth of memory. What hides its latency is how many
 // bytes are under way: the copy engine keeps up to 80 KB of a block's weight on their way to shared
@@ -33,8 +33,6 @@ struct FewRowsArguments {
   cuda::PortableArguments results;  // what becomes of sums
 };
 
-constexpr int kMostFewRows = 64;
-
 // kX: rows of x that there is room for.
 template <class T, int kX>
 struct FewRowsPlan {
@@ -67,8 +65,19 @@ struct FewRowsSums {
   }
 };
 
+// Gives the coordinates of a slice of the weight.
+template <class Plan, cuda::Major kWeight, class Body>
+__device__ __forceinline__ void load_of_weight(int slice, const Body& body) {
+  const int k = slice * Plan::kDepth, n = blockIdx.x * Plan::kColumns;
+  if constexpr (kWeight == cuda::Major::kK) {
+    body(k, n);
+  } else {
+    body(n, k);
+  }
+}
+
 // The thread that loads.
-template <class Plan>
+template <class Plan, cuda::Major kWeight>
 __device__ __forceinline__ void load_few_rows(const FewRowsArguments& a, char* shared,
                                               FewRowsBarriers<Plan>* barriers, int begin, int end) {
   Turn<Plan::kStages> turn;
@@ -78,7 +87,8 @@ __device__ __forceinline__ void load_few_rows(const FewRowsArguments& a, char* s
     uint64_t* const full = &barriers->full[turn.place];
     char* const to = shared + turn.place * Plan::kStageBytes;
     cuda::barrier_arrive_expect(full, Plan::kStageBytes);
-    cuda::tensor_load(to, &a.weight, full, slice * Plan::kDepth, blockIdx.x * Plan::kColumns);
+    load_of_weight<Plan, kWeight>(
+        slice, [&](int c0, int c1) { cuda::tensor_load(to, &a.weight, full, c0, c1); });
     cuda::tensor_load(to + Plan::kWeightBytes, &a.x, full, slice * Plan::kDepth, 0);
   }
 }
@@ -97,7 +107,7 @@ __device__ __forceinline__ void prefetch_bias(const FewRowsArguments& a) {
 
 // Of a thread's sums, those of one column are two rows of x side by side: sum[4 i + 2 j + e] is
 // column 16 warp + lane / 4 + 8 j, row 8 i + 2 (lane % 4) + e.
-template <class T, int kX>
+template <class T, int kX, cuda::Major kWeight>
 struct FewRowsMultiplier {
   using Plan = FewRowsPlan<T, kX>;
   static constexpr int kSums = kX / 2;
@@ -117,13 +127,15 @@ struct FewRowsMultiplier {
   __device__ __forceinline__ void start_stage(float (&sum)[kSums], bool adds) {
     cuda::barrier_wait(&barriers->full[turn.place], turn.phase);
     const char* const stage = shared + turn.place * Plan::kStageBytes;
-    const uint64_t left = cuda::k_major(stage);
+    constexpr bool kAlongK = kWeight == cuda::Major::kK;
+    const uint64_t left = kAlongK ? cuda::k_major(stage) : cuda::outer_major(stage, 64 * 128);
     const uint64_t right = cuda::k_major(stage + Plan::kWeightBytes);
     cuda::warpgroup_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      cuda::multiply<T>(sum, cuda::advance(left, 32 * i), cuda::advance(right, 32 * i),
-                        adds || i > 0);
+      cuda::multiply<T, kWeight, cuda::Major::kK>(sum,
+                                                  cuda::advance(left, (kAlongK ? 32 : 2048) * i),
+                                                  cuda::advance(right, 32 * i), adds || i > 0);
     }
     cuda::warpgroup_commit();
   }
@@ -240,7 +252,7 @@ struct FewRowsMultiplier {
 
 #endif
 
-template <class T, int kX>
+template <class T, int kX, cuda::Major kWeight>
 __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, 2)
     few_rows_product(const __grid_constant__ FewRowsArguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -265,7 +277,8 @@ __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, 2)
   if (threadIdx.x == Plan::kMultiplying) {
     // Into the L2 cache, which it does not matter who still writes to.
     for (int i = begin; i < end && i < begin + a.prefetched; ++i) {
-      cuda::tensor_prefetch(&a.weight, i * Plan::kDepth, blockIdx.x * Plan::kColumns);
+      load_of_weight<Plan, kWeight>(
+          i, [&](int c0, int c1) { cuda::tensor_prefetch(&a.weight, c0, c1); });
     }
   }
   prefetch_bias<Plan>(a);
@@ -275,7 +288,8 @@ __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, 2)
                          Plan::kColumns / a.splits};
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (warp >= Plan::kMultiplying / 32) {
-    if (threadIdx.x == Plan::kMultiplying) load_few_rows<Plan>(a, shared, barriers, begin, end);
+    if (threadIdx.x == Plan::kMultiplying)
+      load_few_rows<Plan, kWeight>(a, shared, barriers, begin, end);
     __syncwarp();
     if (shares) {
       cuda::cluster_wait();
@@ -284,9 +298,9 @@ __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, 2)
     }
     return;
   }
-  FewRowsMultiplier<T, kX> multiplier{a, shared, barriers, begin, end};
+  FewRowsMultiplier<T, kX, kWeight> multiplier{a, shared, barriers, begin, end};
   float total[kX / 2] = {};
-  if constexpr (FewRowsMultiplier<T, kX>::kScaled) {
+  if constexpr (FewRowsMultiplier<T, kX, kWeight>::kScaled) {
     multiplier.multiply_scaled(total);
   } else {
     multiplier.multiply(total);
