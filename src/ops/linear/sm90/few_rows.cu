@@ -11,10 +11,9 @@ namespace {
 
 // With how many blocks that share K the last multiprocessor ends first, in slices. To share costs
 // as much as some slices.
-int few_rows_splits(int64_t columns, int64_t slices, int device) {
-  constexpr int64_t kLeastSlices = 4, kCost = 4;
+int few_rows_splits(int64_t tiles, int64_t slices, int device) {
+  constexpr int64_t kLeastSlices = 3, kCost = 4;
   const int64_t multiprocessors = cuda::device_properties(device).multiprocessors;
-  const int64_t tiles = ceil_div(columns, int64_t{64});
   int best = 1;
   int64_t least = INT64_MAX;
   for (int splits = 1; splits <= 8 && (splits == 1 || slices / splits >= kLeastSlices);
@@ -45,14 +44,14 @@ Status launch_few_rows(FewRowsArguments f, const Product& p, DType operands, int
                        cudaStream_t stream) {
   using Plan = FewRowsPlan<T, kX>;
   FK_RETURN_IF_ERROR(few_rows_map(&f.x, p.a, operands, kX));
-  FK_RETURN_IF_ERROR(few_rows_map(&f.weight, p.b, operands, Plan::kColumns));
+  FK_RETURN_IF_ERROR(few_rows_map(&f.weight, p.b, operands, 64));
   f.slices = static_cast<int>(ceil_div(p.depth, int64_t{Plan::kDepth}));
-  f.splits = few_rows_splits(p.columns, f.slices, device);
+  const int64_t tiles = ceil_div(p.columns, int64_t{Plan::kColumns});
+  f.splits = few_rows_splits(tiles, f.slices, device);
   // All blocks together leave most of the cache to others.
   constexpr int kPrefetched[] = {16, 0, 8, 32};
-  f.prefetched = kPrefetched[trial(1) % 4];
-  const auto tiles = static_cast<unsigned>(ceil_div(p.columns, int64_t{Plan::kColumns}));
-  cuda::LaunchShape shape{{tiles, 1, static_cast<unsigned>(f.splits)},
+  f.prefetched = kPrefetched[trial(1) % 4] / Plan::kHigh;
+  cuda::LaunchShape shape{{static_cast<unsigned>(tiles), 1, static_cast<unsigned>(f.splits)},
                           {Plan::kThreads},
                           Plan::kSharedBytes,
                           f.splits > 1};
