@@ -88,23 +88,24 @@ struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda:
     return reinterpret_cast<float*>(shared + Plan::kScalesAt) + warpgroup * Plan::kColumns;
   }
 
-  __device__ __forceinline__ void begin_scales() {
+  // Those of the first 128 of K of a tile that begins at this row and column.
+  __device__ __forceinline__ void begin_scales(int at_row, int at_column) {
     const Scales& x = scaled.x_scale;
     const Scales& weight = scaled.weight_scale;
 #pragma unroll
     for (int i = 0; i < kBlocks * 2; ++i) {
       // Rows below the last one are not stored, whatever they are multiplied by.
-      const int r = row + 64 * (i / 2) + 16 * warp + lane / 4 + 8 * (i % 2);
+      const int r = at_row + 64 * (i / 2) + 16 * warp + lane / 4 + 8 * (i % 2);
       const int last = scaled.product.rows - 1;
       x_at[i / 2][i % 2] = x.data + (x.rows_each == 0 ? 0 : x.rows.offset(r < last ? r : last));
     }
     weight_at = weight.data;
     weight_scale = column_scale = 1.f;
     if (by_column()) {
-      const int c = column + thread;
+      const int c = at_column + thread;
       if (c < scaled.product.columns) column_scale = weight.data[weight.rows.offset(c)];
     } else if (weight.rows_each != 0) {
-      weight_at += weight.rows.offset(column / Plan::kColumns);
+      weight_at += weight.rows.offset(at_column / Plan::kColumns);
     }
     load_scales();
   }
@@ -178,18 +179,27 @@ struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda:
   __device__ __forceinline__ void run() {
     const ProductArguments& a = scaled.product;
     if (scaled.ordered && warpgroup == 1) this->pass_turn();
-    for (int index = blockIdx.x; index < a.order.count(); index += gridDim.x) {
+    int next_row, next_column;
+    const auto begin = [&](int index) {
       int row_tile, column_tile;
       a.order.place(index, &row_tile, &column_tile);
-      row = row_tile * Plan::kRows + warpgroup * kBlocks * 64;
-      column = column_tile * Plan::kColumns;
+      next_row = row_tile * Plan::kRows + warpgroup * kBlocks * 64;
+      next_column = column_tile * Plan::kColumns;
+      begin_scales(next_row, next_column);
+    };
+    const int count = a.order.count(), step = gridDim.x;
+    begin(blockIdx.x);  // there are no more blocks than tiles
+    for (int index = blockIdx.x; index < count; index += step) {
+      row = next_row;
+      column = next_column;
       uint32_t biases[Base::kBiases];
       this->begin_tile(biases);
-      begin_scales();
       float total[kBlocks][kSums];
       multiply_tile(total);
       // All have read the last tile's: its results left since.
       if (by_column()) column_scales()[thread] = column_scale;
+      // The next tile's first scales are on their way during the epilogue.
+      if (index + step < count) begin(index + step);
       this->begin_epilogue(biases);
       if (by_column()) {
 #pragma unroll
