@@ -41,8 +41,11 @@ __device__ __forceinline__ float sigmoid_slope(float x) {
 template <Activation kKind, bool kExact>
 __device__ __forceinline__ float activate(float x) {
   if constexpr (kKind == Activation::kGeluTanh) {
-    const float inner = x * fmaf(2.f * kSqrtTwoOverPi * kGeluCubic, x * x, 2.f * kSqrtTwoOverPi);
-    return x * sigmoid_of<kExact>(inner);
+    // x / (1 + exp(-x (a x^2 + b))).
+    constexpr float b = 2.f * kSqrtTwoOverPi, a = b * kGeluCubic;
+    if constexpr (kExact) return x * sigmoid_of<true>(x * fmaf(a, x * x, b));
+    const float power = x * fmaf(-kLog2E * a, x * x, -kLog2E * b);
+    return x * reciprocal_fast(1.f + exp2_fast(power));
   } else if constexpr (kKind == Activation::kGelu) {
     return 0.5f * x * (1.f + erff(x * kSqrtHalf));
   } else if constexpr (kKind == Activation::kSilu) {

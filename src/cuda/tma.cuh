@@ -196,6 +196,11 @@ __device__ __forceinline__ void tensor_load(void* to, const CUtensorMap* map, ui
 }
 
 // Starts to bring the box at these coordinates into the L2 cache.
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int c0, int c1) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(c0),
+               "r"(c1)
+               : "memory");
+}
 __device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int c0, int c1, int c2,
                                                 int c3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),

@@ -54,13 +54,15 @@ struct Multiplier {
                                                 int slices) {
     constexpr uint32_t kAStep = kA == cuda::Major::kK ? 32 : 2048;
     constexpr uint32_t kBStep = kB == cuda::Major::kK ? 32 : 2048;
+    const int rows_at = Plan::kShared ? warpgroup * Plan::kBlocks * 64 * 128 : 0;
     int last = turn.place;
-    wait_for_turn();
+    if (!Plan::kShared) wait_for_turn();
 #pragma unroll 1
     for (int k = 0; k < slices; ++k) {
       cuda::barrier_wait(&barriers->full[turn.place], turn.phase);
       const char* const stage = shared + turn.place * Plan::kStageBytes;
-      const uint64_t left = descriptor<kA>(stage), right = descriptor<kB>(stage + Plan::kABytes);
+      const uint64_t left = descriptor<kA>(stage + rows_at);
+      const uint64_t right = descriptor<kB>(stage + Plan::kABytes);
       cuda::warpgroup_fence();
 #pragma unroll
       for (int i = 0; i < Plan::kDepth / 16; ++i) {
@@ -76,7 +78,7 @@ struct Multiplier {
       last = turn.place;
       turn.next();
     }
-    pass_turn();
+    if (!Plan::kShared) pass_turn();
     cuda::warpgroup_wait<0>();
 #pragma unroll
     for (int r = 0; r < Plan::kBlocks; ++r) cuda::keep_registers(sum[r]);
@@ -222,7 +224,8 @@ struct Multiplier {
       x[4 * i + 3] += b.y;
     }
   }
-  __device__ __forceinline__ void activate(float (&x)[32]) const {
+  template <int kCount>
+  __device__ __forceinline__ void activate(float (&x)[kCount]) const {
     cuda::with_activation(a.epilogue.activation, [&](auto kind) {
 #pragma unroll
       for (float& value : x) value = cuda::activate<decltype(kind)::value, false>(value);
@@ -270,17 +273,16 @@ struct Multiplier {
       }
     };
     const int at_row = row + 64 * r;
-    if constexpr (!Plan::kOutputAlone) {
+    // Tiles of 192 columns have neither parts of K nor gates.
+    if constexpr (!Plan::kOutputAlone && Plan::kPieces == 2) {
       if (a.partials != nullptr) {
         each([&](int c, float(&x)[32]) { put_partials(x, at_row, column + 64 * c); });
         return;
       }
-      if constexpr (Plan::kPieces == 2) {
-        if (a.gated) {
-          finish_pairs(reinterpret_cast<float(&)[32]>(sum[0]),
-                       reinterpret_cast<float(&)[32]>(sum[32]), r);
-          return;
-        }
+      if (a.gated) {
+        finish_pairs(reinterpret_cast<float(&)[32]>(sum[0]),
+                     reinterpret_cast<float(&)[32]>(sum[32]), r);
+        return;
       }
     }
     each([&](int c, float(&x)[32]) { add_bias(x, c); });
@@ -295,7 +297,7 @@ struct Multiplier {
       send(&a.before, step, at_row);
       ++step;
     }
-    each([&](int, float(&x)[32]) { activate(x); });
+    activate(sum);
     wait_for_place(step);
     each([&](int c, float(&x)[32]) {
       char* const place = piece(step % Plan::kRoom, c);
@@ -303,6 +305,23 @@ struct Multiplier {
       put_piece(x, place);
     });
     send(&a.out, step, at_row);
+  }
+
+  // A loop, so that its instructions are fetched once: those of all of a tile's elements, one after
+  // another, are more than caches of instructions hold next to the main loop. Tiles of 192 columns
+  // have no registers left for that.
+  __device__ __forceinline__ void finish_tile(float (&sum)[Plan::kBlocks][Plan::kColumns / 2]) {
+    if constexpr (Plan::kPieces > 2) {
+#pragma unroll
+      for (int r = 0; r < Plan::kBlocks; ++r) finish_rows(sum[r], r);
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < Plan::kBlocks; ++r) {
+        finish_rows(sum[0], r);
+#pragma unroll
+        for (int i = 0; i < Plan::kColumns / 2; ++i) sum[0][i] = sum[Plan::kBlocks - 1][i];
+      }
+    }
   }
 
   // Through shared memory as well, as floats, for a loop that is rarely run to be short.
@@ -342,23 +361,22 @@ struct Multiplier {
 
   __device__ __forceinline__ void run() {
     float sum[Plan::kBlocks][Plan::kColumns / 2];
-    bool mine = warpgroup == 0;
+    bool mine = Plan::kShared || warpgroup == 0;
     if (!mine) pass_turn();
-    for (int index = blockIdx.x; index < a.items(); index += gridDim.x, mine = !mine) {
+    for (int index = blockIdx.x; index < a.items(); index += gridDim.x, mine ^= !Plan::kShared) {
       const ProductItem item(a, index);
       if (!mine) {
         turn.skip(item.count());
         continue;
       }
-      row = item.row * Plan::kRows;
+      row = item.row * Plan::kRows + (Plan::kShared ? warpgroup * Plan::kBlocks * 64 : 0);
       column = item.column * Plan::kColumns;
       split = item.split;
       uint32_t biases[kBiases];
       begin_tile(biases);
       multiply_tile(sum, item.count());
       begin_epilogue(biases);
-#pragma unroll
-      for (int r = 0; r < Plan::kBlocks; ++r) finish_rows(sum[r], r);
+      finish_tile(sum);
     }
     if (thread == 0) cuda::bulk_wait_read<0>();
   }

@@ -50,15 +50,19 @@ struct ProductItem {
   __device__ __forceinline__ int count() const { return end - begin; }
 };
 
+constexpr int kPrefetchedSlices = 8;
+
 // A Tile says kColumns, kStages, and for how many times 64 rows of a warpgroup's results there is
 // room at once, kRoom.
 template <class Tile>
 struct ProductPlan {
   static constexpr int kRows = 128, kDepth = 64;  // 64 elements are 128 bytes, the swizzle's row
   static constexpr int kColumns = Tile::kColumns, kStages = Tile::kStages, kRoom = Tile::kRoom;
-  static constexpr int kBlocks = kRows / 64;     // multiplied by one instruction each
-  static constexpr int kPieces = kColumns / 64;  // side by side
-  static constexpr bool kOutputAlone = false;    // no parts of K, no gates, no `before`
+  static constexpr bool kShared = Tile::kShared;  // by both warpgroups, half of the rows each
+  static constexpr int kBlocks = kRows / 64 / (kShared ? 2 : 1);  // of a warpgroup's tile
+  static constexpr int kReaders = kShared ? 8 : 4;                // warps that read a stage
+  static constexpr int kPieces = kColumns / 64;                   // side by side
+  static constexpr bool kOutputAlone = false;  // no parts of K, no gates, no `before`
   static constexpr int kThreads = 384;
   static constexpr int kProducerRegisters = 24, kRegisters = 240;
   static constexpr int kABytes = kRows * 128, kBBytes = kColumns * 128;

@@ -34,6 +34,19 @@ __device__ __forceinline__ void load_operand(char* to, const CUtensorMap* map, u
   }
 }
 
+// Ahead of earlier kernels' end: the first stages' part of B, which is often a weight, comes into
+// the L2 cache. That reads nothing yet, so it does not matter who still writes there.
+template <class Plan, cuda::Major kB>
+__device__ __forceinline__ void prefetch_operand(const ProductArguments& a) {
+  if (kB != cuda::Major::kK || a.gated || blockIdx.x >= a.items()) return;
+  const ProductItem item(a, blockIdx.x);
+  const int last = item.end < a.first_slices ? item.end : a.first_slices;
+  const int end = item.begin + kPrefetchedSlices < last ? item.begin + kPrefetchedSlices : last;
+  for (int slice = item.begin; slice < end; ++slice) {
+    cuda::tensor_prefetch(&a.b, slice * Plan::kDepth, item.column * Plan::kColumns);
+  }
+}
+
 // The thread that loads.
 template <class Plan, cuda::Major kA, cuda::Major kB>
 __device__ __forceinline__ void load_operands(const ProductArguments& a, char* shared,
@@ -76,7 +89,7 @@ __global__ void __launch_bounds__(ProductPlan<Tile>::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Plan::kStages; ++i) {
       cuda::barrier_init(&barriers->full[i], 1);
-      cuda::barrier_init_for_warps(&barriers->empty[i], 4);
+      cuda::barrier_init_for_warps(&barriers->empty[i], Plan::kReaders);
     }
     for (int i = 0; i < 2 * Plan::kRoom; ++i) {
       cuda::barrier_init(&barriers->residual[i / Plan::kRoom][i % Plan::kRoom], 1);
@@ -85,9 +98,11 @@ __global__ void __launch_bounds__(ProductPlan<Tile>::kThreads, 1)
     cuda::prefetch_tensor_map(&a.b);
     if (a.gated || a.first_slices < a.slices) cuda::prefetch_tensor_map(&a.second_b);
     cuda::fence_barrier_init();
+    prefetch_operand<Plan, kB>(a);
   }
   __syncthreads();
   cuda::wait_for_earlier_kernels();
+  cuda::let_next_kernel_start();
   const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {
     cuda::give_registers<Plan::kProducerRegisters>();
@@ -97,7 +112,6 @@ __global__ void __launch_bounds__(ProductPlan<Tile>::kThreads, 1)
     Multiplier<T, Plan, kA, kB> multiplier{a, shared, barriers, group - 1};
     multiplier.run();
   }
-  cuda::let_next_kernel_start();
 #endif
 }
 

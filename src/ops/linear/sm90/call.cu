@@ -4,6 +4,7 @@
 #include "cuda/gemm/portable_call.cuh"
 #include "cuda/gemm/sm90_product.cuh"
 #include "ops/linear/sm90/call.h"
+#include "ops/linear/sm90/few_rows.h"
 
 namespace fk::cuda_sm90 {
 
@@ -15,9 +16,16 @@ using cuda::Major;
 // narrow one.
 struct NarrowTile {
   static constexpr int kColumns = 128, kStages = 5, kRoom = 2;
+  static constexpr bool kShared = false;
 };
 struct WideTile {
   static constexpr int kColumns = 192, kStages = 4, kRoom = 1;
+  static constexpr bool kShared = false;
+};
+// Where a block has one tile, whose epilogue nothing hides.
+struct SharedTile {
+  static constexpr int kColumns = 128, kStages = 5, kRoom = 2;
+  static constexpr bool kShared = true;
 };
 
 constexpr int kLongDepth = 4096;
@@ -128,13 +136,16 @@ bool takes_wide(const ProductArguments& f, int multiprocessors) {
 
 template <Major kA, Major kB>
 Status launch_tile(const ProductArguments& f, const Product& p, int device, cudaStream_t stream) {
-  const bool wide = takes_wide(f, cuda::device_properties(device).multiprocessors);
-  if (p.dtype == DType::kFloat16) {
-    return wide ? launch<__half, WideTile, kA, kB>(f, p, device, stream)
-                : launch<__half, NarrowTile, kA, kB>(f, p, device, stream);
-  }
-  return wide ? launch<__nv_bfloat16, WideTile, kA, kB>(f, p, device, stream)
-              : launch<__nv_bfloat16, NarrowTile, kA, kB>(f, p, device, stream);
+  const int multiprocessors = cuda::device_properties(device).multiprocessors;
+  const auto with = [&](auto type) {
+    using T = decltype(type);
+    const int64_t narrow = ceil_div(f.rows, 128) * ceil_div(f.columns, 128) * f.splits;
+    if (narrow <= multiprocessors && trial(10) != 1)
+      return launch<T, SharedTile, kA, kB>(f, p, device, stream);
+    return takes_wide(f, multiprocessors) ? launch<T, WideTile, kA, kB>(f, p, device, stream)
+                                          : launch<T, NarrowTile, kA, kB>(f, p, device, stream);
+  };
+  return p.dtype == DType::kFloat16 ? with(__half()) : with(__nv_bfloat16());
 }
 
 }  // namespace
@@ -193,6 +204,9 @@ int64_t partial_floats(int64_t rows, int64_t columns, int64_t depth, bool gated,
 }
 
 Status multiply(const Product& p, int device, cudaStream_t stream) {
+  if (p.rows <= kMostFewRows && !p.gated && p.second_a.data == nullptr && p.a_major == Major::kK) {
+    return multiply_few_rows(p, p.dtype, nullptr, device, stream);
+  }
   ProductArguments f = {};
   const int64_t columns = product_columns(p.columns, p.gated);
   const bool continues = p.second_a.data != nullptr;

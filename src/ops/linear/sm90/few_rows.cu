@@ -11,10 +11,9 @@ namespace {
 
 // With how many blocks that share K the last multiprocessor ends first, in slices. To share costs
 // as much as some slices.
-int few_rows_splits(int64_t columns, int64_t slices, int device) {
-  constexpr int64_t kLeastSlices = 4, kCost = 4;
+int few_rows_splits(int64_t tiles, int64_t slices, int device) {
+  constexpr int64_t kLeastSlices = 3, kCost = 4;
   const int64_t multiprocessors = cuda::device_properties(device).multiprocessors;
-  const int64_t tiles = ceil_div(columns, int64_t{64});
   int best = 1;
   int64_t least = INT64_MAX;
   for (int splits = 1; splits <= 8 && (splits == 1 || slices / splits >= kLeastSlices);
@@ -40,28 +39,31 @@ Status few_rows_map(CUtensorMap* map, const Matrix& m, DType dtype, int outer) {
   return cuda::make_tensor_map(map, m.data, dtype, shape);
 }
 
-template <class T, int kX>
+template <class T, int kX, cuda::Major kWeight>
 Status launch_few_rows(FewRowsArguments f, const Product& p, DType operands, int device,
                        cudaStream_t stream) {
   using Plan = FewRowsPlan<T, kX>;
   FK_RETURN_IF_ERROR(few_rows_map(&f.x, p.a, operands, kX));
-  FK_RETURN_IF_ERROR(few_rows_map(&f.weight, p.b, operands, Plan::kColumns));
+  FK_RETURN_IF_ERROR(few_rows_map(&f.weight, p.b, operands, 64));
   f.slices = static_cast<int>(ceil_div(p.depth, int64_t{Plan::kDepth}));
-  f.splits = few_rows_splits(p.columns, f.slices, device);
-  const auto tiles = static_cast<unsigned>(ceil_div(p.columns, int64_t{Plan::kColumns}));
-  cuda::LaunchShape shape{{tiles, 1, static_cast<unsigned>(f.splits)},
+  const int64_t tiles = ceil_div(p.columns, int64_t{Plan::kColumns});
+  f.splits = few_rows_splits(tiles, f.slices, device);
+  // All blocks together leave most of the cache to others.
+  constexpr int kPrefetched[] = {16, 0, 8, 32};
+  f.prefetched = kPrefetched[trial(1) % 4] / Plan::kHigh;
+  cuda::LaunchShape shape{{static_cast<unsigned>(tiles), 1, static_cast<unsigned>(f.splits)},
                           {Plan::kThreads},
                           Plan::kSharedBytes,
                           f.splits > 1};
-  return cuda::launch_early(few_rows_product<T, kX>, "few_rows_product", shape, stream, f);
+  return cuda::launch_early(few_rows_product<T, kX, kWeight>, "few_rows_product", shape, stream, f);
 }
 
-template <class T>
+template <class T, cuda::Major kWeight>
 Status launch_rows(const FewRowsArguments& f, const Product& p, DType operands, int device,
                    cudaStream_t stream) {
-  if (p.rows <= 16) return launch_few_rows<T, 16>(f, p, operands, device, stream);
-  if (p.rows <= 32) return launch_few_rows<T, 32>(f, p, operands, device, stream);
-  return launch_few_rows<T, 64>(f, p, operands, device, stream);
+  if (p.rows <= 16) return launch_few_rows<T, 16, kWeight>(f, p, operands, device, stream);
+  if (p.rows <= 32) return launch_few_rows<T, 32, kWeight>(f, p, operands, device, stream);
+  return launch_few_rows<T, 64, kWeight>(f, p, operands, device, stream);
 }
 
 }  // namespace
@@ -91,10 +93,15 @@ Status multiply_few_rows(const Product& p, DType operands, const ScaledLinearFwd
   if (scaled != nullptr) {
     f.x_scale = x_scales(*scaled);
     f.weight_scale = weight_scales(*scaled);
-    return launch_rows<__nv_fp8_e4m3>(f, p, operands, device, stream);
+    return launch_rows<__nv_fp8_e4m3, cuda::Major::kK>(f, p, operands, device, stream);
   }
-  if (operands == DType::kFloat16) return launch_rows<__half>(f, p, operands, device, stream);
-  return launch_rows<__nv_bfloat16>(f, p, operands, device, stream);
+  const auto with = [&](auto type) {
+    using T = decltype(type);
+    return p.b_major == cuda::Major::kK
+               ? launch_rows<T, cuda::Major::kK>(f, p, operands, device, stream)
+               : launch_rows<T, cuda::Major::kOuter>(f, p, operands, device, stream);
+  };
+  return operands == DType::kFloat16 ? with(__half()) : with(__nv_bfloat16());
 }
 
 }  // namespace fk::cuda_sm90

@@ -1,5 +1,5 @@
 // A product of up to 64 rows of x on Hopper, C[m, n] = sum over k of x[m, k] W[n, k], of 16-bit
-// numbers or of 8-bit floats with their scales.
+// numbers or of 8-bit floats with their scales. The weight may lie the other way round.
 //
 // Floor: the weight is read once, at the bandwidth of memory. What hides its latency is how many
 // bytes are under way: the copy engine keeps up to 80 KB of a block's weight on their way to shared
@@ -26,26 +26,28 @@
 namespace fk::cuda_sm90 {
 
 struct FewRowsArguments {
-  CUtensorMap x, weight;            // in boxes of 128 bytes of K
-  int slices, splits;               // of K
+  CUtensorMap x, weight;  // in boxes of 128 bytes of K
+  int slices, splits;     // of K
+  int prefetched;  // slices of the weight that come to the L2 cache ahead of earlier kernels' end
   Scales x_scale, weight_scale;     // of 8-bit floats
   cuda::PortableArguments results;  // what becomes of sums
 };
 
-constexpr int kMostFewRows = 64;
-
 // kX: rows of x that there is room for.
 template <class T, int kX>
 struct FewRowsPlan {
-  static constexpr int kColumns = 64;  // of the product, rows of the weight
+  // Each 64 columns of the product, rows of the weight, are multiplied by one instruction. Blocks
+  // with twice as many load x half as often, which matters where x is large.
+  static constexpr int kHigh = kX == 64 && sizeof(T) == 2 ? 2 : 1, kColumns = 64 * kHigh;
   static constexpr int kDepth = 128 / static_cast<int>(sizeof(T));
-  static constexpr int kStages = kX == 64 ? 6 : kX == 32 ? 8 : 10;
+  static constexpr int kBlocks = kHigh == 2 ? 1 : 2;  // of a multiprocessor
+  static constexpr int kStages = kHigh == 2 ? 7 : kX == 64 ? 6 : kX == 32 ? 8 : 10;
   static constexpr int kThreads = 256, kMultiplying = 128;
   static constexpr int kWeightBytes = kColumns * 128, kStageBytes = kWeightBytes + kX * 128;
   static constexpr int kSumsAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kSumsAt + kX * kColumns * 4;
   static constexpr int kSharedBytes = kBarriersAt + 2 * kStages * 8;
-  static_assert(2 * (kSharedBytes + 1024) <= 228 * 1024);
+  static_assert(kBlocks * (kSharedBytes + 1024) <= 228 * 1024);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
@@ -66,8 +68,22 @@ struct FewRowsSums {
   }
 };
 
+// Gives the coordinates of each part of a slice of the weight.
+template <class Plan, cuda::Major kWeight, class Body>
+__device__ __forceinline__ void load_of_weight(int slice, const Body& body) {
+#pragma unroll
+  for (int h = 0; h < Plan::kHigh; ++h) {
+    const int k = slice * Plan::kDepth, n = blockIdx.x * Plan::kColumns + 64 * h;
+    if constexpr (kWeight == cuda::Major::kK) {
+      body(h, k, n);
+    } else {
+      body(h, n, k);
+    }
+  }
+}
+
 // The thread that loads.
-template <class Plan>
+template <class Plan, cuda::Major kWeight>
 __device__ __forceinline__ void load_few_rows(const FewRowsArguments& a, char* shared,
                                               FewRowsBarriers<Plan>* barriers, int begin, int end) {
   Turn<Plan::kStages> turn;
@@ -77,17 +93,31 @@ __device__ __forceinline__ void load_few_rows(const FewRowsArguments& a, char* s
     uint64_t* const full = &barriers->full[turn.place];
     char* const to = shared + turn.place * Plan::kStageBytes;
     cuda::barrier_arrive_expect(full, Plan::kStageBytes);
-    cuda::tensor_load(to, &a.weight, full, slice * Plan::kDepth, blockIdx.x * Plan::kColumns);
+    load_of_weight<Plan, kWeight>(slice, [&](int h, int c0, int c1) {
+      cuda::tensor_load(to + h * 64 * 128, &a.weight, full, c0, c1);
+    });
     cuda::tensor_load(to + Plan::kWeightBytes, &a.x, full, slice * Plan::kDepth, 0);
   }
 }
 
-// Of a thread's sums, those of one column are two rows of x side by side: sum[4 i + 2 j + e] is
-// column 16 warp + lane / 4 + 8 j, row 8 i + 2 (lane % 4) + e.
-template <class T, int kX>
+// Threads that have nothing else to do fetch the bias, which nobody waits for until the end.
+template <class Plan>
+__device__ __forceinline__ void prefetch_bias(const FewRowsArguments& a) {
+  const cuda::Epilogue& epilogue = a.results.epilogue;
+  const int c = threadIdx.x - (Plan::kThreads - Plan::kColumns);
+  const int64_t at = blockIdx.x * int64_t{Plan::kColumns} + c;
+  if (epilogue.bias == nullptr || c < 0 || at >= a.results.columns) return;
+  const auto* const bias = static_cast<const char*>(epilogue.bias);
+  const char* const p = bias + at * epilogue.bias_stride * (epilogue.float_bias ? 4 : 2);
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+// Of a thread's sums, those of one column are two rows of x side by side: sum[h][4 i + 2 j + e] is
+// column 64 h + 16 warp + lane / 4 + 8 j, row 8 i + 2 (lane % 4) + e.
+template <class T, int kX, cuda::Major kWeight>
 struct FewRowsMultiplier {
   using Plan = FewRowsPlan<T, kX>;
-  static constexpr int kSums = kX / 2;
+  static constexpr int kHigh = Plan::kHigh, kSums = kX / 2;
   static constexpr bool kScaled = std::is_same_v<T, __nv_fp8_e4m3>;
 
   const FewRowsArguments& a;
@@ -101,21 +131,26 @@ struct FewRowsMultiplier {
     __syncwarp();
     if (lane == 0 || cuda::kEveryLaneArrives) cuda::barrier_arrive(&barriers->empty[place]);
   }
-  __device__ __forceinline__ void start_stage(float (&sum)[kSums], bool adds) {
+  __device__ __forceinline__ void start_stage(float (&sum)[kHigh][kSums], bool adds) {
     cuda::barrier_wait(&barriers->full[turn.place], turn.phase);
     const char* const stage = shared + turn.place * Plan::kStageBytes;
-    const uint64_t left = cuda::k_major(stage);
+    constexpr bool kAlongK = kWeight == cuda::Major::kK;
+    const uint64_t left = kAlongK ? cuda::k_major(stage) : cuda::outer_major(stage, 64 * 128);
     const uint64_t right = cuda::k_major(stage + Plan::kWeightBytes);
     cuda::warpgroup_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      cuda::multiply<T>(sum, cuda::advance(left, 32 * i), cuda::advance(right, 32 * i),
-                        adds || i > 0);
+#pragma unroll
+      for (int h = 0; h < kHigh; ++h) {
+        cuda::multiply<T, kWeight, cuda::Major::kK>(
+            sum[h], cuda::advance(left, h * 64 * 128 + (kAlongK ? 32 : 2048) * i),
+            cuda::advance(right, 32 * i), adds || i > 0);
+      }
     }
     cuda::warpgroup_commit();
   }
 
-  __device__ __forceinline__ void multiply(float (&total)[kSums]) {
+  __device__ __forceinline__ void multiply(float (&total)[kHigh][kSums]) {
     int last = 0;
 #pragma unroll 1
     for (int slice = begin; slice < end; ++slice) {
@@ -126,10 +161,13 @@ struct FewRowsMultiplier {
       turn.next();
     }
     cuda::warpgroup_wait<0>();
-    cuda::keep_registers(total);
+#pragma unroll
+    for (int h = 0; h < kHigh; ++h) cuda::keep_registers(total[h]);
   }
 
-  __device__ __forceinline__ void multiply_scaled(float (&total)[kSums]) {
+  __device__ __forceinline__ void multiply_scaled(float (&all)[kHigh][kSums]) {
+    static_assert(kHigh == 1);
+    float(&total)[kSums] = all[0];
     const Scales& of_x = a.x_scale;
     const Scales& of_weight = a.weight_scale;
     const bool moves = (of_x.along_k | of_weight.along_k) != 0;
@@ -158,16 +196,16 @@ struct FewRowsMultiplier {
       float now[kX / 4];
 #pragma unroll
       for (int i = 0; i < kX / 4; ++i) now[i] = x_scales[i] * weight_scale;
-      float sum[kSums];
-      cuda::keep_registers(sum);
+      float sum[1][kSums];
+      cuda::keep_registers(sum[0]);
       start_stage(sum, false);
       if (moves && slice + 1 < end) load();
       cuda::warpgroup_wait<0>();
-      cuda::keep_registers(sum);
+      cuda::keep_registers(sum[0]);
       release(turn.place);
       turn.next();
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) total[i] += sum[i] * now[i / 4 * 2 + i % 2];
+      for (int i = 0; i < kSums; ++i) total[i] += sum[0][i] * now[i / 4 * 2 + i % 2];
     }
     if (!by_column) return;
 #pragma unroll
@@ -183,15 +221,17 @@ struct FewRowsMultiplier {
   }
 
   // Sums go to the block of the cluster whose columns they belong to.
-  __device__ __forceinline__ void put(const FewRowsSums& sums, const float (&total)[kSums]) const {
+  __device__ __forceinline__ void put(const FewRowsSums& sums,
+                                      const float (&total)[kHigh][kSums]) const {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const int n = 16 * warp + lane / 4 + i / 2 % 2 * 8;
-      const int m = i / 4 * 8 + 2 * (lane % 4) + i % 2;
+    for (int i = 0; i < kHigh * kSums; ++i) {
+      const int h = i / kSums, at = i % kSums;
+      const int n = 64 * h + 16 * warp + lane / 4 + at / 2 % 2 * 8;
+      const int m = at / 4 * 8 + 2 * (lane % 4) + at % 2;
       if (a.splits == 1) {
-        *sums.at(0, m, n) = total[i];
+        *sums.at(0, m, n) = total[h][at];
       } else {
-        cuda::store_in_block(sums.at(blockIdx.z, m, n % sums.width), n / sums.width, total[i]);
+        cuda::store_in_block(sums.at(blockIdx.z, m, n % sums.width), n / sums.width, total[h][at]);
       }
     }
   }
@@ -227,8 +267,8 @@ struct FewRowsMultiplier {
 
 #endif
 
-template <class T, int kX>
-__global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, 2)
+template <class T, int kX, cuda::Major kWeight>
+__global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, FewRowsPlan<T, kX>::kBlocks)
     few_rows_product(const __grid_constant__ FewRowsArguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Plan = FewRowsPlan<T, kX>;
@@ -246,16 +286,25 @@ __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, 2)
   __syncthreads();
   const bool shares = a.splits > 1;
   if (shares) cuda::cluster_arrive_relaxed();
-  cuda::wait_for_earlier_kernels();
-  cuda::let_next_kernel_start();
   const int each = (a.slices + a.splits - 1) / a.splits;
   const int from = blockIdx.z * each, begin = from < a.slices ? from : a.slices;
   const int end = begin + each < a.slices ? begin + each : a.slices;
+  if (threadIdx.x == Plan::kMultiplying) {
+    // Into the L2 cache, which it does not matter who still writes to.
+    for (int i = begin; i < end && i < begin + a.prefetched; ++i) {
+      load_of_weight<Plan, kWeight>(
+          i, [&](int, int c0, int c1) { cuda::tensor_prefetch(&a.weight, c0, c1); });
+    }
+  }
+  prefetch_bias<Plan>(a);
+  cuda::wait_for_earlier_kernels();
+  cuda::let_next_kernel_start();
   const FewRowsSums sums{reinterpret_cast<float*>(shared + Plan::kSumsAt), kX,
                          Plan::kColumns / a.splits};
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (warp >= Plan::kMultiplying / 32) {
-    if (threadIdx.x == Plan::kMultiplying) load_few_rows<Plan>(a, shared, barriers, begin, end);
+    if (threadIdx.x == Plan::kMultiplying)
+      load_few_rows<Plan, kWeight>(a, shared, barriers, begin, end);
     __syncwarp();
     if (shares) {
       cuda::cluster_wait();
@@ -264,9 +313,9 @@ __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, 2)
     }
     return;
   }
-  FewRowsMultiplier<T, kX> multiplier{a, shared, barriers, begin, end};
-  float total[kX / 2] = {};
-  if constexpr (FewRowsMultiplier<T, kX>::kScaled) {
+  FewRowsMultiplier<T, kX, kWeight> multiplier{a, shared, barriers, begin, end};
+  float total[Plan::kHigh][kX / 2] = {};
+  if constexpr (FewRowsMultiplier<T, kX, kWeight>::kScaled) {
     multiplier.multiply_scaled(total);
   } else {
     multiplier.multiply(total);

@@ -6,6 +6,8 @@
 
 namespace fk::cuda_sm90 {
 
+constexpr int kMostFewRows = 64;
+
 // Whether few_rows.cuh has room for x's rows and both operands can be fetched, but for addresses.
 bool takes_few_rows(const Tensor& x, const Tensor& weight);
 

@@ -105,9 +105,6 @@ Status run(const LinearFwd& a, const Exec& exec) {
     p.epilogue.float_bias = a.bias.dtype == DType::kFloat32;
     p.epilogue.bias_stride = a.bias.stride(0);
   }
-  if (takes_few_rows(a.x, a.weight)) {
-    return multiply_few_rows(p, dtype, nullptr, a.x.device_id, stream);
-  }
   return multiply(p, a.x.device_id, stream);
 }
 

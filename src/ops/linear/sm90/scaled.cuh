@@ -22,6 +22,7 @@ namespace fk::cuda_sm90 {
 struct ScaledArguments {
   ProductArguments product;  // operands in boxes of 128 of K
   Scales x_scale, weight_scale;
+  bool ordered;  // the warpgroups' products take turns
 };
 
 // kRowBlocks: how many times 64 rows of a tile a warpgroup has.
@@ -29,7 +30,7 @@ template <int kRowBlocks>
 struct ScaledPlan {
   static constexpr int kBlocks = kRowBlocks, kRows = 128 * kBlocks, kColumns = 128, kDepth = 128;
   static constexpr int kStages = kBlocks == 2 ? 4 : 6, kRoom = 1, kPieces = kColumns / 64;
-  static constexpr bool kOutputAlone = true;
+  static constexpr bool kOutputAlone = true, kShared = true;
   static constexpr int kThreads = 384, kWarps = 8;  // kWarps: those that multiply
   static constexpr int kProducerRegisters = 24, kRegisters = 240;
   static constexpr int kABytes = kRows * kDepth, kStageBytes = kABytes + kColumns * kDepth;
@@ -87,23 +88,24 @@ struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda:
     return reinterpret_cast<float*>(shared + Plan::kScalesAt) + warpgroup * Plan::kColumns;
   }
 
-  __device__ __forceinline__ void begin_scales() {
+  // Those of the first 128 of K of a tile that begins at this row and column.
+  __device__ __forceinline__ void begin_scales(int at_row, int at_column) {
     const Scales& x = scaled.x_scale;
     const Scales& weight = scaled.weight_scale;
 #pragma unroll
     for (int i = 0; i < kBlocks * 2; ++i) {
       // Rows below the last one are not stored, whatever they are multiplied by.
-      const int r = row + 64 * (i / 2) + 16 * warp + lane / 4 + 8 * (i % 2);
+      const int r = at_row + 64 * (i / 2) + 16 * warp + lane / 4 + 8 * (i % 2);
       const int last = scaled.product.rows - 1;
       x_at[i / 2][i % 2] = x.data + (x.rows_each == 0 ? 0 : x.rows.offset(r < last ? r : last));
     }
     weight_at = weight.data;
     weight_scale = column_scale = 1.f;
     if (by_column()) {
-      const int c = column + thread;
+      const int c = at_column + thread;
       if (c < scaled.product.columns) column_scale = weight.data[weight.rows.offset(c)];
     } else if (weight.rows_each != 0) {
-      weight_at += weight.rows.offset(column / Plan::kColumns);
+      weight_at += weight.rows.offset(at_column / Plan::kColumns);
     }
     load_scales();
   }
@@ -137,15 +139,21 @@ struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda:
       for (int b = 0; b < kBlocks; ++b) {
         float sum[kSums];
         cuda::keep_registers(sum);
+        if (scaled.ordered) this->wait_for_turn();
         cuda::warpgroup_fence();
 #pragma unroll
         for (int i = 0; i < Plan::kDepth / 32; ++i) {
+          if (i == Plan::kDepth / 32 - 1) cuda::warpgroup_commit();
           cuda::multiply<__nv_fp8_e4m3>(sum, cuda::advance(left, b * 64 * 128 + 32 * i),
                                         cuda::advance(right, 32 * i), i > 0);
         }
         cuda::warpgroup_commit();
         // On their way while products run.
         if (b == 0 && moves && slice + 1 < slices) load_scales();
+        if (scaled.ordered) {
+          cuda::warpgroup_wait<1>();
+          this->pass_turn();
+        }
         cuda::warpgroup_wait<0>();
         cuda::keep_registers(sum);
         if (b == kBlocks - 1) this->release(turn.place);
@@ -170,24 +178,34 @@ struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda:
 
   __device__ __forceinline__ void run() {
     const ProductArguments& a = scaled.product;
-    for (int index = blockIdx.x; index < a.order.count(); index += gridDim.x) {
+    if (scaled.ordered && warpgroup == 1) this->pass_turn();
+    int next_row, next_column;
+    const auto begin = [&](int index) {
       int row_tile, column_tile;
       a.order.place(index, &row_tile, &column_tile);
-      row = row_tile * Plan::kRows + warpgroup * kBlocks * 64;
-      column = column_tile * Plan::kColumns;
+      next_row = row_tile * Plan::kRows + warpgroup * kBlocks * 64;
+      next_column = column_tile * Plan::kColumns;
+      begin_scales(next_row, next_column);
+    };
+    const int count = a.order.count(), step = gridDim.x;
+    begin(blockIdx.x);  // there are no more blocks than tiles
+    for (int index = blockIdx.x; index < count; index += step) {
+      row = next_row;
+      column = next_column;
       uint32_t biases[Base::kBiases];
       this->begin_tile(biases);
-      begin_scales();
       float total[kBlocks][kSums];
       multiply_tile(total);
       // All have read the last tile's: its results left since.
       if (by_column()) column_scales()[thread] = column_scale;
+      // The next tile's first scales are on their way during the epilogue.
+      if (index + step < count) begin(index + step);
       this->begin_epilogue(biases);
+      if (by_column()) {
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        if (by_column()) scale_columns(total[b]);
-        this->finish_rows(total[b], b);
+        for (int b = 0; b < kBlocks; ++b) scale_columns(total[b]);
       }
+      this->finish_tile(total);
     }
     if (thread == 0) cuda::bulk_wait_read<0>();
   }
@@ -214,9 +232,15 @@ __global__ void __launch_bounds__(ScaledPlan<kRowBlocks>::kThreads, 1)
     cuda::prefetch_tensor_map(&a.product.a);
     cuda::prefetch_tensor_map(&a.product.b);
     cuda::fence_barrier_init();
+    int row_tile, column_tile;
+    a.product.order.place(blockIdx.x, &row_tile, &column_tile);
+    for (int i = 0; i < kPrefetchedSlices && i < a.product.slices; ++i) {
+      cuda::tensor_prefetch(&a.product.b, i * Plan::kDepth, column_tile * Plan::kColumns);
+    }
   }
   __syncthreads();
   cuda::wait_for_earlier_kernels();
+  cuda::let_next_kernel_start();
   const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {
     cuda::give_registers<Plan::kProducerRegisters>();
@@ -226,7 +250,6 @@ __global__ void __launch_bounds__(ScaledPlan<kRowBlocks>::kThreads, 1)
     ScaledMultiplier<Plan> multiplier(a, shared, barriers, group - 1);
     multiplier.run();
   }
-  cuda::let_next_kernel_start();
 #endif
 }
 
