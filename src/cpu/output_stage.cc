@@ -10,21 +10,6 @@ namespace fk::cpu {
 
 namespace {
 
-// A matrix with rows `width` apart, of the leading dims that `like` has.
-Tensor rows_like(const Tensor& like, DType dtype, int64_t columns, int64_t width, void* data) {
-  Tensor t = like;
-  t.dtype = dtype;
-  t.data = data;
-  t.shape[t.ndim - 1] = columns;
-  t.strides[t.ndim - 1] = 1;
-  int64_t stride = width;
-  for (int i = t.ndim - 2; i >= 0; --i) {
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
-  return t;
-}
-
 // One of the two numbers that the norm keeps for each row.
 Matrix statistic(const Tensor& stats, int which) {
   Matrix m(stats);

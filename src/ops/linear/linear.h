@@ -45,7 +45,9 @@ struct LinearFwd : OutputStage {
         .saved();
   }
 
-  static Status validate(const LinearFwd& a) { return check_stage(a, a.x); }
+  Tensor& stage_output() { return y; }
+  DType stage_dtype() const { return x.dtype; }
+  static Status validate(const LinearFwd& a) { return check_stage(a); }
 };
 
 struct LinearBwd : OutputStageGradient {
@@ -73,6 +75,7 @@ struct LinearBwd : OutputStageGradient {
     declare_outputs(d, LinearFwd::kStage);
   }
 
+  Tensor& stage_gradient() { return dy; }
   static Status validate(const LinearBwd& a);
 };
 

@@ -5,7 +5,7 @@
 
 #include "core/integers.h"
 #include "cuda/launch.h"
-#include "ops/norm/cuda/backward.cuh"
+#include "cuda/norm/backward.cuh"
 
 namespace fk::cuda::norm {
 

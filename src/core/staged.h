@@ -1,0 +1,119 @@
+// An output stage (core/output_stage.h) behind an op whose kernels do not write it themselves. The
+// op runs as if it had no stage, into rows of its own where y is not yet what it computes; then the
+// stage makes y and its norm of those. In the backward the norm comes first. Each backend has a
+// `Stage`, which does its part of that.
+//
+// A room puts `staged<Args, Stage, run, workspace>` where the op's table would have `run`. An
+// argument struct says which of its tensors is y, or its gradient, and what dtype that has:
+//
+//   Tensor& stage_output() { return y; }        in the forward's
+//   DType stage_dtype() const { return x.dtype; }
+//   Tensor& stage_gradient() { return dy; }     in the backward's
+#pragma once
+
+#include <type_traits>
+
+#include "core/op.h"
+#include "core/output_stage.h"
+#include "core/rows.h"
+#include "core/workspace.h"
+
+namespace fk {
+
+// The forward of a call whose stage comes behind it. `kAdds`: the op's kernel adds the residual.
+template <class Args, bool kAdds>
+struct StagedForward {
+  Args op;         // without what the stage does
+  Tensor y;        // the call's own
+  bool adds;       // a residual is left to add
+  bool wants_any;  // there is a stage at all
+
+  StagedForward(const Args& a, WorkspaceParts& parts) : op(a) {
+    y = op.stage_output();
+    adds = !kAdds && a.residual && (y || a.wants_norm());
+    wants_any = adds || a.wants_norm();
+    static_cast<OutputStage&>(op) = OutputStage();
+    if (kAdds) op.residual = a.residual;
+    Tensor& made = op.stage_output();
+    if (!kAdds && a.before_residual) {
+      made = a.before_residual;
+    } else if (wants_any && (adds || !y)) {
+      const Tensor& like = y ? y : a.normed ? a.normed : a.norm_stats;
+      const int64_t columns = y ? y.size(-1) : a.norm_weight.size(0);
+      const int64_t bytes = rows_of(like).count * columns * size_of(a.stage_dtype());
+      made = rows_like(like, a.stage_dtype(), columns, columns, parts.take<char>(bytes));
+    }
+  }
+};
+
+// The same for a backward. `kAdds`: the op's kernel makes dresidual, where there is no norm.
+template <class Args, bool kAdds>
+struct StagedBackward {
+  Args op;      // without what the stage does; its dy is y's gradient in all
+  Tensor copy;  // dresidual, where it is dy and left to copy
+
+  StagedBackward(const Args& a, WorkspaceParts& parts) : op(a) {
+    static_cast<OutputStageGradient&>(op) = OutputStageGradient();
+    if (!a.goes_through_norm()) {
+      (kAdds ? op.dresidual : copy) = a.dresidual;
+      return;
+    }
+    Tensor& dy = op.stage_gradient();
+    if (a.dresidual) {
+      dy = a.dresidual;
+    } else {
+      const int64_t bytes = rows_of(dy).count * dy.size(-1) * size_of(dy.dtype);
+      dy = rows_like(dy, dy.dtype, dy.size(-1), dy.size(-1), parts.take<char>(bytes));
+    }
+  }
+};
+
+// What implements an op with `kRun` and the stage of a backend behind it, or in front of it.
+template <class Args, class Stage, Status (*kRun)(const Args&, const Exec&),
+          size_t (*kWorkspace)(const Args&), bool kAdds = false,
+          bool (*kAccepts)(const Args&) = nullptr>
+struct Staged {
+  static constexpr bool kForward = std::is_base_of_v<OutputStage, Args>;
+  using Call =
+      std::conditional_t<kForward, StagedForward<Args, kAdds>, StagedBackward<Args, kAdds>>;
+
+  static bool accepts(const Args& a) {
+    WorkspaceParts parts;
+    return kAccepts(Call(a, parts).op);
+  }
+
+  // The op's workspace lies behind the stage's.
+  static size_t workspace(const Args& a) {
+    WorkspaceParts parts;
+    const Call call(a, parts);
+    if constexpr (!kForward) parts.take<char>(Stage::backward_bytes(a));
+    return parts.bytes() + kWorkspace(call.op);
+  }
+
+  static Status run(const Args& a, const Exec& exec) {
+    WorkspaceParts parts(exec.workspace());
+    Call call(a, parts);
+    if constexpr (kForward) {
+      FK_RETURN_IF_ERROR(kRun(call.op, exec.behind(parts.bytes())));
+      if (!call.wants_any) return {};
+      return Stage::forward(a, call.op.stage_output(), call.y, call.adds, exec);
+    } else {
+      void* const memory = parts.take<char>(Stage::backward_bytes(a));
+      Args whole = a;
+      FK_RETURN_IF_ERROR(Stage::backward(a, whole.stage_gradient(), call.op.stage_gradient(),
+                                         call.copy, memory, exec));
+      return kRun(call.op, exec.behind(parts.bytes()));
+    }
+  }
+};
+
+// A row of an op's table, as ImplementationOf.
+template <class Args, class Stage, Status (*kRun)(const Args&, const Exec&),
+          size_t (*kWorkspace)(const Args&), bool kAdds = false,
+          bool (*kAccepts)(const Args&) = nullptr>
+ImplementationOf<Args> staged(const char* name, Rank rank) {
+  using Whole = Staged<Args, Stage, kRun, kWorkspace, kAdds, kAccepts>;
+  return {name, rank, kAccepts == nullptr ? nullptr : Whole::accepts, Whole::run, Whole::workspace};
+}
+
+}  // namespace fk
