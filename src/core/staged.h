@@ -12,7 +12,9 @@
 #pragma once
 
 #include <type_traits>
+#include <vector>
 
+#include "core/access.h"
 #include "core/op.h"
 #include "core/output_stage.h"
 #include "core/rows.h"
@@ -86,7 +88,10 @@ struct Staged {
   static size_t workspace(const Args& a) {
     WorkspaceParts parts;
     const Call call(a, parts);
-    if constexpr (!kForward) parts.take<char>(Stage::backward_bytes(a));
+    if constexpr (!kForward) {
+      Args whole = a;
+      parts.take<char>(Stage::backward_bytes(a, whole.stage_gradient()));
+    }
     return parts.bytes() + kWorkspace(call.op);
   }
 
@@ -98,8 +103,8 @@ struct Staged {
       if (!call.wants_any) return {};
       return Stage::forward(a, call.op.stage_output(), call.y, call.adds, exec);
     } else {
-      void* const memory = parts.take<char>(Stage::backward_bytes(a));
       Args whole = a;
+      void* const memory = parts.take<char>(Stage::backward_bytes(a, whole.stage_gradient()));
       FK_RETURN_IF_ERROR(Stage::backward(a, whole.stage_gradient(), call.op.stage_gradient(),
                                          call.copy, memory, exec));
       return kRun(call.op, exec.behind(parts.bytes()));
@@ -115,5 +120,53 @@ ImplementationOf<Args> staged(const char* name, Rank rank) {
   using Whole = Staged<Args, Stage, kRun, kWorkspace, kAdds, kAccepts>;
   return {name, rank, kAccepts == nullptr ? nullptr : Whole::accepts, Whole::run, Whole::workspace};
 }
+
+namespace reference {
+
+// The definition of an op with a stage, by that of the op without: its y is float until the
+// residual is added.
+template <class Args, Status (*kRun)(const Args&, const Exec&)>
+Status run_staged(const Args& a, const Exec& exec) {
+  Args op = a;
+  if constexpr (std::is_base_of_v<OutputStage, Args>) {
+    if (!a.residual && !a.wants_norm()) return kRun(a, exec);
+    const Tensor y = op.stage_output();
+    const Tensor& like = y              ? y
+                         : a.normed     ? a.normed
+                         : a.norm_stats ? a.norm_stats
+                                        : a.before_residual;
+    static_cast<OutputStage&>(op) = OutputStage();
+    if (!like) return kRun(op, exec);
+    const int64_t rows = rows_of(like).count;
+    const int64_t columns = a.norm_weight ? a.norm_weight.size(0) : like.size(-1);
+    std::vector<float> made(static_cast<size_t>(rows * columns));
+    op.stage_output() = rows_like(like, DType::kFloat32, columns, columns, made.data());
+    FK_RETURN_IF_ERROR(kRun(op, exec));
+    if (a.before_residual) {
+      const Rows kept = rows_of(a.before_residual);
+      for (int64_t i = 0; i < rows * columns; ++i) {
+        store(a.before_residual,
+              kept.offset(i / columns) + i % columns * a.before_residual.stride(-1),
+              made[static_cast<size_t>(i)]);
+      }
+    }
+    finish_rows(a, y, a.stage_dtype(), columns, {made.begin(), made.end()});
+    return {};
+  } else {
+    if (!a.dresidual && !a.norm_weight) return kRun(a, exec);
+    Tensor& dy = op.stage_gradient();
+    const int64_t rows = rows_of(dy).count, columns = dy.size(-1);
+    const StageGradient gradient(a, dy);
+    std::vector<float> total;
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      total.push_back(static_cast<float>(gradient.at(i / columns, i % columns)));
+    }
+    static_cast<OutputStageGradient&>(op) = OutputStageGradient();
+    dy = rows_like(dy, DType::kFloat32, columns, columns, total.data());
+    return kRun(op, exec);
+  }
+}
+
+}  // namespace reference
 
 }  // namespace fk

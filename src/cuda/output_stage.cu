@@ -128,9 +128,9 @@ Status Stage::forward(const OutputStage& a, const Tensor& made, const Tensor& y,
   return norm::run_forward(call, a.is_layer(), stream);
 }
 
-size_t Stage::backward_bytes(const OutputStageGradient& a) {
+size_t Stage::backward_bytes(const OutputStageGradient& a, const Tensor& dy) {
   if (!a.goes_through_norm()) return 0;
-  return norm::backward_bytes(backward_call(a, {}, {}), a.is_layer());
+  return norm::backward_bytes(backward_call(a, dy, dy), a.is_layer());
 }
 
 Status Stage::backward(const OutputStageGradient& a, const Tensor& dy, const Tensor& total,

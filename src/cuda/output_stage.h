@@ -14,7 +14,7 @@ struct Stage {
                         const Exec& exec);
 
   // What `backward` needs of the workspace.
-  static size_t backward_bytes(const OutputStageGradient& a);
+  static size_t backward_bytes(const OutputStageGradient& a, const Tensor& dy);
   // `total` = dy and what comes through the norm, if anything does; `copy`, where it is there,
   // becomes dy; and the gradients of the norm's parameters.
   static Status backward(const OutputStageGradient& a, const Tensor& dy, const Tensor& total,
