@@ -71,9 +71,10 @@ struct StagedBackward {
 };
 
 // What implements an op with `kRun` and the stage of a backend behind it, or in front of it.
+// `kWrites` says of which calls kRun takes the stage as well.
 template <class Args, class Stage, Status (*kRun)(const Args&, const Exec&),
-          size_t (*kWorkspace)(const Args&), bool kAdds = false,
-          bool (*kAccepts)(const Args&) = nullptr>
+          size_t (*kWorkspace)(const Args&), bool kAdds, bool (*kAccepts)(const Args&),
+          bool (*kWrites)(const Args&)>
 struct Staged {
   static constexpr bool kForward = std::is_base_of_v<OutputStage, Args>;
   using Call =
@@ -84,8 +85,14 @@ struct Staged {
     return kAccepts(Call(a, parts).op);
   }
 
+  static bool writes(const Args& a) {
+    if constexpr (kWrites != nullptr) return kWrites(a);
+    return false;
+  }
+
   // The op's workspace lies behind the stage's.
   static size_t workspace(const Args& a) {
+    if (writes(a)) return kWorkspace(a);
     WorkspaceParts parts;
     const Call call(a, parts);
     if constexpr (!kForward) {
@@ -96,6 +103,7 @@ struct Staged {
   }
 
   static Status run(const Args& a, const Exec& exec) {
+    if (writes(a)) return kRun(a, exec);
     WorkspaceParts parts(exec.workspace());
     Call call(a, parts);
     if constexpr (kForward) {
@@ -115,9 +123,9 @@ struct Staged {
 // A row of an op's table, as ImplementationOf.
 template <class Args, class Stage, Status (*kRun)(const Args&, const Exec&),
           size_t (*kWorkspace)(const Args&), bool kAdds = false,
-          bool (*kAccepts)(const Args&) = nullptr>
+          bool (*kAccepts)(const Args&) = nullptr, bool (*kWrites)(const Args&) = nullptr>
 ImplementationOf<Args> staged(const char* name, Rank rank) {
-  using Whole = Staged<Args, Stage, kRun, kWorkspace, kAdds, kAccepts>;
+  using Whole = Staged<Args, Stage, kRun, kWorkspace, kAdds, kAccepts, kWrites>;
   return {name, rank, kAccepts == nullptr ? nullptr : Whole::accepts, Whole::run, Whole::workspace};
 }
 

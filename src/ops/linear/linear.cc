@@ -50,11 +50,13 @@ Status ScaledLinearFwd::validate(const ScaledLinearFwd& a) {
 #if FK_HAVE_CUDA
 namespace {
 
-// Its kernels add the residual; the norm is a launch behind them.
-template <class Args>
+// Its kernels add the residual; those of few rows write the norm too, which else is a launch behind
+// them.
+template <class Args, bool (*kWrites)(const Args&)>
 void add_cuda_linear(Registry& registry) {
   registry.add_cuda<Args>(
-      {staged<Args, cuda::Stage, cuda::run, cuda::workspace, true>("cuda", kPortable),
+      {staged<Args, cuda::Stage, cuda::run, cuda::workspace, true, nullptr, kWrites>("cuda",
+                                                                                     kPortable),
        staged<Args, cuda::Stage, cuda_sm90::run, cuda_sm90::workspace, true, cuda_sm90::accepts>(
            "cuda_sm90", kTuned)});
 }
@@ -74,8 +76,8 @@ void register_linear(Registry& registry) {
   registry.add<ScaledLinearFwd>({{"reference", kReference, nullptr, reference::run},
                                  {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
-  add_cuda_linear<LinearFwd>(registry);
-  add_cuda_linear<LinearBwd>(registry);
+  add_cuda_linear<LinearFwd, cuda::writes_norm>(registry);
+  add_cuda_linear<LinearBwd, nullptr>(registry);
   registry.add_cuda<GatedLinearFwd>(
       {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
        {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});

@@ -108,8 +108,11 @@ class Backbone:
         """What a block's result becomes: the next norm, and the new stream."""
         if self.blocks[i].out is None:
             return self._norm(params, i + 1, y, residual=stream)
-        stream = fk.linear(y, own[self.blocks[i].out], residual=stream)
-        return self._norm(params, i + 1, stream), stream
+        norm = {"norm": self.norm, "norm_weight": params[f"norms.{i + 1}.weight"]}
+        if self.norm == "layer":
+            norm["norm_bias"] = params[f"norms.{i + 1}.bias"]
+        weight = own[self.blocks[i].out]
+        return fk.linear(y, weight, residual=stream, norm_eps=self.eps, **norm)
 
     def _norm(self, params, i, x, **options):
         weight = params[f"norms.{i}.weight"]
