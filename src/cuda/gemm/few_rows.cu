@@ -264,14 +264,18 @@ bool goes_in_vectors(const ProductResult& r, DType dtype) {
   return fits;
 }
 
+bool reads_in_vectors(const norm::Parameter& p) {
+  return p.data == nullptr || (p.stride == 1 && reinterpret_cast<uintptr_t>(p.data) % 16 == 0);
+}
+
 }  // namespace
 
 bool holds_rows(const PortableArguments& f, const RowNorm& norm, DType dtype) {
   const int64_t width = 16 / size_of(dtype);
   const int64_t held = f.splits == 1 ? 32 * kWarpHolds : kFinishThreads * kBlockHolds;
   return f.results_in_vectors && f.columns % width == 0 && f.columns <= held * width &&
-         goes_in_vectors(norm.normed, dtype) && f.out.data != nullptr && !f.gated &&
-         f.rows <= INT32_MAX;
+         goes_in_vectors(norm.normed, dtype) && reads_in_vectors(norm.weight) &&
+         reads_in_vectors(norm.bias) && f.out.data != nullptr && !f.gated && f.rows <= INT32_MAX;
 }
 
 Status multiply_few_rows(const PortableArguments& f, DType dtype, cudaStream_t stream) {

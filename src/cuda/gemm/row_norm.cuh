@@ -4,17 +4,15 @@
 
 #include "cuda/gemm/portable_call.cuh"
 #include "cuda/last_block.cuh"
-#include "cuda/parameter.cuh"
+#include "cuda/norm/rows.cuh"
 #include "cuda/reduce.cuh"
 
 namespace fk::cuda {
 
 struct RowNorm {
   ProductResult normed;
-  ProductResult stats;                            // two floats for each row; its data may be null
-  const void *weight = nullptr, *bias = nullptr;  // bias: may be null
-  bool float_weight = false, float_bias = false;
-  int64_t weight_stride = 1, bias_stride = 1;
+  ProductResult stats;           // two floats for each row; its data may be null
+  norm::Parameter weight, bias;  // in vectors of 16 bytes
   float eps = 0;
   bool layer = false;
   LastBlock last;  // its counter is a place in the workspace
@@ -60,14 +58,11 @@ __device__ __forceinline__ void write_norm(const RowNorm& n, int64_t m, int64_t 
   }
   T* const to = static_cast<T*>(n.normed.data) + n.normed.rows.offset(m);
   each([&](int64_t c, float(&x)[kWidth]) {
+    float weight[kWidth], bias[kWidth];
+    norm::load_parameter<T>(n.weight, c, weight);
+    norm::load_parameter<T>(n.bias, c, bias);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      x[i] = (x[i] - mean) * rstd *
-             load_either<T>(n.weight, n.float_weight, (c + i) * n.weight_stride);
-      if (n.bias != nullptr) {
-        x[i] += load_either<T>(n.bias, n.float_bias, (c + i) * n.bias_stride);
-      }
-    }
+    for (int i = 0; i < kWidth; ++i) x[i] = (x[i] - mean) * rstd * weight[i] + bias[i];
     store(to + c, pack<T>(x));
   });
 }

@@ -20,17 +20,6 @@ inline UntypedRows view_of(const Tensor& t, int inner_dims) {
   return view;
 }
 
-inline Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
-  Parameter parameter;
-  parameter.otherwise = otherwise;
-  if (!t) return parameter;
-  parameter.offset = offset;
-  parameter.data = t.data;
-  parameter.stride = t.stride(-1);
-  parameter.is_float = t.dtype == DType::kFloat32;
-  return parameter;
-}
-
 // Returns whether every row of `t` can be read in 16-byte vectors.
 inline bool vectorised(const Tensor& t) {
   if (!t) return true;

@@ -27,14 +27,8 @@ RowNorm norm_of(const LinearFwd& a, unsigned long long* counter) {
   RowNorm norm;
   norm.normed = result(a.normed);
   norm.stats = result(a.norm_stats);
-  norm.weight = a.norm_weight.data;
-  norm.float_weight = a.norm_weight.dtype == DType::kFloat32;
-  norm.weight_stride = a.norm_weight.stride(0);
-  if (a.norm_bias) {
-    norm.bias = a.norm_bias.data;
-    norm.float_bias = a.norm_bias.dtype == DType::kFloat32;
-    norm.bias_stride = a.norm_bias.stride(0);
-  }
+  norm.weight = norm::parameter_of(a.norm_weight, 1.f, 0.f);
+  norm.bias = norm::parameter_of(a.norm_bias, 0.f, 0.f);
   norm.eps = static_cast<float>(a.norm_eps);
   norm.layer = a.is_layer();
   norm.last = {counter, new_tag()};
