@@ -19,6 +19,14 @@ class Exec {
   T* workspace() const {
     return static_cast<T*>(exec_.workspace);
   }
+  // The same for a part of the call, whose workspace begins so many bytes further.
+  Exec behind(size_t bytes) const {
+    Exec part = *this;
+    if (part.exec_.workspace != nullptr) {
+      part.exec_.workspace = static_cast<char*>(part.exec_.workspace) + bytes;
+    }
+    return part;
+  }
 
   // Runs body(begin, end) over disjoint ranges of at least `grain` items that cover [0, count), on
   // the caller's thread alone where one range would do.

@@ -27,12 +27,7 @@ Status check_parameters(const Stage& a) {
 
 }  // namespace
 
-Status check_stage(const OutputStage& a, const Tensor& x) {
-  if (a.norm_weight && x.device == Device::kCuda) {
-    return unsupported(
-        "norm_weight: expected none on CUDA, where norms are ops of their own, got a "
-        "tensor");
-  }
+Status check_stage(const OutputStage& a) {
   if ((a.normed || a.norm_stats) && !a.norm_weight) {
     return invalid(std::string(a.normed ? "normed" : "norm_stats") +
                    ": expected none without norm_weight, got a tensor");
@@ -51,6 +46,20 @@ Status check_stage(const OutputStageGradient& a) {
     return invalid("norm_stats: expected what the forward keeps with dnormed, got none");
   }
   return {};
+}
+
+Tensor rows_like(const Tensor& like, DType dtype, int64_t columns, int64_t width, void* data) {
+  Tensor t = like;
+  t.dtype = dtype;
+  t.data = data;
+  t.shape[t.ndim - 1] = columns;
+  t.strides[t.ndim - 1] = 1;
+  int64_t stride = width;
+  for (int i = t.ndim - 2; i >= 0; --i) {
+    t.strides[i] = stride;
+    stride *= t.shape[i];
+  }
+  return t;
 }
 
 namespace reference {

@@ -24,10 +24,13 @@ struct StageTypes {
 
 struct OutputStage {
   Tensor residual, norm_weight, norm_bias, normed, norm_stats;
+  // What the op computed, for a backward that cannot do without it where y has a residual in it.
+  Tensor before_residual;
   int64_t norm = 0;
   double norm_eps = 0;
 
   bool is_layer() const { return norm == 1; }
+  bool wants_norm() const { return normed || norm_stats; }
 
   template <class Args>
   static void declare_inputs(Declaration<Args>& d, const StageTypes& types) {
@@ -47,6 +50,12 @@ struct OutputStage {
     d.output("norm_stats", &Args::norm_stats, types.statistics,
              "mean (0 with norm=\"rms\") and 1 / standard deviation of each row of y")
         .when("norm_weight")
+        .saved();
+  }
+  template <class Args>
+  static void declare_before_residual(Declaration<Args>& d, const StageTypes& types) {
+    d.output("before_residual", &Args::before_residual, types.y, "y without residual")
+        .when("residual")
         .saved();
   }
 };
@@ -84,9 +93,12 @@ struct OutputStageGradient {
   }
 };
 
-// What the declarations cannot say. `x` is an input of the op: on a GPU no kernel writes the norm.
-Status check_stage(const OutputStage& a, const Tensor& x);
+// What the declarations cannot say.
+Status check_stage(const OutputStage& a);
 Status check_stage(const OutputStageGradient& a);
+
+// A tensor with the leading dims that `like` has, whose rows lie `width` apart.
+Tensor rows_like(const Tensor& like, DType dtype, int64_t columns, int64_t width, void* data);
 
 namespace reference {
 

@@ -10,21 +10,6 @@ namespace fk::cpu {
 
 namespace {
 
-// A matrix with rows `width` apart, of the leading dims that `like` has.
-Tensor rows_like(const Tensor& like, DType dtype, int64_t columns, int64_t width, void* data) {
-  Tensor t = like;
-  t.dtype = dtype;
-  t.data = data;
-  t.shape[t.ndim - 1] = columns;
-  t.strides[t.ndim - 1] = 1;
-  int64_t stride = width;
-  for (int i = t.ndim - 2; i >= 0; --i) {
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
-  return t;
-}
-
 // One of the two numbers that the norm keeps for each row.
 Matrix statistic(const Tensor& stats, int which) {
   Matrix m(stats);
@@ -146,6 +131,56 @@ void OutputGradient::run(const Exec& exec) const {
     });
   }
   finish(pieces);
+}
+
+Status Stage::forward(const OutputStage& a, const Tensor& made, const Tensor& y, bool adds,
+                      const Exec& exec) {
+  const Tensor none;
+  const int64_t columns = made.size(-1);
+  // The norm's kernel adds the residual as well where no norm is wanted.
+  NormForward job{Matrix(made),
+                  Matrix(adds ? a.residual : none),
+                  Matrix(a.normed),
+                  Matrix(adds ? y : none),
+                  statistic(a.norm_stats, 0),
+                  statistic(a.norm_stats, 1),
+                  Parameter(a.norm_weight),
+                  Parameter(a.norm_bias),
+                  columns,
+                  static_cast<float>(a.norm_eps),
+                  0.0f};
+  job.block =
+      block_of(columns, all_unit(job.x, job.residual, job.y, job.sum, job.weight, job.bias));
+  const NormForwardRows kernel = norm_forward(made.dtype, a.is_layer());
+  constexpr int64_t kLeastElements = 4096;  // for which it is worth to wake a thread
+  const int64_t grain = std::max<int64_t>(1, kLeastElements / std::max<int64_t>(1, columns));
+  exec.parallel_for(rows_of(made).count, grain,
+                    [&](int64_t begin, int64_t end) { kernel(job, begin, end); });
+  return {};
+}
+
+namespace {
+
+OutputGradient stage_gradient(const OutputStageGradient& a, const Tensor& dy, const Tensor& total,
+                              WorkspaceParts& parts) {
+  const MatrixView place = {total.data, total.dtype, total.size(-1), 1};
+  return {a, dy, gradient_pieces(rows_of(dy).count), place, parts};
+}
+
+}  // namespace
+
+size_t Stage::backward_bytes(const OutputStageGradient& a, const Tensor& dy) {
+  WorkspaceParts parts;
+  stage_gradient(a, dy, dy, parts);
+  return parts.bytes();
+}
+
+Status Stage::backward(const OutputStageGradient& a, const Tensor& dy, const Tensor& total,
+                       const Tensor&, void* memory, const Exec& exec) {
+  WorkspaceParts parts(memory);
+  // What is to be a copy of dy is made with the rest, as dresidual.
+  stage_gradient(a, dy, total, parts).run(exec);
+  return {};
 }
 
 void add_pieces(const float* sums, int64_t pieces, int64_t width, const Tensor& out) {

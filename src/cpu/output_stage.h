@@ -67,6 +67,21 @@ class OutputGradient {
   NormBackwardRows kernel_ = nullptr;
 };
 
+// The output stage behind an op's kernels, or ahead of its backward's (core/staged.h).
+struct Stage {
+  // y = made + residual, if `adds`, and the norm of that. `made` is y where nothing is added and y
+  // is asked for.
+  static Status forward(const OutputStage& a, const Tensor& made, const Tensor& y, bool adds,
+                        const Exec& exec);
+
+  // What `backward` needs of the workspace.
+  static size_t backward_bytes(const OutputStageGradient& a, const Tensor& dy);
+  // `total` = dy and what comes through the norm, if anything does; `copy`, where it is there,
+  // becomes dy; and the gradients of the norm's parameters.
+  static Status backward(const OutputStageGradient& a, const Tensor& dy, const Tensor& total,
+                         const Tensor& copy, void* memory, const Exec& exec);
+};
+
 // The pieces of rows whose sums are kept apart, by the shape alone: sums are the same whatever the
 // threads are. A piece of fewer rows would be little beside its sums.
 inline int64_t gradient_piece(int64_t rows) { return std::max<int64_t>(8, ceil_div(rows, 64)); }

@@ -229,11 +229,3 @@ def test_errors(make):
         fk.linear(x, weight, activation="swish")
     with raises(r"linear: x: expected float32, float16 or bfloat16, got float64"):
         fk.linear(make(array(2, 8, dtype=np.float64)), weight)
-
-
-@pytest.mark.parametrize("backend", [b for b in TORCH_BACKENDS if b.endswith("cuda")])
-def test_a_gpu_refuses_a_norm(backend):
-    x, weight, five = (torch.ones(shape) for shape in ((2, 8), (5, 8), 5))
-    x, weight, five = (convert(t, backend) for t in (x, weight, five))
-    with raises("linear: norm_weight: expected none on CUDA"):
-        fk.linear(x, weight, norm_weight=five)

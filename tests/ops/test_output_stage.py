@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import flashkernel as fk
-import harness
 from harness import (
+    BACKENDS,
     DTYPES,
     LAYOUTS,
     Case,
@@ -29,14 +29,12 @@ from harness import (
     run_gradients,
     seeded,
 )
+from test_gru import gru_case
+from test_lstm import lstm_case
 from test_selective_scan import scan_case
 
-# A GPU refuses what is tested here.
-BACKENDS = [b for b in harness.BACKENDS if not b.endswith("cuda")] or ["none"]
 WITH_GRADIENTS = [b for b in BACKENDS if b != "numpy"]
 TORCH_BACKENDS = [b for b in BACKENDS if b.startswith("torch")]
-if BACKENDS == ["none"]:
-    pytest.skip("no kernel of a GPU writes a norm behind its output", allow_module_level=True)
 
 ACTIVATIONS = {
     None: lambda x: x,
@@ -102,7 +100,8 @@ def with_stage(case, norm="rms", residual=True, **differences):
 
     def inputs(generator):
         out = case.inputs(generator)
-        shape = out["u"].shape
+        # Of a scan y is like u; of a recurrent net as wide as the state that w_hh multiplies.
+        shape = out["u"].shape if "u" in out else (*out["x"].shape[:2], out["w_hh"].shape[1])
         if residual:
             out["residual"] = normal(generator, *shape)
         if norm is not None:
@@ -141,6 +140,13 @@ LINEAR_CASES = [
     linear_case(0, 8, 8, "layer"),
     linear_case((3, 0), 8, 8),
     linear_case(4, 8, 0, "layer", "gelu_tanh"),
+    # A GPU's kernel of few rows writes their norm: all in one block, in several, and with K split.
+    linear_case(1, 16, 64, "layer"),
+    linear_case(3, 256, 256, "rms", "silu"),
+    linear_case(16, 528, 128, "layer"),
+    linear_case(2, 1024, 64, "rms", bias=False),
+    linear_case(1, 64, 4096, "layer"),
+    linear_case(20, 64, 2048, "rms"),
 ]
 # The norm of rows that are small here and there makes its input's error large.
 scan_stage = functools.partial(with_stage, floor=1e-5, gradient_floor=3e-4)
@@ -155,7 +161,20 @@ SCAN_CASES = [
     scan_stage(scan_case(b=3, length=20, d=1, n=2), "layer"),
     *(scan_stage(scan_case(algorithm=a), "layer") for a in ("blelloch", "chunked")),
 ]
-CASES = [*LINEAR_CASES, *SCAN_CASES]
+RECURRENT_CASES = [
+    with_stage(lstm_case(), "rms"),
+    with_stage(lstm_case(reverse=True, b=3, length=7, inputs=5, hidden=16), "layer"),
+    with_stage(lstm_case(outputs=20, b=5, length=6, hidden=40, inputs=17), "rms", residual=False),
+    with_stage(lstm_case(lengths=(3, 0, 6, 1), hidden=9), None),
+    with_stage(lstm_case(b=1, length=40, inputs=20, hidden=64), "layer"),
+    with_stage(lstm_case(b=3, length=0), "layer"),
+    with_stage(gru_case(), "layer"),
+    with_stage(gru_case(bias=False, states=False, b=1, length=9, hidden=33), "rms"),
+    with_stage(gru_case(lengths=(2, 5, 4, 7, 1), hidden=18, reset_after=False, reverse=True), None),
+    with_stage(gru_case(b=9, length=3, hidden=70, inputs=31), "layer", residual=False),
+    with_stage(gru_case(b=0, length=4), "rms"),
+]
+CASES = [*LINEAR_CASES, *SCAN_CASES, *RECURRENT_CASES]
 test_forward, test_gradients = forward_and_gradients(CASES)
 
 
@@ -170,11 +189,18 @@ def test_strides(rows, backend, layout, dtype):
         run_gradients(case, backend, dtype, layout)
 
 
+STRIDED = [
+    scan_stage(scan_case(b=2, length=21, d=40, delta_softplus=True), "layer"),
+    with_stage(lstm_case(b=2, length=5, hidden=24), "layer"),
+    with_stage(gru_case(b=2, length=5, hidden=24), "rms"),
+]
+
+
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "contiguous"])
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if not b.startswith("jax")])
-def test_strides_of_a_scan(backend, layout, dtype):
-    case = scan_stage(scan_case(b=2, length=21, d=40, delta_softplus=True), "layer")
+@pytest.mark.parametrize("case", STRIDED, ids=str)
+def test_strides_of_sequences(case, backend, layout, dtype):
     run_forward(case, backend, dtype, layout)
     if backend != "numpy":
         run_gradients(case, backend, dtype, layout)

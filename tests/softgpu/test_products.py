@@ -155,3 +155,61 @@ def test_parts_of_k(dtype):
     assert sums["global_load_bytes"] == parts * m * n * 4
     y = fk.linear(x, weight)
     assert torch.equal(y, fk.linear(x, weight))
+
+
+def launched_with_norm(dtype, m, n, k, norm, repeats=1):
+    """The kernels of a linear layer with a norm; the norm's own among them is a launch behind."""
+    x, weight = draw(m, n, k, dtype)
+    scale, shift = torch.rand(n) + 0.5, torch.randn(n)
+    options = {"norm_weight": scale, "norm_eps": 1e-5}
+    if norm == "layer":
+        options |= {"norm": norm, "norm_bias": shift}
+    with software_gpu.launches() as made:
+        first = fk.linear(x, weight, **options)
+    for _ in range(repeats):
+        for a, b in zip(first, fk.linear(x, weight, **options), strict=True):
+            assert torch.equal(a, b)
+    normed, y = first
+    layer_norm = torch.nn.functional.layer_norm
+    expected = (
+        layer_norm(y.float(), (n,), scale, shift, 1e-5)
+        if norm == "layer"
+        else torch.nn.functional.rms_norm(y.float(), (n,), scale, 1e-5)
+    )
+    torch.testing.assert_close(normed, expected.to(normed.dtype), rtol=1e-2, atol=1e-2)
+    return [readable(launch["name"]) for launch in made]
+
+
+@pytest.fixture
+def watched():
+    """Looks for races: a block that does not wait for the others may find their results by luck."""
+    software_gpu.schedule(0, True)
+    yield
+    seed, races = (os.environ.get(f"FK_SOFTGPU_{name}", "0") for name in ("SEED", "RACES"))
+    software_gpu.schedule(int(seed), races == "1")
+
+
+@with_tensor_cores
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("m", [1, 8, 16])
+def test_few_rows_are_normalised_in_the_same_launch(m, norm, dtype, watched):
+    (kernel,) = launched_with_norm(dtype, m, 256, 128, norm, repeats=2)
+    assert "product_of_few_rows" in kernel
+
+
+@with_tensor_cores
+@pytest.mark.parametrize("m", [4, 40])
+def test_parts_of_k_are_normalised_where_they_are_added(m, dtype):
+    if ARCH == 90 and m > 16 and dtype != "float32":
+        pytest.skip("Hopper's own kernel has the norm behind it")
+    _, last = launched_with_norm(dtype, m, 64, 8192, "layer")
+    assert "add_splits_and_normalise" in last
+
+
+@with_tensor_cores
+def test_longer_rows_are_normalised_behind(dtype):
+    """A warp holds no more than 8 vectors a lane."""
+    columns = 256 * 16 // SIZE[dtype] + 16
+    product, norm = launched_with_norm(dtype, 3, columns, 64, "rms")
+    assert "product_of_few_rows" in product
+    assert "norm::forward" in norm

@@ -436,10 +436,11 @@ def max(x: Tensor, axis: SupportsIndex | None = None) -> Tensor: ...
 def max(x: Array, axis: SupportsIndex | None = None) -> Array: ...
 
 @overload
-def lstm(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, c0: NDArray[Any] | None = None, *, w_hr: NDArray[Any] | None = None, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def lstm(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, c0: NDArray[Any] | None = None, *, w_hr: NDArray[Any] | None = None, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: None = None, norm_weight: None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """A layer of an LSTM over whole sequences: gates i, f, g, o of W_ih x + b_ih + W_hh h + b_hh, c =
     f c + i g, h = o tanh(c), or w_hr times that. With cu_seqlens, sequences stand packed one after
-    another along L, in a batch of 1, and states have one row per sequence.
+    another along L, in a batch of 1, and states have one row per sequence. With residual, y has
+    that added, the h that recurs has not; with norm_weight, the norm of y is returned before y.
 
     Arguments
       x: T[B, L, I]: input
@@ -452,23 +453,54 @@ def lstm(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[
       w_hr: P[R, H], optional: projects o tanh(c) to the output
       cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
       reverse: boolean: walk each sequence from its end
+      residual: T[B, L, R], optional: added to the output
+      norm_weight: P[R], optional: of a norm of y, which is returned before y
+      norm_bias: P[R], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[B, L, R] (when norm_weight): the norm of y
       y: T[B, L, R]: the output of every step
       h: F[S, R]: the output of the last step
       c: F[S, H]: the cell after the last step
     """
 @overload
-def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False) -> tuple[Tensor, Tensor, Tensor]: ...
+def lstm(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, c0: NDArray[Any] | None = None, *, w_hr: NDArray[Any] | None = None, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: NDArray[Any], norm_weight: None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
 @overload
-def lstm(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, c0: Array | None = None, *, w_hr: Array | None = None, cu_seqlens: Array | None = None, reverse: bool = False) -> tuple[Array, Array, Array]: ...
+def lstm(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, c0: NDArray[Any] | None = None, *, w_hr: NDArray[Any] | None = None, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: None = None, norm_weight: NDArray[Any], norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+@overload
+def lstm(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, c0: NDArray[Any] | None = None, *, w_hr: NDArray[Any] | None = None, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: NDArray[Any], norm_weight: NDArray[Any], norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+@overload
+def lstm(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, c0: NDArray[Any] | None = None, *, w_hr: NDArray[Any] | None = None, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: NDArray[Any] | None = None, norm_weight: NDArray[Any] | None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]: ...
+@overload
+def lstm(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, c0: Array | None = None, *, w_hr: Array | None = None, cu_seqlens: Array | None = None, reverse: bool = False, residual: None = None, norm_weight: None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array, Array]: ...
+@overload
+def lstm(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, c0: Array | None = None, *, w_hr: Array | None = None, cu_seqlens: Array | None = None, reverse: bool = False, residual: Array, norm_weight: None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array, Array]: ...
+@overload
+def lstm(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, c0: Array | None = None, *, w_hr: Array | None = None, cu_seqlens: Array | None = None, reverse: bool = False, residual: None = None, norm_weight: Array, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array, Array, Array]: ...
+@overload
+def lstm(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, c0: Array | None = None, *, w_hr: Array | None = None, cu_seqlens: Array | None = None, reverse: bool = False, residual: Array, norm_weight: Array, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array, Array, Array]: ...
+@overload
+def lstm(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, c0: Array | None = None, *, w_hr: Array | None = None, cu_seqlens: Array | None = None, reverse: bool = False, residual: Array | None = None, norm_weight: Array | None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]: ...
 
 @overload
-def gru(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, *, reset_after: bool = True, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+def gru(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, *, reset_after: bool = True, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: None = None, norm_weight: None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any]]:
     """A layer of a GRU over whole sequences: gates r, z, n, h = (1 - z) n + z h. The reset gate r
     meets W_hn h + b_hn (reset_after, as in torch), or h before that product (Keras, ONNX). With
     cu_seqlens, sequences stand packed one after another along L, in a batch of 1, and states have
-    one row per sequence.
+    one row per sequence. With residual, y has that added, the h that recurs has not; with
+    norm_weight, the norm of y is returned before y.
 
     Arguments
       x: T[B, L, I]: input
@@ -480,15 +512,45 @@ def gru(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[A
       reset_after: boolean: the reset gate meets the product with h, not h itself
       cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
       reverse: boolean: walk each sequence from its end
+      residual: T[B, L, H], optional: added to the output
+      norm_weight: P[H], optional: of a norm of y, which is returned before y
+      norm_bias: P[H], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[B, L, H] (when norm_weight): the norm of y
       y: T[B, L, H]: the output of every step
       h: F[S, H]: the output of the last step
     """
 @overload
-def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False) -> tuple[Tensor, Tensor]: ...
+def gru(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, *, reset_after: bool = True, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: NDArray[Any], norm_weight: None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any]]: ...
 @overload
-def gru(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, *, reset_after: bool = True, cu_seqlens: Array | None = None, reverse: bool = False) -> tuple[Array, Array]: ...
+def gru(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, *, reset_after: bool = True, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: None = None, norm_weight: NDArray[Any], norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+@overload
+def gru(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, *, reset_after: bool = True, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: NDArray[Any], norm_weight: NDArray[Any], norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+@overload
+def gru(x: NDArray[Any], w_ih: NDArray[Any], w_hh: NDArray[Any], b_ih: NDArray[Any] | None = None, b_hh: NDArray[Any] | None = None, h0: NDArray[Any] | None = None, *, reset_after: bool = True, cu_seqlens: NDArray[Any] | None = None, reverse: bool = False, residual: NDArray[Any] | None = None, norm_weight: NDArray[Any] | None = None, norm_bias: NDArray[Any] | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[NDArray[Any], NDArray[Any]] | tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]: ...
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]: ...
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def gru(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, *, reset_after: bool = True, cu_seqlens: Array | None = None, reverse: bool = False, residual: None = None, norm_weight: None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array]: ...
+@overload
+def gru(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, *, reset_after: bool = True, cu_seqlens: Array | None = None, reverse: bool = False, residual: Array, norm_weight: None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array]: ...
+@overload
+def gru(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, *, reset_after: bool = True, cu_seqlens: Array | None = None, reverse: bool = False, residual: None = None, norm_weight: Array, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array, Array]: ...
+@overload
+def gru(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, *, reset_after: bool = True, cu_seqlens: Array | None = None, reverse: bool = False, residual: Array, norm_weight: Array, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array, Array]: ...
+@overload
+def gru(x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None = None, b_hh: Array | None = None, h0: Array | None = None, *, reset_after: bool = True, cu_seqlens: Array | None = None, reverse: bool = False, residual: Array | None = None, norm_weight: Array | None = None, norm_bias: Array | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Array, Array] | tuple[Array, Array, Array]: ...
 
 @overload
 def rope(x: NDArray[Any], cos: NDArray[Any], sin: NDArray[Any], *, positions: NDArray[Any] | None = None, interleaved: bool = False, inplace: bool = False) -> NDArray[Any]:

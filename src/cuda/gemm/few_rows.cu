@@ -9,9 +9,12 @@
 //
 // Two rows of B per lane and kAhead steps are under way at once: 8 KB of a warp, 64 KB of a block.
 #include <algorithm>
+#include <atomic>
+#include <random>
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/gemm/portable_product.cuh"
+#include "cuda/gemm/row_norm.cuh"
 
 namespace fk::cuda {
 
@@ -49,9 +52,14 @@ struct FewRowsStep {
   }
 };
 
-template <class T, int kBlocks>
+struct NoNorm {};
+
+// Norm is RowNorm or NoNorm. With a norm, the last block to store its columns normalises the rows;
+// K is not split then.
+template <class T, int kBlocks, class Norm>
 __global__ void __launch_bounds__(FewRows::kThreads)
-    product_of_few_rows(const __grid_constant__ PortableArguments a) {
+    product_of_few_rows(const __grid_constant__ PortableArguments a,
+                        const __grid_constant__ Norm norm) {
 #if __CUDA_ARCH__ >= 800
   constexpr bool kRuns = true;
 #else
@@ -134,29 +142,52 @@ __global__ void __launch_bounds__(FewRows::kThreads)
         for (int i = 0; i < kWidth; ++i) to[i] += sums[s][m][c + i];
       }
     };
-    const bool pairs = a.gated && a.partials == nullptr;
-    const int along = (pairs ? FewRows::kColumns / 2 : FewRows::kColumns) / kWidth;
-    const int m = threadIdx.x / along, c = threadIdx.x % along * kWidth;
-    if (m >= a.rows || m >= 8 * kBlocks) return;
-    float to[kWidth], up[kWidth] = {};
-    total(m, c, to);
-    if (a.partials != nullptr) {
-      float* const at = a.partials + (blockIdx.y * a.rows + m) * a.partial_width + column + c;
+    const auto finish = [&] {
+      const bool pairs = a.gated && a.partials == nullptr;
+      const int along = (pairs ? FewRows::kColumns / 2 : FewRows::kColumns) / kWidth;
+      const int m = threadIdx.x / along, c = threadIdx.x % along * kWidth;
+      if (m >= a.rows || m >= 8 * kBlocks) return;
+      float to[kWidth], up[kWidth] = {};
+      total(m, c, to);
+      if (a.partials != nullptr) {
+        float* const at = a.partials + (blockIdx.y * a.rows + m) * a.partial_width + column + c;
 #pragma unroll
-      for (int i = 0; i < kWidth; i += 4) {
-        if (column + c + i >= a.partial_width) continue;
-        store(at + i, Vec<float, 4>{{to[i], to[i + 1], to[i + 2], to[i + 3]}});
+        for (int i = 0; i < kWidth; i += 4) {
+          if (column + c + i >= a.partial_width) continue;
+          store(at + i, Vec<float, 4>{{to[i], to[i + 1], to[i + 2], to[i + 3]}});
+        }
+        return;
       }
-      return;
+      if (pairs) total(m, c + 8, up);
+      const int64_t n = (pairs ? outputs : column) + c;
+      if (n < a.columns) ResultVector<T>(a, m, n).finish(to, up);
+    };
+    finish();
+    if constexpr (std::is_same_v<Norm, RowNorm>) {
+      if (norm.last.here(gridDim.x)) normalise_rows<T>(a, norm);
     }
-    if (pairs) total(m, c + 8, up);
-    const int64_t n = (pairs ? outputs : column) + c;
-    if (n < a.columns) ResultVector<T>(a, m, n).finish(to, up);
   }
 }
 
 // The sums of splits, each of which a thread takes some columns of.
 constexpr int kFinishThreads = 256;
+
+template <int kWidth>
+__device__ __forceinline__ void sum_of_splits(const PortableArguments& a, int64_t m, int64_t at,
+                                              float (&x)[kWidth]) {
+#pragma unroll
+  for (float& value : x) value = 0;
+#pragma unroll 1
+  for (int s = 0; s < a.splits; ++s) {
+    const float* const from = a.partials + (s * a.rows + m) * a.partial_width + at;
+#pragma unroll
+    for (int e = 0; e < kWidth; e += 4) {
+      const Vec<float, 4> v = load<4>(from + e);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[e + j] += v.data[j];
+    }
+  }
+}
 
 template <class T>
 __global__ void __launch_bounds__(kFinishThreads)
@@ -166,37 +197,50 @@ __global__ void __launch_bounds__(kFinishThreads)
   const int64_t i = blockIdx.x * int64_t{kFinishThreads} + threadIdx.x;
   const int64_t m = i / along, n = i % along * kWidth;
   if (m >= a.rows) return;
-  const auto total = [&](int64_t at, float(&x)[kWidth]) {
-#pragma unroll 1
-    for (int s = 0; s < a.splits; ++s) {
-      const float* const from = a.partials + (s * a.rows + m) * a.partial_width + at;
-#pragma unroll
-      for (int e = 0; e < kWidth; e += 4) {
-        const Vec<float, 4> v = load<4>(from + e);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) x[e + j] += v.data[j];
-      }
-    }
-  };
-  float x[kWidth] = {}, up[kWidth] = {};
+  float x[kWidth], up[kWidth] = {};
   if (a.gated) {
     const int64_t at = n / a.gate_block * (2 * a.gate_block) + n % a.gate_block;
-    total(at, x);
-    total(at + a.gate_block, up);
+    sum_of_splits(a, m, at, x);
+    sum_of_splits(a, m, at + a.gate_block, up);
   } else {
-    total(n, x);
+    sum_of_splits(a, m, n, x);
   }
   ResultVector<T>(a, m, n).finish(x, up);
 }
 
+// The same where a block has a row, whose norm it writes.
 template <class T>
-Status launch_few_rows(const PortableArguments& f, cudaStream_t stream) {
+__global__ void __launch_bounds__(kFinishThreads)
+    add_splits_and_normalise(const __grid_constant__ PortableArguments a,
+                             const __grid_constant__ RowNorm norm) {
+  constexpr int kWidth = kVecWidth<T>;
+  __shared__ float scratch[2][kFinishThreads / 32];
+  wait_for_earlier_kernels();
+  const int64_t m = blockIdx.x;
+  Vec<T, kWidth> y[kBlockHolds];
+#pragma unroll
+  for (int i = 0; i < kBlockHolds; ++i) {
+    const int64_t n = (threadIdx.x + i * kFinishThreads) * int64_t{kWidth};
+    if (n >= a.columns) continue;
+    float x[kWidth];
+    sum_of_splits(a, m, n, x);
+    ResultVector<T>(a, m, n).finish(x, x);
+    y[i] = pack<T>(x);
+  }
+  int turn = 0;
+  write_norm<T>(norm, m, a.columns, threadIdx.x, kFinishThreads, y,
+                [&](float x) { return block_sum<kFinishThreads>(x, scratch[turn++]); });
+}
+
+template <class T, class Norm>
+Status launch_few_rows(const PortableArguments& f, const Norm& norm, cudaStream_t stream) {
   const int64_t columns = f.gated ? ceil_div(f.columns, 8) * 16 : f.columns;
   const LaunchShape shape{{static_cast<unsigned>(ceil_div(columns, int64_t{FewRows::kColumns})),
                            static_cast<unsigned>(f.splits)},
                           {FewRows::kThreads}};
-  return launch_early(f.rows <= 8 ? product_of_few_rows<T, 1> : product_of_few_rows<T, 2>,
-                      "product_of_few_rows", shape, stream, f);
+  return launch_early(
+      f.rows <= 8 ? product_of_few_rows<T, 1, Norm> : product_of_few_rows<T, 2, Norm>,
+      "product_of_few_rows", shape, stream, f, norm);
 }
 
 template <class T>
@@ -207,12 +251,55 @@ Status launch_add_splits(const PortableArguments& f, cudaStream_t stream) {
                       {{static_cast<unsigned>(blocks)}, {kFinishThreads}}, stream, f, along);
 }
 
+template <class T>
+Status launch_with_norm(const PortableArguments& f, const RowNorm& norm, cudaStream_t stream) {
+  if (f.splits == 1) return launch_few_rows<T>(f, norm, stream);
+  return launch_early(add_splits_and_normalise<T>, "add_splits_and_normalise",
+                      {{static_cast<unsigned>(f.rows)}, {kFinishThreads}}, stream, f, norm);
+}
+
+bool goes_in_vectors(const ProductResult& r, DType dtype) {
+  bool fits = r.column == 1 && reinterpret_cast<uintptr_t>(r.data) % 16 == 0;
+  for (int i = 0; i < r.rows.ndim; ++i) fits &= r.rows.strides[i] * size_of(dtype) % 16 == 0;
+  return fits;
+}
+
+bool reads_in_vectors(const norm::Parameter& p) {
+  return p.data == nullptr || (p.stride == 1 && reinterpret_cast<uintptr_t>(p.data) % 16 == 0);
+}
+
 }  // namespace
 
+bool holds_rows(const PortableArguments& f, const RowNorm& norm, DType dtype) {
+  const int64_t width = 16 / size_of(dtype);
+  const int64_t held = f.splits == 1 ? 32 * kWarpHolds : kFinishThreads * kBlockHolds;
+  return f.results_in_vectors && f.columns % width == 0 && f.columns <= held * width &&
+         goes_in_vectors(norm.normed, dtype) && reads_in_vectors(norm.weight) &&
+         reads_in_vectors(norm.bias) && f.out.data != nullptr && !f.gated && f.rows <= INT32_MAX;
+}
+
 Status multiply_few_rows(const PortableArguments& f, DType dtype, cudaStream_t stream) {
-  if (dtype == DType::kFloat32) return launch_few_rows<float>(f, stream);
-  if (dtype == DType::kFloat16) return launch_few_rows<__half>(f, stream);
-  return launch_few_rows<__nv_bfloat16>(f, stream);
+  if (dtype == DType::kFloat32) return launch_few_rows<float>(f, NoNorm(), stream);
+  if (dtype == DType::kFloat16) return launch_few_rows<__half>(f, NoNorm(), stream);
+  return launch_few_rows<__nv_bfloat16>(f, NoNorm(), stream);
+}
+
+Status finish_with_norm(const PortableArguments& f, const RowNorm& norm, DType dtype,
+                        cudaStream_t stream) {
+  if (dtype == DType::kFloat32) return launch_with_norm<float>(f, norm, stream);
+  if (dtype == DType::kFloat16) return launch_with_norm<__half>(f, norm, stream);
+  return launch_with_norm<__nv_bfloat16>(f, norm, stream);
+}
+
+unsigned long long new_tag() {
+  // Any start will do that other processes' memory is unlikely to hold.
+  static std::atomic<unsigned long long> next{std::random_device()()};
+  // A bijection that scatters consecutive numbers (the finalizer of MurmurHash3).
+  unsigned long long x = ++next;
+  x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdULL;
+  x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ULL;
+  x ^= x >> 33;
+  return std::max(x >> 16, 1ULL);
 }
 
 Status finish_splits(const PortableArguments& f, DType dtype, cudaStream_t stream) {

@@ -93,6 +93,12 @@ int64_t partial_floats(int64_t rows, int64_t columns, int64_t depth, bool gated,
 Status multiply(PortableArguments f, DType dtype, int device, float* workspace,
                 cudaStream_t stream);
 
+// The same, and the norm of the results' rows (gemm/row_norm.cuh) where `*normed` says so
+// afterwards: of a few rows, or where K is split, if the rows are not too long.
+struct RowNorm;
+Status multiply(PortableArguments f, const RowNorm* norm, DType dtype, int device, float* workspace,
+                cudaStream_t stream, bool* normed);
+
 // Adds up the partials of f.splits parts and does the epilogue.
 Status finish_splits(const PortableArguments& f, DType dtype, cudaStream_t stream);
 
@@ -104,5 +110,11 @@ bool results_in_vectors(const PortableArguments& f, DType dtype);
 // along their rows.
 constexpr int kFewRows = 16;
 Status multiply_few_rows(const PortableArguments& f, DType dtype, cudaStream_t stream);
+
+// Whether a norm can be written by the kernel of few rows (f.splits is 1), or by what adds up
+// parts; and the launch of that.
+bool holds_rows(const PortableArguments& f, const RowNorm& norm, DType dtype);
+Status finish_with_norm(const PortableArguments& f, const RowNorm& norm, DType dtype,
+                        cudaStream_t stream);
 
 }  // namespace fk::cuda

@@ -188,6 +188,13 @@ int64_t partial_floats(int64_t rows, int64_t columns, int64_t depth, bool gated,
 
 Status multiply(PortableArguments f, DType dtype, int device, float* workspace,
                 cudaStream_t stream) {
+  bool normed;
+  return multiply(f, nullptr, dtype, device, workspace, stream, &normed);
+}
+
+Status multiply(PortableArguments f, const RowNorm* norm, DType dtype, int device, float* workspace,
+                cudaStream_t stream, bool* normed) {
+  *normed = false;
   if (f.rows == 0 || f.columns == 0) return {};
   const int64_t columns = product_columns(f.columns, f.gated, 8);
   if (Blocks{f.rows, columns, 64, 64}.count() > INT32_MAX) {
@@ -206,8 +213,11 @@ Status multiply(PortableArguments f, DType dtype, int device, float* workspace,
     f.partials = workspace;
     f.partial_width = ceil_div(columns, int64_t{8}) * 8;
   }
+  *normed = norm != nullptr && (few || f.splits > 1) && holds_rows(f, *norm, dtype);
+  if (*normed && f.splits == 1) return finish_with_norm(f, *norm, dtype, stream);
   FK_RETURN_IF_ERROR(few ? multiply_few_rows(f, dtype, stream)
                          : launch_chosen(f, choice.large, dtype, device, stream));
+  if (*normed) return finish_with_norm(f, *norm, dtype, stream);
   return f.splits > 1 ? finish_splits(f, dtype, stream) : Status();
 }
 

@@ -3,14 +3,15 @@
 
 #include "ops/linear/gated_linear.h"
 #include "ops/linear/scaled_linear.h"
+#if FK_HAVE_CUDA
+#include "core/staged.h"
+#include "cuda/output_stage.h"
+#endif
 
 namespace fk {
 
 Status LinearBwd::validate(const LinearBwd& a) {
   FK_RETURN_IF_ERROR(check_stage(a));
-  if ((a.dnormed || a.dnorm_weight || a.dnorm_bias) && a.x.device == Device::kCuda) {
-    return unsupported("dnormed: expected none on CUDA, got a tensor");
-  }
   if (a.activation != 0 && !a.before) {
     return invalid("before: expected what the forward keeps for its activation, got none");
   }
@@ -46,6 +47,23 @@ Status ScaledLinearFwd::validate(const ScaledLinearFwd& a) {
   return {};
 }
 
+#if FK_HAVE_CUDA
+namespace {
+
+// Its kernels add the residual; those of few rows write the norm too, which else is a launch behind
+// them.
+template <class Args, bool (*kWrites)(const Args&)>
+void add_cuda_linear(Registry& registry) {
+  registry.add_cuda<Args>(
+      {staged<Args, cuda::Stage, cuda::run, cuda::workspace, true, nullptr, kWrites>("cuda",
+                                                                                     kPortable),
+       staged<Args, cuda::Stage, cuda_sm90::run, cuda_sm90::workspace, true, cuda_sm90::accepts>(
+           "cuda_sm90", kTuned)});
+}
+
+}  // namespace
+#endif
+
 void register_linear(Registry& registry) {
   registry.add<LinearFwd>({{"reference", kReference, nullptr, reference::run},
                            {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
@@ -58,12 +76,8 @@ void register_linear(Registry& registry) {
   registry.add<ScaledLinearFwd>({{"reference", kReference, nullptr, reference::run},
                                  {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
-  registry.add_cuda<LinearFwd>(
-      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
-       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
-  registry.add_cuda<LinearBwd>(
-      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
-       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
+  add_cuda_linear<LinearFwd, cuda::writes_norm>(registry);
+  add_cuda_linear<LinearBwd, nullptr>(registry);
   registry.add_cuda<GatedLinearFwd>(
       {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
        {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});

@@ -45,7 +45,9 @@ struct LinearFwd : OutputStage {
         .saved();
   }
 
-  static Status validate(const LinearFwd& a) { return check_stage(a, a.x); }
+  Tensor& stage_output() { return y; }
+  DType stage_dtype() const { return x.dtype; }
+  static Status validate(const LinearFwd& a) { return check_stage(a); }
 };
 
 struct LinearBwd : OutputStageGradient {
@@ -73,6 +75,7 @@ struct LinearBwd : OutputStageGradient {
     declare_outputs(d, LinearFwd::kStage);
   }
 
+  Tensor& stage_gradient() { return dy; }
   static Status validate(const LinearBwd& a);
 };
 
@@ -89,6 +92,8 @@ size_t workspace(const LinearBwd& a);
 }  // namespace cpu
 
 namespace cuda {
+// Whether `run` sees to the norm: in the same kernel, if it can.
+bool writes_norm(const LinearFwd& a);
 Status run(const LinearFwd& a, const Exec& exec);
 Status run(const LinearBwd& a, const Exec& exec);
 size_t workspace(const LinearFwd& a);

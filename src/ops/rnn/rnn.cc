@@ -4,7 +4,10 @@
 #include <string>
 
 #include "core/sequences.h"
+#include "core/staged.h"
+#include "cpu/output_stage.h"
 #if FK_HAVE_CUDA
+#include "cuda/output_stage.h"
 #include "ops/rnn/cuda/kept.h"
 #include "ops/rnn/cuda/steps.h"
 #endif
@@ -33,43 +36,55 @@ Status check_gru(const Args& a) {
   return check_state_rows("h0", a.h0, a.x, a.cu_seqlens);
 }
 
+template <class Args>
+void add_cpu(Registry& registry) {
+  registry.add<Args>(
+      {{"reference", kReference, nullptr, reference::run_staged<Args, reference::run>},
+       staged<Args, cpu::Stage, cpu::run, cpu::workspace>("cpu", kPortable)});
+}
+
 #if FK_HAVE_CUDA
 template <class Args>
 void add_cuda(Registry& registry) {
   registry.add_cuda<Args>(
-      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
-       {"cuda_persistent", kTuned, cuda_persistent::accepts, cuda_persistent::run,
-        cuda_persistent::workspace},
-       {"cuda_sm90", kTunedForChip, cuda_sm90::accepts, cuda_sm90::run, cuda_sm90::workspace}});
+      {staged<Args, cuda::Stage, cuda::run, cuda::workspace>("cuda", kPortable),
+       staged<Args, cuda::Stage, cuda_persistent::run, cuda_persistent::workspace, false,
+              cuda_persistent::accepts>("cuda_persistent", kTuned),
+       staged<Args, cuda::Stage, cuda_sm90::run, cuda_sm90::workspace, false, cuda_sm90::accepts>(
+           "cuda_sm90", kTunedForChip)});
 }
 #endif
 
 }  // namespace
 
-Status LstmFwd::validate(const LstmFwd& a) { return check_lstm(a); }
+Status LstmFwd::validate(const LstmFwd& a) {
+  FK_RETURN_IF_ERROR(check_stage(a));
+  return check_lstm(a);
+}
 
 Status LstmBwd::validate(const LstmBwd& a) {
+  FK_RETURN_IF_ERROR(check_stage(a));
   FK_RETURN_IF_ERROR(check_lstm(a));
   FK_RETURN_IF_ERROR(check_state_rows("dh", a.dh, a.x, a.cu_seqlens));
   return check_state_rows("dc", a.dc, a.x, a.cu_seqlens);
 }
 
-Status GruFwd::validate(const GruFwd& a) { return check_gru(a); }
+Status GruFwd::validate(const GruFwd& a) {
+  FK_RETURN_IF_ERROR(check_stage(a));
+  return check_gru(a);
+}
 
 Status GruBwd::validate(const GruBwd& a) {
+  FK_RETURN_IF_ERROR(check_stage(a));
   FK_RETURN_IF_ERROR(check_gru(a));
   return check_state_rows("dh", a.dh, a.x, a.cu_seqlens);
 }
 
 void register_rnn(Registry& registry) {
-  registry.add<LstmFwd>({{"reference", kReference, nullptr, reference::run},
-                         {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
-  registry.add<LstmBwd>({{"reference", kReference, nullptr, reference::run},
-                         {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
-  registry.add<GruFwd>({{"reference", kReference, nullptr, reference::run},
-                        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
-  registry.add<GruBwd>({{"reference", kReference, nullptr, reference::run},
-                        {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
+  add_cpu<LstmFwd>(registry);
+  add_cpu<LstmBwd>(registry);
+  add_cpu<GruFwd>(registry);
+  add_cpu<GruBwd>(registry);
 #if FK_HAVE_CUDA
   add_cuda<LstmFwd>(registry);
   add_cuda<LstmBwd>(registry);

@@ -24,6 +24,9 @@
 //          r * h_{t-1}
 // and the backward takes h_{t-1} from y (from h0 at a sequence's first step).
 //
+// The output stage (core/output_stage.h) comes behind the last step: the h that recurs knows
+// nothing of it. Where it adds a residual, the forward keeps y as it was before, for the backward.
+//
 // Floor: 2 * gates * H * (I + R) operations for each step of each sequence, three times that with
 // the backward, by the machine's matrix peak. The products with x do not wait for each other; those
 // with h do: a step is at least the time in which every core reads its share of W_hh from its own
@@ -31,15 +34,19 @@
 #pragma once
 
 #include "core/op.h"
+#include "core/output_stage.h"
 
 namespace fk {
 
-struct LstmFwd {
+struct LstmFwd : OutputStage {
   static constexpr const char* kName = "lstm_fwd";
   static constexpr const char* kDoc =
       "A layer of an LSTM over whole sequences: gates i, f, g, o of W_ih x + b_ih + W_hh h + b_hh, "
       "c = f c + i g, h = o tanh(c), or w_hr times that. With cu_seqlens, sequences stand packed "
-      "one after another along L, in a batch of 1, and states have one row per sequence.";
+      "one after another along L, in a batch of 1, and states have one row per sequence. With "
+      "residual, y has that added, the h that recurs has not; with norm_weight, the norm of y is "
+      "returned before y.";
+  static constexpr StageTypes kStage = {"T[B, L, R]", "P[R]", "F[B, L, 2]"};
   Tensor x, w_ih, w_hh, b_ih, b_hh, h0, c0, w_hr, cu_seqlens;
   Tensor y, h, c, gates, cells;
   bool reverse = false;
@@ -66,17 +73,23 @@ struct LstmFwd {
         .optional()
         .rises_to("L");
     d.attribute("reverse", &Op::reverse, false, "walk each sequence from its end");
+    declare_inputs(d, kStage);
+    declare_outputs(d, kStage);
     d.output("y", &Op::y, "T[B, L, R]", "the output of every step");
     d.output("h", &Op::h, "F[S, R]", "the output of the last step");
     d.output("c", &Op::c, "F[S, H]", "the cell after the last step");
     d.output("gates", &Op::gates, "T[B, L, 4*H]", "i, f, g, o of every step").saved();
     d.output("cells", &Op::cells, "F[B, L, H]", "the cell after every step").saved();
+    declare_before_residual(d, kStage);
   }
+
+  Tensor& stage_output() { return y; }
+  DType stage_dtype() const { return x.dtype; }
 
   static Status validate(const LstmFwd& a);
 };
 
-struct LstmBwd {
+struct LstmBwd : OutputStageGradient {
   static constexpr const char* kName = "lstm_bwd";
   static constexpr const char* kDoc = "Gradients of lstm.";
   Tensor dy, dh, dc, x, w_ih, w_hh, b_ih, b_hh, h0, c0, w_hr, cu_seqlens, y, gates, cells;
@@ -102,9 +115,11 @@ struct LstmBwd {
     d.input("w_hr", &Op::w_hr, "P[R, H]", "as in the forward").optional();
     d.input("cu_seqlens", &Op::cu_seqlens, "J[S+1]", "as in the forward").optional().rises_to("L");
     d.attribute("reverse", &Op::reverse, false, "as in the forward");
-    d.input("y", &Op::y, "T[B, L, R]", "from the forward");
+    d.input("y", &Op::y, "T[B, L, R]", "from the forward, without residual")
+        .prefer("before_residual");
     d.input("gates", &Op::gates, "T[B, L, 4*H]", "from the forward");
     d.input("cells", &Op::cells, "F[B, L, H]", "from the forward");
+    declare_inputs(d, LstmFwd::kStage);
     d.output("dx", &Op::dx, "T[B, L, I]", "gradient of x");
     d.output("dw_ih", &Op::dw_ih, "@w_ih", "gradient of w_ih");
     d.output("dw_hh", &Op::dw_hh, "@w_hh", "gradient of w_hh");
@@ -113,18 +128,22 @@ struct LstmBwd {
     d.output("dh0", &Op::dh0, "@h0", "gradient of h0").when("h0");
     d.output("dc0", &Op::dc0, "@c0", "gradient of c0").when("c0");
     d.output("dw_hr", &Op::dw_hr, "@w_hr", "gradient of w_hr").when("w_hr");
+    declare_outputs(d, LstmFwd::kStage);
   }
 
+  Tensor& stage_gradient() { return dy; }
   static Status validate(const LstmBwd& a);
 };
 
-struct GruFwd {
+struct GruFwd : OutputStage {
   static constexpr const char* kName = "gru_fwd";
   static constexpr const char* kDoc =
       "A layer of a GRU over whole sequences: gates r, z, n, h = (1 - z) n + z h. The reset gate r "
       "meets W_hn h + b_hn (reset_after, as in torch), or h before that product (Keras, ONNX). "
       "With cu_seqlens, sequences stand packed one after another along L, in a batch of 1, and "
-      "states have one row per sequence.";
+      "states have one row per sequence. With residual, y has that added, the h that recurs has "
+      "not; with norm_weight, the norm of y is returned before y.";
+  static constexpr StageTypes kStage = {"T[B, L, H]", "P[H]", "F[B, L, 2]"};
   Tensor x, w_ih, w_hh, b_ih, b_hh, h0, cu_seqlens;
   Tensor y, h, gates;
   bool reset_after = true, reverse = false;
@@ -148,15 +167,21 @@ struct GruFwd {
         .optional()
         .rises_to("L");
     d.attribute("reverse", &Op::reverse, false, "walk each sequence from its end");
+    declare_inputs(d, kStage);
+    declare_outputs(d, kStage);
     d.output("y", &Op::y, "T[B, L, H]", "the output of every step");
     d.output("h", &Op::h, "F[S, H]", "the output of the last step");
     d.output("gates", &Op::gates, "T[B, L, 4*H]", "r, z, n and what r met, of every step").saved();
+    declare_before_residual(d, kStage);
   }
+
+  Tensor& stage_output() { return y; }
+  DType stage_dtype() const { return x.dtype; }
 
   static Status validate(const GruFwd& a);
 };
 
-struct GruBwd {
+struct GruBwd : OutputStageGradient {
   static constexpr const char* kName = "gru_bwd";
   static constexpr const char* kDoc = "Gradients of gru.";
   Tensor dy, dh, x, w_ih, w_hh, b_ih, b_hh, h0, cu_seqlens, y, gates;
@@ -180,16 +205,20 @@ struct GruBwd {
     d.attribute("reset_after", &Op::reset_after, true, "as in the forward");
     d.input("cu_seqlens", &Op::cu_seqlens, "J[S+1]", "as in the forward").optional().rises_to("L");
     d.attribute("reverse", &Op::reverse, false, "as in the forward");
-    d.input("y", &Op::y, "T[B, L, H]", "from the forward");
+    d.input("y", &Op::y, "T[B, L, H]", "from the forward, without residual")
+        .prefer("before_residual");
     d.input("gates", &Op::gates, "T[B, L, 4*H]", "from the forward");
+    declare_inputs(d, GruFwd::kStage);
     d.output("dx", &Op::dx, "T[B, L, I]", "gradient of x");
     d.output("dw_ih", &Op::dw_ih, "@w_ih", "gradient of w_ih");
     d.output("dw_hh", &Op::dw_hh, "@w_hh", "gradient of w_hh");
     d.output("db_ih", &Op::db_ih, "@b_ih", "gradient of b_ih").when("b_ih");
     d.output("db_hh", &Op::db_hh, "@b_hh", "gradient of b_hh").when("b_hh");
     d.output("dh0", &Op::dh0, "@h0", "gradient of h0").when("h0");
+    declare_outputs(d, GruFwd::kStage);
   }
 
+  Tensor& stage_gradient() { return dy; }
   static Status validate(const GruBwd& a);
 };
 

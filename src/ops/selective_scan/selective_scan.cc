@@ -5,6 +5,10 @@
 #include <utility>
 
 #include "core/sequences.h"
+#if FK_HAVE_CUDA
+#include "core/staged.h"
+#include "cuda/output_stage.h"
+#endif
 
 namespace fk {
 
@@ -30,21 +34,12 @@ Status check(const Args& a) {
 }  // namespace
 
 Status SelectiveScanFwd::validate(const SelectiveScanFwd& a) {
-  FK_RETURN_IF_ERROR(check_stage(a, a.u));
-  if (a.residual && a.u.device == Device::kCuda) {
-    return unsupported(
-        "residual: expected none on CUDA, where it is added behind the scan, got a "
-        "tensor");
-  }
+  FK_RETURN_IF_ERROR(check_stage(a));
   return check(a);
 }
 
 Status SelectiveScanBwd::validate(const SelectiveScanBwd& a) {
   FK_RETURN_IF_ERROR(check_stage(a));
-  const bool staged = a.dnormed || a.dresidual || a.dnorm_weight || a.dnorm_bias;
-  if (staged && a.u.device == Device::kCuda) {
-    return unsupported("dresidual and dnormed: expected none on CUDA, got a tensor");
-  }
   FK_RETURN_IF_ERROR(check(a));
   return check_state_rows("dlast_state", a.dlast_state, a.u, a.cu_seqlens);
 }
@@ -56,9 +51,11 @@ void register_selective_scan(Registry& registry) {
                                   {"cpu", kPortable, nullptr, cpu::run, cpu::workspace}});
 #if FK_HAVE_CUDA
   registry.add_cuda<SelectiveScanFwd>(
-      {{"cuda", kPortable, nullptr, cuda::run, cuda::workspace},
-       {"cuda_sm90", kTuned, cuda_sm90::accepts, cuda_sm90::run, cuda::workspace}});
-  registry.add_cuda<SelectiveScanBwd>({{"cuda", kPortable, nullptr, cuda::run, cuda::workspace}});
+      {staged<SelectiveScanFwd, cuda::Stage, cuda::run, cuda::workspace>("cuda", kPortable),
+       staged<SelectiveScanFwd, cuda::Stage, cuda_sm90::run, cuda::workspace, false,
+              cuda_sm90::accepts>("cuda_sm90", kTuned)});
+  registry.add_cuda<SelectiveScanBwd>(
+      {staged<SelectiveScanBwd, cuda::Stage, cuda::run, cuda::workspace>("cuda", kPortable)});
 #endif
 }
 

@@ -87,6 +87,8 @@ struct SelectiveScanFwd : OutputStage {
         .saved();
   }
 
+  Tensor& stage_output() { return y; }
+  DType stage_dtype() const { return u.dtype; }
   static Status validate(const SelectiveScanFwd& a);
 };
 
@@ -143,6 +145,7 @@ struct SelectiveScanBwd : OutputStageGradient {
     declare_outputs(d, SelectiveScanFwd::kStage);
   }
 
+  Tensor& stage_gradient() { return dy; }
   static Status validate(const SelectiveScanBwd& a);
 };
 

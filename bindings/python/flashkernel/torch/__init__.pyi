@@ -297,10 +297,12 @@ def max(x: Tensor, axis: SupportsIndex | None = None) -> Tensor:
       y: T[...]: the largest entries
     """
 
-def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]:
     """A layer of an LSTM over whole sequences: gates i, f, g, o of W_ih x + b_ih + W_hh h + b_hh, c =
     f c + i g, h = o tanh(c), or w_hr times that. With cu_seqlens, sequences stand packed one after
-    another along L, in a batch of 1, and states have one row per sequence.
+    another along L, in a batch of 1, and states have one row per sequence. With residual, y has
+    that added, the h that recurs has not; with norm_weight, the norm of y is returned before y.
 
     Arguments
       x: T[B, L, I]: input
@@ -313,18 +315,34 @@ def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh
       w_hr: P[R, H], optional: projects o tanh(c) to the output
       cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
       reverse: boolean: walk each sequence from its end
+      residual: T[B, L, R], optional: added to the output
+      norm_weight: P[R], optional: of a norm of y, which is returned before y
+      norm_bias: P[R], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[B, L, R] (when norm_weight): the norm of y
       y: T[B, L, R]: the output of every step
       h: F[S, R]: the output of the last step
       c: F[S, H]: the cell after the last step
     """
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+@overload
+def lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, *, w_hr: Tensor | None = None, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
-def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False) -> tuple[Tensor, Tensor]:
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: None = None, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]:
     """A layer of a GRU over whole sequences: gates r, z, n, h = (1 - z) n + z h. The reset gate r
     meets W_hn h + b_hn (reset_after, as in torch), or h before that product (Keras, ONNX). With
     cu_seqlens, sequences stand packed one after another along L, in a batch of 1, and states have
-    one row per sequence.
+    one row per sequence. With residual, y has that added, the h that recurs has not; with
+    norm_weight, the norm of y is returned before y.
 
     Arguments
       x: T[B, L, I]: input
@@ -336,11 +354,25 @@ def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh:
       reset_after: boolean: the reset gate meets the product with h, not h itself
       cu_seqlens: J[S+1], optional: where each sequence begins along L, and L
       reverse: boolean: walk each sequence from its end
+      residual: T[B, L, H], optional: added to the output
+      norm_weight: P[H], optional: of a norm of y, which is returned before y
+      norm_bias: P[H], optional: of that norm, with norm="layer"
+      norm: choice (rms, layer): as rms_norm or layer_norm
+      norm_eps: number, at least 0: added to the norm's mean square or variance
 
     Returns
+      normed: T[B, L, H] (when norm_weight): the norm of y
       y: T[B, L, H]: the output of every step
       h: F[S, H]: the output of the last step
     """
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor, norm_weight: None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor]: ...
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: None = None, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor, norm_weight: Tensor, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def gru(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None, h0: Tensor | None = None, *, reset_after: bool = True, cu_seqlens: Tensor | None = None, reverse: bool = False, residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, norm: Literal['rms', 'layer'] = 'rms', norm_eps: SupportsFloat = 1e-06) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None = None, interleaved: bool = False, inplace: bool = False) -> Tensor:
     """Rotates the first 2R entries of each head by the tables' angle at the token's position.

@@ -37,8 +37,7 @@ class Linear(nn.Linear):
         )
 
     def add_norm(self, x, stream, norm):
-        """Adds the layer's output to the stream, and returns the sum's norm and the sum. This is
-        where a block ends, and the next one's norm is written."""
+        """Adds the layer's output to the stream, if there is one, and returns the sum's norm and
+        the sum. This is where a block ends, and the next one's norm is written."""
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
-        stream = fk.linear(x, weight, bias, residual=stream)
-        return norm(stream), stream
+        return fk.linear(x, weight, bias, residual=stream, **norm.stage())

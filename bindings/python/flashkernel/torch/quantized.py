@@ -80,7 +80,8 @@ class Int8Linear(nn.Module):
         return gate(x, activation) * self(x)
 
     def add_norm(self, x, stream, norm):
-        return norm.add(self(x), stream)
+        y = self(x)
+        return (norm(y), y) if stream is None else norm.add(y, stream)
 
     def _multiply(self, x, activation, start, stop):
         _check_device("int8 linear: weight", self.weight)

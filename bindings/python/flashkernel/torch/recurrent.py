@@ -83,7 +83,8 @@ class _Recurrent(nn.Module):
 
     def layer(self, x, layer=0, states=None, **options):
         """One layer in one direction of x (B, L, I), from its states (B, H), or zeros: (y, (h,)) or
-        (y, (h, c)). States that come out are float32."""
+        (y, (h, c)). States that come out are float32. With a `norm_weight` among the options, the
+        norm of y stands before y."""
         raise NotImplementedError
 
     def _weights(self, layer) -> dict:
@@ -195,8 +196,8 @@ class LSTM(_Recurrent):
 
     def layer(self, x, layer=0, states=None, **options):
         h0, c0 = (None, None) if states is None else states
-        y, h, c = fk.lstm(x, **self._weights(layer), h0=h0, c0=c0, **options)
-        return y, (h, c)
+        *y, h, c = fk.lstm(x, **self._weights(layer), h0=h0, c0=c0, **options)
+        return *y, (h, c)
 
 
 class GRU(_Recurrent):
@@ -212,8 +213,8 @@ class GRU(_Recurrent):
 
     def layer(self, x, layer=0, states=None, **options):
         h0 = None if states is None else states[0]
-        y, h = fk.gru(x, **self._weights(layer), h0=h0, reset_after=self.reset_after, **options)
-        return y, (h,)
+        *y, h = fk.gru(x, **self._weights(layer), h0=h0, reset_after=self.reset_after, **options)
+        return *y, (h,)
 
 
 def _check(holds, message) -> None:

@@ -1,7 +1,8 @@
 // linear on any GPU: the calls' products, by cuda/gemm/portable_product.cuh.
 #include <algorithm>
 
-#include "cuda/gemm/portable_call.cuh"
+#include "cuda/gemm/row_norm.cuh"
+#include "cuda/output_stage.h"
 #include "ops/linear/cuda/inner.h"
 
 namespace fk::cuda {
@@ -11,13 +12,28 @@ namespace {
 struct ForwardParts {
   WorkspaceParts parts;
   float* partials;
+  unsigned long long* counter = nullptr;
 
   ForwardParts(const LinearFwd& a, void* memory)
       : parts(memory),
         partials(linear::take_partials(
             &parts, {partial_floats(rows_of(a.x).count, a.weight.size(0), a.weight.size(1), false,
-                                    a.x.dtype, a.x.device_id)})) {}
+                                    a.x.dtype, a.x.device_id)})) {
+    if (writes_norm(a)) counter = parts.take<unsigned long long>(1);
+  }
 };
+
+RowNorm norm_of(const LinearFwd& a, unsigned long long* counter) {
+  RowNorm norm;
+  norm.normed = result(a.normed);
+  norm.stats = result(a.norm_stats);
+  norm.weight = norm::parameter_of(a.norm_weight, 1.f, 0.f);
+  norm.bias = norm::parameter_of(a.norm_bias, 0.f, 0.f);
+  norm.eps = static_cast<float>(a.norm_eps);
+  norm.layer = a.is_layer();
+  norm.last = {counter, new_tag()};
+  return norm;
+}
 
 // What a backward keeps: the inner gradient, where there is an activation, and sums for dbias.
 struct BackwardParts {
@@ -42,6 +58,8 @@ struct BackwardParts {
 
 }  // namespace
 
+bool writes_norm(const LinearFwd& a) { return a.y && a.normed; }
+
 size_t workspace(const LinearFwd& a) { return ForwardParts(a, nullptr).parts.bytes(); }
 
 Status run(const LinearFwd& a, const Exec& exec) {
@@ -63,7 +81,14 @@ Status run(const LinearFwd& a, const Exec& exec) {
     f.epilogue.float_bias = a.bias.dtype == DType::kFloat32;
     f.epilogue.bias_stride = a.bias.stride(0);
   }
-  return multiply(f, dtype, a.x.device_id, parts.partials, stream_of(exec));
+  if (!writes_norm(a)) {
+    return multiply(f, dtype, a.x.device_id, parts.partials, stream_of(exec));
+  }
+  const RowNorm norm = norm_of(a, parts.counter);
+  bool normed;
+  FK_RETURN_IF_ERROR(
+      multiply(f, &norm, dtype, a.x.device_id, parts.partials, stream_of(exec), &normed));
+  return normed ? Status() : Stage::forward(a, a.y, a.y, false, exec);
 }
 
 size_t workspace(const LinearBwd& a) { return BackwardParts(a, nullptr).parts.bytes(); }

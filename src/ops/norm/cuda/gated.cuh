@@ -10,7 +10,7 @@
 #pragma once
 
 #include "cuda/gates.cuh"
-#include "ops/norm/cuda/rows.cuh"
+#include "cuda/norm/rows.cuh"
 
 namespace fk::cuda::norm {
 

@@ -76,8 +76,7 @@ class Backbone:
                 raise self._wrong("x", f"(B, L, {self.input_size}) with L from 1", x)
             x = x[:, -1] if last is None else x
             x = x[:, -self.context :] if last is not None and self.context else x
-        stream = fk.linear(x, params["embed.weight"], params["embed.bias"])
-        x = self._norm(params, 0, stream)
+        x, stream = self._embed(params, x)
         for i, block in enumerate(self.blocks):
             own = _under(params, i)
             y = block.mix(own, x, i == last)
@@ -94,8 +93,7 @@ class Backbone:
         shapes of the old one's."""
         if x.ndim != 2 or x.shape[1] != self.input_size:
             raise self._wrong("step: x", f"(B, {self.input_size})", x)
-        stream = fk.linear(x, params["embed.weight"], params["embed.bias"])
-        x = self._norm(params, 0, stream)
+        x, stream = self._embed(params, x)
         after = []
         for i, (block, old) in enumerate(zip(self.blocks, state, strict=True)):
             own = _under(params, i)
@@ -108,8 +106,21 @@ class Backbone:
         """What a block's result becomes: the next norm, and the new stream."""
         if self.blocks[i].out is None:
             return self._norm(params, i + 1, y, residual=stream)
-        stream = fk.linear(y, own[self.blocks[i].out], residual=stream)
-        return self._norm(params, i + 1, stream), stream
+        return fk.linear(y, own[self.blocks[i].out], residual=stream, **self._stage(params, i + 1))
+
+    def _embed(self, params, x):
+        """The first norm and the stream."""
+        weight, bias = params["embed.weight"], params["embed.bias"]
+        return fk.linear(x, weight, bias, **self._stage(params, 0))
+
+    def _stage(self, params, i):
+        """What has an op write norm i of its output."""
+        stage = {
+            "norm": self.norm,
+            "norm_weight": params[f"norms.{i}.weight"],
+            "norm_eps": self.eps,
+        }
+        return stage | ({"norm_bias": params[f"norms.{i}.bias"]} if self.norm == "layer" else {})
 
     def _norm(self, params, i, x, **options):
         weight = params[f"norms.{i}.weight"]

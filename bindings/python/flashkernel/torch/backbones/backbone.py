@@ -70,9 +70,8 @@ class Backbone(nn.Module):
             raise self._wrong("x", f"(B, L, {self.input_size})", x)
         if not all_frames:
             x = self._newest(x)
-        stream = self.embed(x)
         norms = iter(self.norms)
-        x = next(norms)(stream)
+        x, stream = self.embed.add_norm(x, None, next(norms))
         last = None if all_frames else self.last_looking
         for i, (block, norm) in enumerate(zip(self.blocks, norms, strict=True)):
             x, stream = block(x, stream, norm, i == last)
@@ -113,9 +112,8 @@ class Backbone(nn.Module):
         return result
 
     def _step(self, x, state):
-        stream = self.embed(x)
         norms = iter(self.norms)
-        x = next(norms)(stream)
+        x, stream = self.embed.add_norm(x, None, next(norms))
         after = []
         for block, norm, own in zip(self.blocks, norms, state, strict=True):
             x, stream, own = block.step(x, stream, norm, own)

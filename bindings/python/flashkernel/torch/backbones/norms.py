@@ -8,6 +8,10 @@ from .._linear import parameter
 
 
 class RMSNorm(nn.RMSNorm):
+    def stage(self):
+        """What an op takes that writes this norm of its output."""
+        return {"norm_weight": parameter(self, "weight"), "norm_eps": self.eps}
+
     def forward(self, x):
         return fk.rms_norm(x, parameter(self, "weight"), eps=self.eps)
 
@@ -17,6 +21,14 @@ class RMSNorm(nn.RMSNorm):
 
 
 class LayerNorm(nn.LayerNorm):
+    def stage(self):
+        return {
+            "norm": "layer",
+            "norm_weight": parameter(self, "weight"),
+            "norm_bias": parameter(self, "bias"),
+            "norm_eps": self.eps,
+        }
+
     def forward(self, x):
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
         return fk.layer_norm(x, weight, bias, eps=self.eps)

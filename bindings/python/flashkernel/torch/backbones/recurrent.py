@@ -37,12 +37,17 @@ class RecurrentBlock(Block):
             m.bias_ih_l0.chunk(3)[1].copy_(keep)
 
     def forward(self, x, stream, norm, last=False):
-        y, _ = self.mixer.layer(x)
-        return norm.add(y[:, -1], stream[:, -1]) if last else norm.add(y, stream)
+        if last:
+            y, _ = self.mixer.layer(x)
+            return norm.add(y[:, -1], stream[:, -1])
+        x, stream, _ = self.mixer.layer(x, residual=stream, **norm.stage())
+        return x, stream
 
     def step(self, x, stream, norm, state):
-        y, state = self.mixer.layer(x.unsqueeze(1), states=state)
-        return *norm.add(y.squeeze(1), stream), state
+        x, stream, state = self.mixer.layer(
+            x.unsqueeze(1), states=state, residual=stream.unsqueeze(1), **norm.stage()
+        )
+        return x.squeeze(1), stream.squeeze(1), state
 
     def init_state(self, batch, made):
         sizes = (self.mixer.states, batch, self.mixer.hidden_size)

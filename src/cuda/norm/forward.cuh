@@ -8,7 +8,7 @@
 
 #include <cfloat>
 
-#include "ops/norm/cuda/rows.cuh"
+#include "cuda/norm/rows.cuh"
 
 namespace fk::cuda::norm {
 
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(Tile::Team::kThreads,
   }
   if (Team::rank() == 0) {
     if (p.rstd) *p.rstd.row<float>(row) = statistics.rstd;
-    if (kLayer && p.mean) *p.mean.row<float>(row) = statistics.mean;
+    if (p.mean) *p.mean.row<float>(row) = statistics.mean;
   }
   T* y = kAll || p.y ? p.y.row<T>(row) : nullptr;
   T* sum = kAll || (added != nullptr && p.sum) ? p.sum.row<T>(row) : nullptr;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kThreads) forward_looped(const __grid_constant
     const float rstd = rsqrtf(block_sum<kThreads>(square, scratch[1]) / columns + p.eps);
     if (threadIdx.x == 0) {
       if (p.rstd) *p.rstd.row<float>(row) = rstd;
-      if (p.mean) *p.mean.row<float>(row) = mean;
+      if (p.mean) *p.mean.row<float>(row) = mean;  // 0 of an rms_norm
     }
     T* y = p.y ? p.y.row<T>(row) : nullptr;
     T* sum = p.sum ? p.sum.row<T>(row) : nullptr;

@@ -7,7 +7,7 @@
 // second kernel adds those in a fixed order, so the gradients repeat bit for bit.
 #pragma once
 
-#include "ops/norm/cuda/loaders.cuh"
+#include "cuda/norm/loaders.cuh"
 
 namespace fk::cuda::norm {
 

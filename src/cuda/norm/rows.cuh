@@ -47,6 +47,17 @@ struct Parameter {
   float offset = 0;       // added where it is given; else 0
 };
 
+inline Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
+  Parameter parameter;
+  parameter.otherwise = otherwise;
+  if (!t) return parameter;
+  parameter.offset = offset;
+  parameter.data = t.data;
+  parameter.stride = t.stride(-1);
+  parameter.is_float = t.dtype == DType::kFloat32;
+  return parameter;
+}
+
 // Loads the entries [column, column + N) of a parameter that is given, in float32. N > 1 needs
 // stride 1 and 16-byte alignment.
 template <int N>

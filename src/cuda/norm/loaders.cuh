@@ -4,7 +4,7 @@
 
 #include "cuda/async_copy.cuh"
 #include "cuda/pipeline.cuh"
-#include "ops/norm/cuda/rows.cuh"
+#include "cuda/norm/rows.cuh"
 
 namespace fk::cuda::norm {
 

@@ -5,7 +5,7 @@
 
 #include "core/integers.h"
 #include "cuda/launch.h"
-#include "ops/norm/cuda/backward.cuh"
+#include "cuda/norm/backward.cuh"
 
 namespace fk::cuda::norm {
 
@@ -18,17 +18,6 @@ inline UntypedRows view_of(const Tensor& t, int inner_dims) {
   view.rows = rows_of(t, inner_dims);
   if (inner_dims > 0) view.column_stride = t.stride(-1);
   return view;
-}
-
-inline Parameter parameter_of(const Tensor& t, float otherwise, float offset) {
-  Parameter parameter;
-  parameter.otherwise = otherwise;
-  if (!t) return parameter;
-  parameter.offset = offset;
-  parameter.data = t.data;
-  parameter.stride = t.stride(-1);
-  parameter.is_float = t.dtype == DType::kFloat32;
-  return parameter;
 }
 
 // Returns whether every row of `t` can be read in 16-byte vectors.
