@@ -1,5 +1,5 @@
-// The part of XLA's FFI C API that FlashKernel uses, declared here so that the build needs no JAX.
-// Layouts are those of xla/ffi/api/c_api.h; tests/bindings/test_jax.py checks them against the
+// This file declares the part of XLA's FFI C API that FlashKernel uses, so that the build needs no
+// JAX. Layouts are those of xla/ffi/api/c_api.h; tests/bindings/test_jax.py checks them against the
 // header that the installed jaxlib carries. XLA only ever adds fields at the end of a struct, and
 // `struct_size` says how much of it the runtime knows.
 #pragma once
@@ -28,7 +28,7 @@ struct ApiVersion {
   int minor_version;
 };
 
-// The oldest version that has everything below; a runtime takes all versions up to its own.
+// This is the oldest version that has everything below; a runtime takes all versions up to its own.
 constexpr int kApiMajor = 0;
 constexpr int kApiMinor = 1;
 
@@ -161,7 +161,7 @@ struct DeviceMemoryFreeArgs {
 struct CallFrame;
 using Handler = Error* (*)(CallFrame*);
 
-// The functions of a handler, one for each stage; all but the last may be NULL.
+// Lists the functions of a handler, one for each stage; all but the last may be NULL.
 struct HandlerBundle {
   Handler instantiate, prepare, initialize, execute;
 };

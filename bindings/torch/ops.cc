@@ -85,7 +85,7 @@ const char* register_kernel(const char* name, Kernel kernel) {
   kernels[num_kernels] = std::move(kernel);
   for (int i = 0; i < 2; ++i) {
     if (libraries[i] == nullptr &&
-        // Not __FILE__: the library would tell where it was built.
+        // The name is not __FILE__, which would tell where the library was built.
         shim->aoti_torch_library_init_impl("flashkernel", kKeys[i], "bindings/torch/ops.cc",
                                            __LINE__, &libraries[i]) != 0) {
       return "torch could not open the flashkernel namespace";
@@ -148,9 +148,9 @@ const char* register_op(const char* name, const fk_op* op, int64_t outputs, uint
 
 extern "C" {
 
-// How calls of the C ABI share work among torch's threads, for callers that have torch's tensors:
-// two pools whose threads wait spinning would take the processor from each other. There must be an
-// operator already.
+// Returns the function by which calls of the C ABI share work among torch's threads, for callers
+// that have torch's tensors: two pools whose threads wait spinning would take the processor from
+// each other. There must be an operator already.
 FK_API fk_parallel_for_fn fk_torch_parallel_for() { return fk::torch::parallel_for; }
 
 // Names the input that an output (counted among the outputs) lies in memory as; NULL where there is

@@ -19,7 +19,7 @@ using BoxedKernel = void (*)(StableIValue* stack, uint64_t num_inputs, uint64_t 
 // optional argument is a pointer to a StableIValue, allocated by new and deleted by the receiver.
 constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
 
-// result, name, arguments. Every int32_t result but a code's is 0 for success.
+// Each entry is a result, a name and arguments. Every int32_t result but a code's is 0 for success.
 #define FK_TORCH_FUNCTIONS(X)                                                                      \
   X(int32_t, aoti_torch_get_dim, (Handle, int64_t*))                                               \
   X(int32_t, aoti_torch_get_sizes, (Handle, int64_t**))                                            \
@@ -86,8 +86,8 @@ struct Shim {
 // Finds a symbol of torch's libraries, which `import torch` has loaded; NULL where there is none.
 void* find_symbol(const char* name);
 
-// Binds every function; NULL, with what is missing in `error`, where torch is not loaded or has no
-// such function. Later calls return the same table.
+// Binds every function. Returns NULL, with what is missing in `error`, where torch is not loaded or
+// has no such function. Later calls return the same table.
 const Shim* load_shim(const char** error);
 
 }  // namespace fk::torch

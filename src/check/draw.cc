@@ -27,7 +27,8 @@ bool ends_with(const std::string& s, const std::string& end) {
   return s.size() > end.size() && s.compare(s.size() - end.size(), end.size(), end) == 0;
 }
 
-// The sizes in one drawn call. A forward and its backward share them: their symbols mean the same.
+// Holds the sizes in one drawn call. A forward and its backward share them: their symbols mean the
+// same.
 struct Sizes {
   std::map<std::string, int64_t> symbols;
   std::vector<int64_t> leading;
@@ -147,7 +148,7 @@ class Drawing {
     int64_t elements = 0;
     for (const DrawnTensor& t : drawn_call->tensors) {
       elements += t.present ? t.numel() : 0;
-      // Empty ones take memory by their other sizes.
+      // Empty tensors take memory by their other sizes.
       int64_t extent = 1;
       for (int64_t size : t.shape) extent *= std::max<int64_t>(size, 1);
       if (extent > options_.max_elements) return invalid("too large");

@@ -1,7 +1,7 @@
-// Random arguments for any op, derived from its declaration: sizes for the shape symbols, dtypes,
-// optional inputs present or absent, attributes, memory layouts. The C++ tests and `fk check` run
-// these through every implementation and compare with the reference, so a new op is covered by
-// being declared.
+// This file describes random arguments for any op, which are derived from its declaration: sizes
+// for the shape symbols, dtypes, optional inputs present or absent, attributes, memory layouts. The
+// C++ tests and `fk check` run these through every implementation and compare with the reference,
+// so a new op is covered by being declared.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct DrawOptions {
   bool special = false;       // some values are infinite or NaN
 };
 
-// One tensor argument: its values, row-major, and how it will lie in memory. An absent tensor is
-// not `present` and has neither.
+// Holds one tensor argument: its values, row-major, and how it will lie in memory. An absent tensor
+// is not `present` and has neither.
 struct DrawnTensor {
   bool present = false;
   DType dtype = DType::kFloat32;
@@ -57,7 +57,7 @@ Status check_call(const DrawnCall& drawn_call);
 // Returns the name of the implementation that takes the call on a device, or "" if there is none.
 std::string implementation_of(const DrawnCall& drawn_call, DLDeviceType device);
 
-// The memory in which a call's tensors live during a run; `fk check` brings one for CUDA.
+// This is the memory in which a call's tensors live during a run; `fk check` brings one for CUDA.
 class CheckMemory {
  public:
   virtual ~CheckMemory() = default;
@@ -78,7 +78,8 @@ Status run_call(const DrawnCall& drawn_call, const char* implementation, CheckMe
 
 // Returns the largest error over all outputs, in units of what is allowed: a step of the output's
 // dtype, plus some float32 rounding errors of the tensor's largest value (and, for an op that
-// multiplies matrices, four of the activations' dtype). Up to 1 is right. `worst` says where it is.
+// multiplies matrices, four of the activations' dtype). An error up to 1 is right. `worst` says
+// where it is.
 double largest_error(const DrawnCall& drawn_call, const std::vector<DrawnTensor>& expected,
                      const std::vector<DrawnTensor>& got, std::string* worst);
 

@@ -6,12 +6,12 @@
 
 #include "check/drawn_call.h"
 #include "core/access.h"
-#include "core/heap_workspace.h"
+#include "core/kept_memory.h"
 
 namespace fk {
 namespace {
 
-// Every byte of memory before it gets a value. As a float of any size it is NaN.
+// Every byte of memory has this value before it gets another. As a float of any size it is NaN.
 constexpr int kPoison = 0xff;
 constexpr size_t kWorkspaceGuard = 256;
 
@@ -19,7 +19,7 @@ class HostMemory : public CheckMemory {
  public:
   DLDevice device() const override { return {kDLCPU, 0}; }
   Status allocate(size_t bytes, void** data) override {
-    *data = HeapWorkspace::allocate(bytes);
+    *data = KeptMemory::allocate(bytes);
     if (*data == nullptr) return {FK_INTERNAL, "out of memory"};
     return {};
   }
@@ -52,7 +52,7 @@ DLDataType dlpack_dtype(DType dtype) {
   }
 }
 
-// The arguments of a drawn call on a device, without data.
+// Holds the arguments of a drawn call on a device, without data.
 struct DrawnArguments {
   DrawnArguments(const DrawnCall& drawn_call, DLDevice device)
       : tensors(drawn_call.tensors.size()), slots(drawn_call.attributes) {
@@ -92,7 +92,7 @@ void for_each_element(const DrawnTensor& t, const Visit& visit) {
   }
 }
 
-// A tensor's memory, on the host.
+// Holds a tensor's memory, on the host.
 class Image {
  public:
   explicit Image(const DrawnTensor& t) : bytes_(t.elements * size_of(t.dtype), char(kPoison)) {
@@ -137,7 +137,7 @@ class Image {
   Tensor view_;
 };
 
-// Memory that is given back.
+// Owns memory that it gives back in the end.
 class Allocation {
  public:
   explicit Allocation(CheckMemory& memory) : memory_(memory) {}
@@ -229,7 +229,7 @@ class Run {
           t, [&](int64_t k, int64_t offset) { output.values[k] = after[home(i)]->get(offset); });
       after[home(i)]->restore(t, *images_[home(i)]);
     }
-    // What is left of the difference was written where nothing should be.
+    // The rest of the difference was written where nothing should be.
     for (size_t i = 0; i < images_.size(); ++i) {
       if (images_[i] == nullptr || *after[i] == *images_[i]) continue;
       const bool input = field(i).kind == Kind::kInput;

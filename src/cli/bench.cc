@@ -1,5 +1,5 @@
-// The commands that are written in Python: `fk bench` runs flashkernel.bench, which knows the peers
-// and writes reports, and `fk pull` runs flashkernel.pull.
+// This file runs the commands that are written in Python: `fk bench` runs flashkernel.bench, which
+// knows the peers and writes reports, and `fk pull` runs flashkernel.pull.
 #include <unistd.h>
 
 #include <cerrno>
@@ -35,8 +35,8 @@ std::string find_python() {
   return beside.empty() ? "python3" : beside;
 }
 
-// The code that Python runs. It runs the module as `python -m` would, with two differences: it
-// imports nothing from the current folder (it removes the empty entry of sys.path, which -P does
+// This is the code that Python runs. It runs the module as `python -m` would, with two differences:
+// it imports nothing from the current folder (it removes the empty entry of sys.path, which -P does
 // only from Python 3.11 on), and Ctrl-C prints no traceback.
 constexpr char kStart[] = R"(
 import sys

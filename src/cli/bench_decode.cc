@@ -35,7 +35,7 @@ struct BenchOptions {
   std::string json;      // the result file to write; empty: none
 };
 
-// What was measured. The vectors have one entry per round.
+// Holds what was measured. The vectors have one entry per round.
 struct Measured {
   std::vector<double> prompt_seconds;  // for the whole prompt
   std::vector<double> token_seconds;   // for one token, on average
@@ -197,7 +197,7 @@ Status measure(engine::TextModel& model, const TextOptions& options, const Bench
   return {};
 }
 
-// The value with six digits after the point.
+// Returns the value with six digits after the point.
 nlohmann::json rounded(double value) { return std::stod(std::to_string(value)); }
 
 // Returns the rows of a result file: one for the prompt, one for generation, and one for the first

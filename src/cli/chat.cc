@@ -13,7 +13,7 @@
 namespace fk::cli {
 namespace {
 
-// The messages so far, and the model that answers them.
+// Holds the messages so far, and the model that answers them.
 class Conversation {
  public:
   Conversation(engine::TextModel& model, const TextOptions& options)

@@ -1,5 +1,5 @@
-// Commands of the `fk` program, each in a file of its own, and each returning the exit code.
-// text_options.h declares those that run a model.
+// This file declares the commands of the `fk` program, each in a file of its own, and each
+// returning the exit code. text_options.h declares those that run a model.
 #pragma once
 
 #include <string>

@@ -11,8 +11,8 @@
 namespace fk::cli {
 namespace {
 
-// Prints the text and the figures as one JSON object. `bandwidth` in bytes per second, 0: not
-// known.
+// Prints the text and the figures as one JSON object. `bandwidth` is in bytes per second, and 0
+// where it is not known.
 void print_json(const TextOptions& options, engine::TextModel& model,
                 const engine::Generated& result, double bandwidth) {
   const auto steps = static_cast<double>(result.tokens.size()) - 1;

@@ -16,7 +16,7 @@
 namespace fk::cli {
 namespace {
 
-// How many lines of the history file are used.
+// So many lines of the history file are used.
 constexpr size_t kMostLines = 1000;
 
 // While an object of this class lives, the terminal passes on keys as they come, without echo.
@@ -37,10 +37,11 @@ class RawTerminal {
   termios before_;
 };
 
-// Whether a byte is inside a UTF-8 character, after its first byte.
+// Returns whether a byte is inside a UTF-8 character, after its first byte.
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-// Return the position one character to the left or to the right of `at`, never inside a character.
+// These return the position one character to the left or to the right of `at`, never inside a
+// character.
 size_t left_of(const std::string& s, size_t at) {
   if (at > 0) --at;
   while (at > 0 && is_continuation(s[at])) --at;
@@ -93,7 +94,7 @@ int read_key() {
   return ::read(STDIN_FILENO, &c, 1) == 1 ? c : -1;
 }
 
-// The byte that Ctrl and a letter send.
+// Returns the byte that Ctrl and a letter send.
 constexpr int control(char letter) { return letter - 'a' + 1; }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace fk::cli {
 
 class LineEditor {
  public:
-  // How `read` ended: with a line, by Ctrl-C, or at the end of the input.
+  // Says how `read` ended: with a line, by Ctrl-C, or at the end of the input.
   enum class Outcome { kLine, kInterrupt, kEnd };
 
   // `history` is the file that earlier lines are read from and new ones are added to; empty: none.

@@ -1,11 +1,9 @@
-// The `fk` program: it tells what this build is, checks that its results are right, measures how
-// fast it is, and generates text with models. This file reads the command line and calls the
-// command.
+// This is the `fk` program: it tells what this build is, checks that its results are right,
+// measures how fast it is, and generates text with models. This file reads the command line and
+// calls the command.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
-#include <exception>
-#include <new>
 
 #include "cli/commands.h"
 #include "cli/terminal.h"
@@ -87,23 +85,10 @@ int run(int argc, char** argv) {
   return info->parsed() ? fk::cli::info(json) : fk::cli::check(options);
 }
 
-// Runs the command and turns exceptions into messages. Only the one for exhausted memory is
-// expected.
-int run_to_the_end(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::bad_alloc&) {
-    std::fputs("fk: out of memory\n", stderr);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "fk: %s\n", e.what());
-  }
-  return 1;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int code = run_to_the_end(argc, argv);
+  const int code = fk::cli::to_the_end([&] { return run(argc, argv); });
   const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   if (written) return code;
   std::fputs("fk: the output could not be written in full\n", stderr);

@@ -38,7 +38,7 @@ std::string commit() {
   return head + (output_of("git status --porcelain 2>/dev/null").empty() ? "" : "+");
 }
 
-// The date and time in UTC.
+// Returns the date and time in UTC.
 std::string now() {
   const std::time_t time = std::time(nullptr);
   std::tm utc{};
@@ -48,7 +48,7 @@ std::string now() {
   return text;
 }
 
-// The CPU's name for people.
+// Returns the CPU's name for people.
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {

@@ -3,6 +3,9 @@
 
 #include <unistd.h>
 
+#include <exception>
+#include <new>
+
 #include "core/printable.h"
 #include "core/utf8.h"
 #include "model/json.h"
@@ -38,8 +41,24 @@ std::string shown_json(std::FILE* stream, const nlohmann::json& json, int indent
 }
 
 void complain(const std::string& command, std::string_view message) {
-  const std::string line = shown(stderr, "fk " + command + ": " + std::string(message));
+  const std::string name = command.empty() ? "fk: " : "fk " + command + ": ";
+  const std::string line = shown(stderr, name + std::string(message));
   std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+int to_the_end(const std::function<int()>& work) {
+  try {
+    try {
+      return work();
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& e) {
+      complain("", e.what());
+    }
+  } catch (const std::bad_alloc&) {
+    std::fputs("fk: out of memory\n", stderr);
+  }
+  return 1;
 }
 
 bool TextOut::write(std::string_view piece) {

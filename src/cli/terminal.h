@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdio>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -12,11 +13,17 @@ namespace fk::cli {
 
 // Returns a text in the form in which it may be written to that stream.
 std::string shown(std::FILE* stream, std::string_view text);
-// Does the same for a JSON document, in such a way that it stays valid JSON. `indent` -1: one line.
+// Does the same for a JSON document, in such a way that it stays valid JSON. With an `indent` of -1
+// it is one line.
 std::string shown_json(std::FILE* stream, const nlohmann::json& json, int indent = -1);
 
-// Writes "fk generate: what went wrong" as a line to stderr, for command "generate".
+// Writes "fk generate: what went wrong" as a line to stderr, for command "generate"; for "" it is
+// "fk: what went wrong".
 void complain(const std::string& command, std::string_view message);
+
+// Runs the program's work and returns its exit status. An exception becomes a message; only the one
+// for exhausted memory is expected.
+int to_the_end(const std::function<int()>& work);
 
 // Writes a text to stdout piece by piece, each at once. A piece may end inside a character; a
 // terminal gets that character when it is complete.

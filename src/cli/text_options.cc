@@ -1,4 +1,4 @@
-// The options of the commands that run a model, and how their values are checked.
+// This file adds the options of the commands that run a model, and checks their values.
 #include "cli/text_options.h"
 
 #include <signal.h>

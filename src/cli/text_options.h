@@ -1,5 +1,5 @@
-// What `fk generate`, `fk chat` and `fk bench decode` have in common: their options, Ctrl-C, and
-// the line of figures.
+// This file declares what `fk generate`, `fk chat` and `fk bench decode` have in common: their
+// options, Ctrl-C, and the line of figures.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -34,7 +34,7 @@ CLI::Validator seed_number();
 // arguments asked for help, which was written, or were wrong, which was said on stderr.
 bool parse(CLI::App* app, int argc, char** argv, int* code);
 
-// Give a command the options that select a model, and those that say how text is generated.
+// These give a command the options that select a model, and those that say how text is generated.
 void add_model_options(CLI::App* command, TextOptions* options);
 void add_sampling_options(CLI::App* command, TextOptions* options);
 
@@ -55,15 +55,15 @@ bool interrupted();
 // tokens/s, 31.0 GB/s (91% of the 34.0 this machine reads)". `bandwidth` is what the machine reads
 // in bytes per second; 0: not known.
 std::string figures(const engine::Generated& result, double bandwidth);
-// Whether the weights are too large for the caches, so that each token reads them from memory and
-// the bandwidth means something.
+// Returns whether the weights are too large for the caches, so that each token reads them from
+// memory and the bandwidth means something.
 bool reads_memory(engine::Engine& engine);
 // Measures, for about `seconds`, how many bytes per second this machine's threads read from as much
 // memory as a token reads. The amount matters, because memory that partly fits the caches is read
 // faster.
 double read_bandwidth(engine::Engine& engine, double seconds = 0.2);
 
-// The commands; each returns the exit code.
+// These are the commands; each returns the exit code.
 int generate(TextOptions& options);
 int chat(TextOptions& options);
 // `arguments` begin with "decode"; a null ends them.

@@ -2,11 +2,10 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <limits>
-#include <utility>
 
 #include "core/access.h"
+#include "core/overlap.h"
 
 namespace fk {
 namespace {
@@ -22,25 +21,6 @@ bool fits_float(double number) { return std::fabs(number) <= std::numeric_limits
 // Nearly every number is allowed by these two; if not, check_number decides.
 bool surely_allowed(const Field& f, double number) {
   return fits_float(number) && is_within(f, number);
-}
-
-// The addresses from the lowest element of a tensor, which is not empty, to the end of the highest.
-std::pair<uintptr_t, uintptr_t> span(const Tensor& t) {
-  const int64_t item = size_of(t.dtype);
-  int64_t low = 0, high = item;
-  for (int i = 0; i < t.ndim; ++i) {
-    const int64_t reach = (t.shape[i] - 1) * t.strides[i] * item;
-    (reach < 0 ? low : high) += reach;
-  }
-  const auto first = reinterpret_cast<uintptr_t>(t.data);
-  return {first + static_cast<uintptr_t>(low), first + static_cast<uintptr_t>(high)};
-}
-
-bool overlap(const Tensor& a, const Tensor& b) {
-  if (a.numel() == 0 || b.numel() == 0) return false;
-  const auto [a_begin, a_end] = span(a);
-  const auto [b_begin, b_end] = span(b);
-  return a_begin < b_end && b_begin < a_end;
 }
 
 }  // namespace
@@ -101,7 +81,10 @@ Status CallArguments::check() {
   for (const Field& f : op_.fields) {
     if (f.kind != Kind::kInput && f.kind != Kind::kOutput) continue;
     const Tensor& t = member<Tensor>(f);
-    if (!t) continue;
+    if (!t) {
+      if (f.asked_by >= 0 && missing_ == nullptr && slots_[f.asked_by].integer != 0) missing_ = &f;
+      continue;
+    }
     if (f.kind == Kind::kOutput && !inputs_seen) {
       inputs_seen = true;
       shapes_.tell_sizes_not_given();
@@ -116,27 +99,20 @@ Status CallArguments::check() {
       any_index = any_index || (is_index(f) && t.data != nullptr);
       continue;
     }
+    any_output_ = true;
     FK_RETURN_IF_ERROR(check_writable(f, t));
     if (any_index && t.data != nullptr) FK_RETURN_IF_ERROR(check_apart(f, t));
   }
   return {};
 }
 
-Status CallArguments::check_outputs() {
+Status CallArguments::error_of_outputs() const {
   const auto missing = [](const Field& f, const std::string& reason) {
     return error(f, "expected a tensor " + f.type + ", since " + reason + ", got none");
   };
-  bool any = false;
-  for (size_t i = 0; i < op_.fields.size(); ++i) {
-    const Field& f = op_.fields[i];
-    if (f.kind != Kind::kOutput) continue;
-    if (slots_[i].tensor != nullptr) {
-      any = true;
-    } else if (f.asked_by >= 0 && slots_[f.asked_by].integer != 0) {
-      return missing(f, op_.fields[f.asked_by].name + " is true");
-    }
+  if (missing_ != nullptr) {
+    return missing(*missing_, op_.fields[missing_->asked_by].name + " is true");
   }
-  if (any) return {};
   for (const Field& f : op_.fields) {
     if (f.kind != Kind::kOutput || !output_wanted(op_, f, slots_)) continue;
     return missing(f, "no other output is given");
@@ -247,27 +223,11 @@ Status CallArguments::check_offsets(const Field& f, const Tensor& t) {
 }
 
 Status CallArguments::check_writable(const Field& f, const Tensor& t) {
-  if (t.numel() == 0) return {};  // NumPy gives empty arrays strides of 0
-  int order[kMaxDims];
-  int dims = 0;
-  for (int i = t.ndim - 1; i >= 0; --i) {
-    if (t.shape[i] == 1) continue;
-    int place = dims++;
-    for (; place > 0 && std::abs(t.strides[order[place - 1]]) > std::abs(t.strides[i]); --place) {
-      order[place] = order[place - 1];
-    }
-    order[place] = i;
-  }
-  int64_t reach = 0;
-  for (int k = 0; k < dims; ++k) {
-    const int64_t stride = std::abs(t.strides[order[k]]);
-    if (stride <= reach) {
-      return error(overwritten_by(f, t),
-                   "expected an output without repeated elements, got stride " +
-                       std::to_string(t.strides[order[k]]) + " in dimension " +
-                       std::to_string(order[k]));
-    }
-    reach += (t.shape[order[k]] - 1) * stride;
+  const int dim = repeated_dim(t);
+  if (dim >= 0) {
+    return error(overwritten_by(f, t), "expected an output without repeated elements, got stride " +
+                                           std::to_string(t.strides[dim]) + " in dimension " +
+                                           std::to_string(dim));
   }
   return {};
 }

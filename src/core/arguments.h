@@ -23,8 +23,10 @@ class CallArguments {
   Status unpack(bool needs_data);
   // Checks every tensor: its device, dtype and shape, and that an output can be written.
   Status check();
-  // Checks that some output is given, and every one that a flag asks for.
-  Status check_outputs();
+  // Checks that some output is given, and every one that a flag asks for, by what check() saw.
+  Status check_outputs() const {
+    return any_output_ && missing_ == nullptr ? Status() : error_of_outputs();
+  }
   // Checks the values in index tensors again, once they can be read.
   Status check_values();
 
@@ -65,14 +67,14 @@ class CallArguments {
     }
     return t.device == first_->device && t.device_id == first_->device_id;
   }
+  Status error_of_outputs() const;
   Status wrong_device(const Field& f, const Tensor& t) const;
   static std::string device_string(const Tensor& t);
   // Checks the offsets of packed sequences, which a field with `rises_to` has, where they can be
   // read. On a GPU they cannot: kernels keep themselves inside the tensors whatever the offsets
   // say.
   Status check_offsets(const Field& f, const Tensor& t);
-  // Checks that no two elements of an output share an address: from the shortest stride to the
-  // longest, each must pass over all that the shorter ones reach.
+  // Checks that no two elements of an output share an address.
   Status check_writable(const Field& f, const Tensor& t);
   // Checks that an output does not lie over the values of an index tensor: they may be checked,
   // then overwritten, and then used to address memory.
@@ -87,6 +89,8 @@ class CallArguments {
   const Field* axis_ = nullptr;  // the attribute, once it was met
   const Tensor* first_ = nullptr;
   const Field* first_field_ = nullptr;
+  const Field* missing_ = nullptr;  // the first output that a flag asks for and that is not given
+  bool any_output_ = false;
   CallShapes shapes_;
   CallDTypes dtypes_;
 };

@@ -5,6 +5,7 @@
 #include "core/arguments.h"
 #include "core/environment.h"
 #include "core/op.h"
+#include "core/refusal.h"
 #include "core/thread_pool.h"
 #include "cpu/targets.h"
 #if FK_HAVE_CUDA
@@ -48,9 +49,11 @@ Status prepare(const fk_op& op, const fk_slot* slots, const fk_exec* caller, Arg
 #endif
   const char* device_name = device == Device::kCpu ? "CPU" : "CUDA";
   if (const fk_op::Implementation* forced = op.forced.load(std::memory_order_relaxed)) {
+    const RefusalReason reason;
     if (forced->device != device || !forced->accepts(forced->typed.get(), args->storage)) {
       return unsupported("the forced implementation '" + forced->name + "' does not take this " +
-                         device_name + " call");
+                         device_name + " call" + (reason.text().empty() ? "" : ": ") +
+                         reason.text());
     }
     *chosen = forced;
   } else {

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
 
 #include "core/kept_memory.h"
-#include "core/workspace.h"
 #include "flashkernel/abi.h"
 
 namespace fk {
@@ -26,11 +24,6 @@ class HeapWorkspace {
       return block.memory;
     };
     exec->allocator = this;
-  }
-
-  // Memory as aligned as a workspace must be, which std::free takes back. NULL where there is none.
-  static void* allocate(size_t bytes) {
-    return std::aligned_alloc(WorkspaceParts::kAlignment, WorkspaceParts::rounded(bytes));
   }
 
  private:

@@ -15,6 +15,16 @@
 
 namespace fk {
 
+// AddressSanitizer sees a write past a workspace only where the next byte belongs to nobody. So
+// under it each call has memory of its own, of exactly the bytes that it asks for.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kMemoryIsWatched = true;
+#elif defined(__has_feature)
+inline constexpr bool kMemoryIsWatched = __has_feature(address_sanitizer);
+#else
+inline constexpr bool kMemoryIsWatched = false;
+#endif
+
 class KeptMemory {
  public:
   struct Block {
@@ -24,11 +34,13 @@ class KeptMemory {
 
   // The process's own. It is never taken apart: a call may still run when the process ends.
   static KeptMemory& of_process() {
-    static auto& kept = *new KeptMemory;
+    static auto& kept = *new KeptMemory(kMemoryIsWatched ? 0 : kLargest);
     return kept;
   }
 
-  KeptMemory() = default;
+  // It keeps no block of more bytes than `largest`; 0 keeps none, and blocks are of exactly the
+  // bytes that they are asked for.
+  explicit KeptMemory(size_t largest = kLargest) : largest_(largest) {}
   KeptMemory(const KeptMemory&) = delete;
   KeptMemory& operator=(const KeptMemory&) = delete;
   ~KeptMemory() {
@@ -46,15 +58,22 @@ class KeptMemory {
       if (best != nullptr) return std::exchange(*best, Block{});
     }
     if (bytes > std::numeric_limits<size_t>::max() - WorkspaceParts::kAlignment) return {};
-    const size_t whole = WorkspaceParts::rounded(bytes);
-    return {std::aligned_alloc(WorkspaceParts::kAlignment, whole), whole};
+    const size_t whole = largest_ == 0 ? bytes : WorkspaceParts::rounded(bytes);
+    return {allocate(whole), whole};
+  }
+
+  // Memory of exactly so many bytes, aligned as a workspace must be, which std::free takes back.
+  // NULL where there is none.
+  static void* allocate(size_t bytes) {
+    void* memory = nullptr;
+    return posix_memalign(&memory, WorkspaceParts::kAlignment, bytes) == 0 ? memory : nullptr;
   }
 
   // Takes a block back. The largest are kept, and of these none that few calls would need.
   void give(Block block) {
     if (block.memory == nullptr) return;
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock() && block.bytes <= kLargest) {
+    if (lock.owns_lock() && block.bytes <= largest_) {
       Block& least =
           *std::min_element(std::begin(blocks_), std::end(blocks_),
                             [](const Block& x, const Block& y) { return x.bytes < y.bytes; });
@@ -66,6 +85,7 @@ class KeptMemory {
  private:
   static constexpr size_t kLargest = size_t{32} << 20;
 
+  const size_t largest_;
   std::mutex mutex_;
   Block blocks_[2];  // so many calls at a time find memory here
 };

@@ -23,7 +23,7 @@ namespace fk::cpu {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// The logarithm of a sum, in float.
+// Returns the logarithm of a sum, in float.
 inline float log_of(double sum) { return std::log(static_cast<float>(sum)); }
 
 // A call of fewer elements runs on one thread: it is over before a second one has woken.
@@ -35,19 +35,19 @@ inline int64_t grain_of(int64_t items, int64_t elements) {
   return std::max<int64_t>(1, kInlineElements / 4 / std::max<int64_t>(1, elements));
 }
 
-// Whether a kernel that computes exponentials, and reads and writes `bytes` in all, should store
-// its output past the caches. The limit is higher than that of copies (cpu/cache.h), because the
-// arithmetic hides part of what an ordinary store costs.
+// Returns whether a kernel that computes exponentials, and reads and writes `bytes` in all, should
+// store its output past the caches. The limit is higher than that of copies (cpu/cache.h), because
+// the arithmetic hides part of what an ordinary store costs.
 inline bool pays_to_stream_beside_arithmetic(int64_t bytes) {
   return bytes > int64_t{32} << 20 && pays_to_stream(bytes);
 }
 
-// How many elements of a row are copied or summed at a time. A block is short enough that float
-// sums stay accurate and that it is still in the first-level cache when it is read twice, and long
-// enough that the work at its ends does not matter.
+// This many elements of a row, a block, are copied or summed at a time. A block is short enough
+// that float sums stay accurate and that it is still in the first-level cache when it is read
+// twice, and long enough that the work at its ends does not matter.
 constexpr int64_t kBlock = 1024;
 
-// The most neighbouring rows that a kernel for columns works on at a time.
+// A kernel for columns works on no more than this many neighbouring rows at a time.
 constexpr int64_t kTile = 256;
 
 // Cuts the rows of a call into tiles of neighbouring rows, which are evenly spaced in every tensor.
@@ -77,8 +77,8 @@ inline int64_t evenly_spaced_rows(std::initializer_list<const Rows*> tensors) {
   return inner;
 }
 
-// Whether `t` has the columns layout: neighbouring rows stand side by side, and reading across them
-// is better than reading along one. `rows` are t's rows.
+// Returns whether `t` has the columns layout: neighbouring rows stand side by side, and reading
+// across them is better than reading along one. `rows` are t's rows.
 inline bool in_columns(const Tensor& t, const Rows& rows) {
   return rows.ndim > 0 && rows.last_stride == 1 && (t.stride(-1) != 1 || t.size(-1) == 1);
 }

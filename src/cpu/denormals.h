@@ -1,4 +1,5 @@
-// Numbers too small for a normal float, which make some processors a hundred times slower.
+// This file switches off numbers too small for a normal float: they make some processors a hundred
+// times slower.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 namespace fk::cpu {
 
 // While one of these lives, the calling thread takes such numbers for 0, as operands and as
-// results. Its end restores what was before: the caller's threads are the caller's.
+// results. Its end restores the caller's setting.
 class FlushDenormals {
  public:
   FlushDenormals() : before_(read()) { write(before_ | kFlush); }

@@ -1,6 +1,6 @@
-// Vector helpers for CPU kernels, on top of Google Highway's headers. Kernels compute in vectors of
-// float, whatever float type their tensors have; these helpers load, store and convert.
-// cpu/foreach_target.h says how a kernel file is laid out.
+// This file holds the vector helpers of CPU kernels, on top of Google Highway's headers. Kernels
+// compute in vectors of float, whatever float type their tensors have; these helpers load, store
+// and convert. cpu/foreach_target.h says how a kernel file is laid out.
 //
 // `d` is a tag for float vectors, usually `const F32 d;`, with Lanes(d) lanes: 4, 8 or 16. T, the
 // type of the elements in memory, is float, hwy::float16_t or hwy::bfloat16_t.
@@ -62,8 +62,8 @@ using F32 = hn::ScalableTag<float>;
 using hwy::bfloat16_t;
 using hwy::float16_t;
 
-// Whether the instruction set has masked loads and stores of 32-bit and of 16-bit elements, which
-// do not touch memory beyond the mask, and conversions of float16.
+// These are true where the instruction set has masked loads and stores of 32-bit and of 16-bit
+// elements, which do not touch memory beyond the mask, and conversions of float16.
 constexpr bool kMasked32 = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
 constexpr bool kMasked16 = HWY_TARGET == HWY_AVX3;
 constexpr bool kNativeHalf = HWY_TARGET != HWY_SSE4;
@@ -309,7 +309,7 @@ HWY_INLINE void StoreNF32(D d, V v, T* p, size_t n) {
   }
 }
 
-// Convert one element in memory to and from float.
+// These two convert one element in memory to and from float.
 template <class T>
 HWY_INLINE float ToF32(const T* p) {
   if constexpr (sizeof(T) == 4) {
@@ -369,7 +369,7 @@ HWY_INLINE V MaxNaN(V a, V b) {
 
 namespace detail {
 
-// What a lambda with vector code needs after its parameter list so that it is always inlined.
+// A lambda with vector code needs this after its parameter list, so that it is always inlined.
 #define FK_MATRIX_BODY HWY_ATTR __attribute__((always_inline))
 
 // Calls body(i) for i in [0, kCount), unrolled and with i as a compile-time constant, so that

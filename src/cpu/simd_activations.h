@@ -1,5 +1,5 @@
-// Powers of two, activation functions and their derivatives on vectors of float, in addition to Exp
-// of cpu/simd.h.
+// This file computes powers of two, activation functions and their derivatives on vectors of float,
+// in addition to Exp of cpu/simd.h.
 
 // This part is compiled once per instruction set (see cpu/foreach_target.h).
 #if defined(FK_CPU_SIMD_ACTIVATIONS_PER_TARGET) == defined(HWY_TARGET_TOGGLE)

@@ -1,6 +1,7 @@
-// Sums, maxima and exponential sums over rows and over tiles of columns, for the CPU kernels that
-// work along an axis. cpu/axis_plan.h describes the two layouts, cpu/foreach_target.h how a kernel
-// file is laid out. A fold combines many values into one, as a sum or a maximum does.
+// This file computes sums, maxima and exponential sums over rows and over tiles of columns, for the
+// CPU kernels that work along an axis. cpu/axis_plan.h describes the two layouts,
+// cpu/foreach_target.h how a kernel file is laid out. A fold combines many values into one, as a
+// sum or a maximum does.
 
 // This part is compiled once per instruction set.
 #if defined(FK_CPU_SIMD_AXIS_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
@@ -82,7 +83,7 @@ HWY_INLINE void Store(V v, T* p, K k) {
   }
 }
 
-// A good kAtOnce for WriteVectors where f is only a few instructions.
+// This is a good kAtOnce for WriteVectors where f is only a few instructions.
 constexpr int kManyAtOnce = 8;
 
 // Writes the vectors f(i, k) that cover n elements to out[i]. With `stream`, if `out` is aligned,
@@ -280,10 +281,10 @@ HWY_INLINE float SumExp(const T* x, int64_t n, float shift, const T* next, const
   return sum;
 }
 
-// A `keep` for SumExp where only the sum is wanted.
+// This is a `keep` for SumExp where only the sum is wanted.
 constexpr auto kKeepNothing = [](int64_t, auto, auto) {};
 
-// The state of an online logsumexp: logsumexp(x) = shift + log(sum).
+// Holds the state of an online logsumexp: logsumexp(x) = shift + log(sum).
 struct LogSumExp {
   float max = -kInfinity;
   float shift = 0;  // the maximum, or 0 where that is not finite
@@ -352,10 +353,10 @@ HWY_INLINE hn::Vec<F32> Log(hn::Vec<F32> x) {
   return hn::MulAdd(n, hn::Set(d, 0.693359375f), y);
 }
 
-// Whether rows of n elements are short enough to be one block.
+// Returns whether rows of n elements are short enough to be one block.
 inline bool IsShort(int64_t n) { return n <= kBlock; }
 
-// What ForShortRows knows of a row when it is finished.
+// Holds what ForShortRows knows of a row when it is finished.
 struct ShortRow {
   float max;
   float shift;  // the maximum, or 0 where that is not finite
@@ -382,7 +383,8 @@ HWY_INLINE void ForShortRows(int64_t begin, int64_t end, int64_t n, const RowOf&
   finish(end - 1, last);
 }
 
-// The shifts and sums of up to kRows rows, so that the logarithms of all sums are taken at once.
+// Holds the shifts and sums of up to kRows rows, so that the logarithms of all sums are taken at
+// once.
 struct RowGroup {
   static constexpr int64_t kRows = 16;
 
@@ -405,8 +407,8 @@ struct RowGroup {
   }
 };
 
-// What the second pass of softmax (ExpTimes) and of log_softmax (SubtractBoth) computes from an
-// entry and two numbers of its row. kAtOnce is for WriteVectors.
+// These two say what the second pass of softmax (ExpTimes) and of log_softmax (SubtractBoth)
+// computes from an entry and two numbers of its row. kAtOnce is for WriteVectors.
 struct ExpTimes {
   static constexpr int kAtOnce = 1;
   template <class V>

@@ -88,7 +88,7 @@ void store_columns(const float* in, int64_t steps, int64_t channels, T* p, int64
   }
 }
 
-// The body of load_tile for elements of type T at p.
+// Does the work of load_tile for elements of type T at p.
 template <class T>
 HWY_INLINE void load_tile_of(const T* p, const TileRows& r, int64_t steps, int64_t channels,
                              float* out) {
@@ -114,7 +114,7 @@ HWY_INLINE void load_tile_of(const T* p, const TileRows& r, int64_t steps, int64
   }
 }
 
-// The body of store_tile for elements of type T at p.
+// Does the work of store_tile for elements of type T at p.
 template <class T>
 HWY_INLINE void store_tile_of(const float* in, int64_t steps, int64_t channels, T* p,
                               const TileRows& r) {

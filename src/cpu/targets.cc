@@ -22,7 +22,7 @@ struct Target {
   bool (*supported)();
 };
 
-// Whether this build has code for a target: HWY_DISABLED_TARGETS may leave some out.
+// Returns whether this build has code for a target: HWY_DISABLED_TARGETS may leave some out.
 [[maybe_unused]] constexpr bool is_compiled(int64_t target) {
   return (static_cast<int64_t>(HWY_DISABLED_TARGETS) & target) == 0;
 }
@@ -44,8 +44,9 @@ bool has_avx3() {
 }
 #endif
 
-// The targets, each better than those before it. A target needs all the features that Highway's
-// headers let the compiler use for it, and the last one also those of cpu/gemm/tiles_bfloat16.h.
+// Lists the targets, each of which is better than those before it. A target needs all the features
+// that Highway's headers let the compiler use for it, and the last one also those of
+// cpu/gemm/tiles_bfloat16.h.
 const Target kTargets[] = {
 #if defined(__x86_64__)
     {"sse4", 0, false, [] { return true; }},  // the least that the library runs on
@@ -58,17 +59,17 @@ const Target kTargets[] = {
 };
 constexpr int kCount = sizeof(kTargets) / sizeof(kTargets[0]);
 
-// The index in kTargets of the target in use; -1 until it is first asked for.
+// Holds the index in kTargets of the target in use; -1 until it is first asked for.
 std::atomic<int> chosen{-1};
 
-// The index in kTargets of the best target that this machine supports.
+// Returns the index in kTargets of the best target that this machine supports.
 int best_index() {
   int i = kCount - 1;
   while (i > 0 && !kTargets[i].supported()) --i;
   return i;
 }
 
-// The index in kTargets of the target of that name, or -1 if there is none on this machine.
+// Returns the index in kTargets of the target of that name, or -1 if there is none on this machine.
 int index_of(const char* name) {
   for (int i = 0; i < kCount; ++i) {
     if (std::strcmp(name, kTargets[i].name) == 0) return kTargets[i].supported() ? i : -1;
@@ -132,7 +133,7 @@ const char* active_target() {
 
 namespace {
 
-// What FK_CPU_VNNI said at the first call, until set_vnni changes it.
+// Holds what FK_CPU_VNNI said at the first call, until set_vnni changes it.
 std::atomic<bool>& vnni_flag() {
   static std::atomic<bool> wanted = [] {
     const char* text = std::getenv("FK_CPU_VNNI");

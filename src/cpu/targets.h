@@ -19,20 +19,20 @@ std::string target_list();
 // already running are not affected.
 bool set_target(const char* name);
 
-// The name of the target in use.
+// Returns the name of the target in use.
 const char* active_target();
 
-// Whether products of bytes use VNNI where the CPU has it. FK_CPU_VNNI=0 and set_vnni(false) switch
-// it off, so that tests can run both ways.
+// Returns whether products of bytes use VNNI where the CPU has it. FK_CPU_VNNI=0 and
+// set_vnni(false) switch it off, so that tests can run both ways.
 bool vnni_wanted();
 void set_vnni(bool wanted);
 
-// Whether this machine has AVX2's form of VNNI (Alder Lake), which the target "avx2" does not
-// include.
+// Returns whether this machine has AVX2's form of VNNI (Alder Lake), which the target "avx2" does
+// not include.
 bool has_vex_vnni();
 
 namespace detail {
-// The active target's column in the tables of FK_CPU_EXPORT; -1 until it is first asked for.
+// Holds the active target's column in the tables of FK_CPU_EXPORT; -1 until it is first asked for.
 extern std::atomic<int> active_index;
 // Chooses the target at the first call, from FK_CPU_TARGET or what the machine has.
 int choose_index();

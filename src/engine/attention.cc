@@ -1,4 +1,5 @@
-// Attention of a few query rows over one head of the cache, with a running softmax.
+// This file computes attention of a few query rows over one head of the cache, with a running
+// softmax.
 //
 // The floor for one token is reading the cache's bytes. For a prompt it is one multiply-add per
 // row, dimension and vector of keys, twice. Rows are taken kRows at a time and keys in tiles of
@@ -22,8 +23,8 @@ using engine::AttentionRows;
 using engine::kKeyBlock;
 using engine::KvCache;
 
-// The keys whose scores are held at a time. A chunk of the cache is a whole number of tiles, so a
-// tile never crosses from one chunk into the next.
+// The scores of this many keys are held at a time. A chunk of the cache is a whole number of tiles,
+// so a tile never crosses from one chunk into the next.
 constexpr int64_t kKeyTile = 64;
 static_assert(engine::kKeyChunk % kKeyTile == 0);
 

@@ -1,5 +1,5 @@
-// The C functions of flashkernel/engine.h: they check arguments, call the engine and the session,
-// and turn errors and exceptions into status codes.
+// This file holds the C functions of flashkernel/engine.h: they check arguments, call the engine
+// and the session, and turn errors and exceptions into status codes.
 #include "model/c_api.h"
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 struct fk_engine {
   std::unique_ptr<fk::engine::Engine> engine;
   std::unique_ptr<fk::engine::Session> session;  // null where the model has no tokenizer
-  // The texts that fk_engine_info, fk_engine_next and fk_engine_result return pointers to.
+  // These are the texts that fk_engine_info, fk_engine_next and fk_engine_result return pointers
+  // to.
   std::string info, piece, result;
 };
 

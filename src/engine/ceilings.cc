@@ -233,7 +233,9 @@ double bytes_per_second(Traffic traffic, int64_t bytes, int threads, double seco
 
 double flops_per_second(Arithmetic arithmetic, int threads, double seconds) {
   constexpr int64_t kSteps = 4096;
-  const auto probe = arithmetic == Arithmetic::kFloat32 ? cpu::probe_float32 : cpu::probe_bfloat16;
+  const auto probe = arithmetic == Arithmetic::kFloat32    ? cpu::probe_float32
+                     : arithmetic == Arithmetic::kBfloat16 ? cpu::probe_bfloat16
+                                                           : cpu::probe_int8;
   return best_rate(
       std::max(threads, 1), seconds, 1, [](int, int) {},
       [&](int, int64_t) {
@@ -272,7 +274,8 @@ FK_API double fk_measure_bandwidth(const char* traffic, int64_t bytes, int32_t t
 FK_API double fk_measure_flops(const char* arithmetic, int32_t threads, double seconds) {
   using fk::engine::Arithmetic;
   constexpr std::pair<const char*, Arithmetic> kNames[] = {{"float32", Arithmetic::kFloat32},
-                                                           {"bfloat16", Arithmetic::kBfloat16}};
+                                                           {"bfloat16", Arithmetic::kBfloat16},
+                                                           {"int8", Arithmetic::kInt8}};
   try {
     for (const auto& [name, value] : kNames) {
       if (std::strcmp(name, arithmetic) != 0) continue;

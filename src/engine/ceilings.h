@@ -1,5 +1,5 @@
 // Measures this machine's ceilings: the most bytes a second over a working set of any size, and the
-// most floating point operations a second. Benchmarks and `fk bench decode` report their figures as
+// most operations a second. Benchmarks and `fk bench decode` report their figures as
 // shares of these.
 //
 // Each figure is the rate of the best moment of a measurement, all threads taken together:
@@ -29,10 +29,11 @@ double bytes_per_second(Traffic traffic, int64_t bytes, int threads, double seco
 enum class Arithmetic {
   kFloat32,
   kBfloat16,  // dot products of pairs; the rate is 0 where the active instruction set has none
+  kInt8,      // dot products of four bytes, as int8 weights are multiplied
 };
 
-// Returns the floating point operations per second of `threads` threads, counting two for a
-// multiply-add. Takes about `seconds`.
+// Returns the operations per second of `threads` threads, counting two for a multiply-add. Takes
+// about `seconds`.
 double flops_per_second(Arithmetic arithmetic, int threads, double seconds);
 
 }  // namespace fk::engine

@@ -1,4 +1,4 @@
-// A forward pass of one token.
+// This file runs a forward pass of one token.
 //
 // Floor: the packed weights' bytes (and the cache's) at memory bandwidth. The threads stay together
 // for the whole token and meet five times a layer. Work on a whole row (norms, int8 blocks of a
@@ -16,10 +16,10 @@
 namespace fk::engine {
 namespace {
 
-// How many bytes of the next stage's weights a thread prefetches while it waits for the others.
+// A thread prefetches this many bytes of the next stage's weights while it waits for the others.
 constexpr int64_t kFetchBytes = int64_t{16} << 10;
 
-// Whether products with `m` read int8 activations.
+// Returns whether products with `m` read int8 activations.
 bool integer(const PackedMatrix& m) { return m && !is_float(m.packing); }
 
 // Prefetches the beginning of this thread's part of `w`, which it multiplies next.

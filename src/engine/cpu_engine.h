@@ -1,5 +1,6 @@
-// The CPU engine: its packed weights, its buffers, and the stages of a forward pass. The code is in
-// three files: cpu_load.cc packs weights, cpu_decode.cc runs one token, cpu_forward.cc a batch.
+// This file declares the CPU engine: its packed weights, its buffers, and the stages of a forward
+// pass. The code is in three files: cpu_load.cc packs weights, cpu_decode.cc runs one token,
+// cpu_forward.cc a batch.
 #pragma once
 
 #include <memory>
@@ -15,8 +16,8 @@
 
 namespace fk::engine {
 
-// One transformer layer's weights. Vectors are float32 in the engine's memory; those that the model
-// does not have are null, and a matrix that it does not have converts to false.
+// Holds one transformer layer's weights. Vectors are float32 in the engine's memory; those that the
+// model does not have are null, and a matrix that it does not have converts to false.
 struct PackedLayer {
   const float *attention_norm, *attention_norm_bias, *ffn_norm, *ffn_norm_bias;
   const float *q_norm, *k_norm;  // the norms of each head's query and key
@@ -24,11 +25,12 @@ struct PackedLayer {
   int64_t window;  // a token sees the last `window` positions, itself included; 0: all
 };
 
-// How many tokens of a prompt run at once: as many as keep a stage's inputs in the second-level
+// This many tokens of a prompt run at once: as many as keep a stage's inputs in the second-level
 // cache.
 constexpr int64_t kBatch = 256;
 
-// The buffers each thread has for itself while all threads work on one token. The engine owns them.
+// Holds the buffers each thread has for itself while all threads work on one token. The engine owns
+// them.
 struct MemberBuffers {
   float* x;         // the residual stream
   float* rotation;  // the rotary embedding at this position: cosines, then sines
@@ -36,7 +38,7 @@ struct MemberBuffers {
   Activations normed, attended;
 };
 
-// How many tokens' logits are computed at once: it bounds the size of their buffer.
+// The logits of this many tokens are computed at once: it bounds the size of their buffer.
 constexpr int64_t kLogitRows = 8;
 
 class CpuEngine final : public Engine {
@@ -56,14 +58,16 @@ class CpuEngine final : public Engine {
  private:
   explicit CpuEngine(const model::Decoder& decoder) : decoder_(decoder), config_(decoder.config) {}
 
-  // In cpu_load.cc. `load` plans every matrix, reserves memory for all of them, and packs them.
+  // These are in cpu_load.cc. `load` plans every matrix, reserves memory for all of them, and packs
+  // them.
   Status load(const EngineOptions& options);
   Status check_memory(int64_t packed_bytes) const;
   // Decides how `weight` will be packed and counts its bytes; its data are packed later. `quantize`
   // is the type that float weights become, or null where they stay as stored.
   PackedMatrix plan(const model::Weight& weight, const model::WeightType* quantize);
   void pack(const model::Weight& weight, const model::Weight& bias, PackedMatrix* matrix);
-  // Copies a vector into the engine's memory as float32; null where the model does not have it.
+  // Copies a vector into the engine's memory as float32; the result is null where the model does
+  // not have it.
   const float* read_vector(const model::Weight& weight);
   void allocate_buffers();
   // Makes room for at least `count` query rows in the row_ vectors.
@@ -71,17 +75,17 @@ class CpuEngine final : public Engine {
   // Gives `count` threads their MemberBuffers. Returns false where memory runs out.
   bool reserve_members(int count);
 
-  // In cpu_decode.cc: all threads together run one token. `me` is the calling thread, which does
-  // its share of the groups or chunks; `mine` are its buffers.
+  // These are in cpu_decode.cc: all threads together run one token. `me` is the calling thread,
+  // which does its share of the groups or chunks; `mine` are its buffers.
   void decode(int32_t token, float* logits);
   void project_qkv(const PackedLayer& layer, const ThreadTeam::Member& me, const Activations& x);
   void attend_chunks(int64_t l, const ThreadTeam::Member& me, const MemberBuffers& mine);
   void merge_chunks(const PackedLayer& layer, const MemberBuffers& mine);
   void gate_and_up(const PackedLayer& layer, const ThreadTeam::Member& me, const Activations& x);
 
-  // In cpu_forward.cc: one batch of n <= kBatch tokens. `l` is the number of a layer.
-  // Reads a token's embedding into x and its position's cosines and sines into `rotation`. `spare`
-  // is room for one row.
+  // These are in cpu_forward.cc and serve one batch of n <= kBatch tokens. `l` is the number of a
+  // layer. read_token reads a token's embedding into x and its position's cosines and sines into
+  // `rotation`. `spare` is room for one row.
   void read_token(int32_t token, int64_t position, float* x, float* rotation, float* spare) const;
   // Returns an error if any of the n rows of logits is not finite, naming the weight to blame.
   Status check_logits(const float* logits, int64_t n) const;
@@ -114,7 +118,7 @@ class CpuEngine final : public Engine {
   int64_t weight_bytes_ = 0;
   int64_t position_ = 0;
 
-  // One row per token of a batch, in buffers_.
+  // These have one row per token of a batch, in buffers_.
   float* x_ = nullptr;          // the residual stream
   float* projected_ = nullptr;  // the last product's output, still to be added to x_
   float* qkv_ = nullptr;        // queries, keys and values, each padded to whole groups of rows
@@ -123,8 +127,8 @@ class CpuEngine final : public Engine {
   float *gate_ = nullptr, *up_ = nullptr;
   float* logits_ = nullptr;  // kLogitRows rows
   Activations normed_, attended_, hidden_;
-  // One entry per query row that attention works on: in a batch ordered by head of keys, then
-  // token, then query head of the group; for a single token by chunk of keys, then query head.
+  // These have one entry per query row that attention works on: in a batch ordered by head of keys,
+  // then token, then query head of the group; for a single token by chunk of keys, then query head.
   std::vector<const float*> row_q_;
   std::vector<float*> row_out_;
   std::vector<int64_t> row_first_, row_last_;

@@ -1,5 +1,5 @@
-// A forward pass of many tokens, stage by stage; between two stages all threads meet once. Work on
-// a whole row (norms, int8 blocks of a norm's output) is shared out by token.
+// This file runs a forward pass of many tokens, stage by stage; between two stages all threads meet
+// once. Work on a whole row (norms, int8 blocks of a norm's output) is shared out by token.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -51,7 +51,7 @@ Activations take_activations(Arena& arena, int64_t columns, int64_t tokens) {
   return a;
 }
 
-// An upper bound of what take_activations takes.
+// Returns an upper bound of what take_activations takes.
 int64_t activation_bytes(int64_t columns, int64_t tokens) { return tokens * columns * 6 + 4096; }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The interface of an engine, which runs a decoder-only model on one sequence at a time: a prompt
-// in blocks of tokens, then token by token. Results do not depend on the number of threads.
+// This file declares the interface of an engine, which runs a decoder-only model on one sequence at
+// a time: a prompt in blocks of tokens, then token by token. Results do not depend on the number of
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -33,16 +34,16 @@ class Engine {
   // error the position may have moved: rewind before going on.
   virtual Status forward(const int32_t* tokens, int64_t count, Logits which, float* logits) = 0;
 
-  // How many tokens the cache holds, which is the position of the next one.
+  // Returns how many tokens the cache holds, which is the position of the next one.
   virtual int64_t position() const = 0;
   // Forgets the tokens from `position` on, which is at most position().
   virtual void rewind(int64_t position) = 0;
-  // How many positions the cache can hold.
+  // Returns how many positions the cache can hold.
   virtual int64_t context() const = 0;
-  // How many logits a token has.
+  // Returns how many logits a token has.
   virtual int64_t vocab() const = 0;
-  // The bytes of weights that running one token reads, and those of the keys and values that it
-  // would read at the present position.
+  // These return the bytes of weights that running one token reads, and those of the keys and
+  // values that it would read at the present position.
   virtual int64_t weight_bytes() const = 0;
   virtual int64_t cache_bytes() const = 0;
   // Tells people the weights' types and sizes, such as "Q4_1 310.5 MB".

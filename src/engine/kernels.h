@@ -1,6 +1,7 @@
-// The CPU engine's kernels. Each runs the version for the active instruction set (cpu/targets.h),
-// on the calling thread, without allocating. Each output is computed by one call in an order that
-// depends on shapes alone, so that results do not depend on how the work is cut for threads.
+// This file declares the CPU engine's kernels. Each runs the version for the active instruction set
+// (cpu/targets.h), on the calling thread, without allocating. Each output is computed by one call
+// in an order that depends on shapes alone, so that results do not depend on how the work is cut
+// for threads.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ void add_and_norm(float* x, const float* add, const float* weight, const float* 
 // activation is silu, or else gelu by its tanh formula. `out` may be `gate` or `up`.
 void activate(const float* gate, const float* up, bool silu, int64_t n, float* out);
 
-// Whether none of the n values is an infinity or a NaN.
+// Returns whether none of the n values is an infinity or a NaN.
 bool all_finite(const float* x, int64_t n);
 
 }  // namespace fk::engine

@@ -1,4 +1,4 @@
-// The models that have a name, and where this machine caches them.
+// This file knows the models that have a name, and where this machine caches them.
 #include "engine/known_models.h"
 
 #include <pwd.h>
@@ -18,7 +18,7 @@ constexpr KnownModel kModels[] = {{"smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"}
 
 bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-// An environment variable's value, or "" where it is not set.
+// Returns an environment variable's value, or "" where it is not set.
 std::string from_environment(const char* name) {
   const char* text = std::getenv(name);
   return text == nullptr ? "" : text;

@@ -1,4 +1,4 @@
-// The cache of one sequence's keys and values, and attention over it.
+// This file declares the cache of one sequence's keys and values, and attention over it.
 //
 // Keys lie in blocks of 16: for each dimension the 16 keys' values, so that a lane is a key and a
 // score needs no sum across lanes. Values lie row by row, so that a lane is a dimension. Rows are
@@ -14,7 +14,7 @@
 namespace fk::engine {
 
 constexpr int64_t kKeyBlock = 16;
-// How many keys one thread takes at a time when a single token attends to the cache.
+// A thread takes this many keys at a time when a single token attends to the cache.
 constexpr int64_t kKeyChunk = 256;
 
 struct KvCache {
@@ -24,9 +24,9 @@ struct KvCache {
   int64_t padded_dim = 0;  // head_dim rounded up to a multiple of 16
   Arena memory;            // reserved by the engine, bytes() long
 
-  // The size of an element in bytes.
+  // Returns the size of an element in bytes.
   int64_t element() const { return half ? 2 : 4; }
-  // The size in bytes of one layer's and one head's keys in a chunk, and of its values.
+  // Returns the size in bytes of one layer's and one head's keys in a chunk, and of its values.
   int64_t chunk_bytes() const { return kKeyChunk * padded_dim * element(); }
   // Returns where the block of 16 keys at `position`, a multiple of 16, begins.
   void* keys(int64_t layer, int64_t head, int64_t position) const {
@@ -38,12 +38,12 @@ struct KvCache {
   void* values(int64_t layer, int64_t head, int64_t position) const {
     return static_cast<uint8_t*>(keys(layer, head, position)) + chunk_bytes();
   }
-  // The size of the whole cache in bytes.
+  // Returns the size of the whole cache in bytes.
   int64_t bytes() const { return capacity / kKeyChunk * layers * heads * 2 * chunk_bytes(); }
 };
 
-// Query rows that attend to one head of keys, with room for their results. Row r sees the keys from
-// first[r] to last[r], both included.
+// Describes query rows that attend to one head of keys, with room for their results. Row r sees the
+// keys from first[r] to last[r], both included.
 struct AttentionRows {
   int64_t rows;
   const float* const* q;  // head_dim values each, already rotated and scaled

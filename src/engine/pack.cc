@@ -14,7 +14,8 @@ namespace {
 using model::Weight;
 using model::WeightType;
 
-// One block of a file, which is 32 or 256 columns of one row: its codes and its parameters.
+// Describes one block of a file, which is 32 or 256 columns of one row: its codes and its
+// parameters.
 struct Codes {
   uint8_t q[256];
   uint16_t d = 0, m = 0;    // float16: scale and minimum
@@ -134,7 +135,7 @@ void put_codes(Packing packing, const uint8_t* q, int64_t row, int64_t parameter
   }
 }
 
-// The size in bytes of the parameters at the front of each block.
+// Returns the size in bytes of the parameters at the front of each block.
 int64_t parameter_bytes(Packing p) {
   return p == Packing::kQ8_0 || p == Packing::kQ4_0 || p == Packing::kQ5_0 ? 32
          : super_bytes(p) > 0                                              ? 32

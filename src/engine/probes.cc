@@ -4,6 +4,7 @@
 #include "engine/probes.h"
 
 #include "cpu/foreach_target.h"
+#include "cpu/gemm/bytes.h"
 #include "cpu/gemm/tiles.h"
 #include "cpu/gemm/tiles_bfloat16.h"
 #include "cpu/simd.h"
@@ -114,6 +115,41 @@ FK_BFLOAT16_ATTR int64_t dot_products(int64_t steps, float* sink) {
 }
 #endif
 
+// Hides a vector from the compiler: what it computes of it is not known, nor equal to anything
+// else.
+template <class Vector>
+HWY_INLINE void hide(Vector& v) {
+#if defined(__x86_64__)
+  asm volatile("" : "+v"(v.raw));
+#else
+  asm volatile("" : "+w"(v.raw));
+#endif
+}
+
+// The body of probe_int8: all bytes are 1, so that each lane of a sum takes 4 a step.
+template <bool kVnni>
+int64_t byte_products(int64_t steps, float* sink) {
+  const I32 d;
+  auto codes = hn::Set(Bytes(), 1);
+  const auto values = hn::Set(d, 0x01010101);
+  hn::Vec<I32> sum[kSums];
+  detail::repeat<kSums>([&](auto s) FK_MATRIX_BODY { sum[s] = hn::Zero(d); });
+  for (int64_t i = 0; i < steps; ++i) {
+    detail::repeat<kSums>([&](auto s) FK_MATRIX_BODY {
+      if constexpr (kVnni) {
+        sum[s] = add_by_vnni(sum[s], codes, values);
+      } else {
+        hide(codes);  // or one product would serve all sums
+        sum[s] = hn::Add(sum[s], add_pairs(multiply_pairs(codes, hn::BitCast(Bytes(), values))));
+      }
+    });
+    detail::repeat<kSums>([&](auto s) FK_MATRIX_BODY { hide(sum[s]); });
+  }
+  detail::repeat<kSums>([&](auto s)
+                            FK_MATRIX_BODY { *sink += static_cast<float>(hn::GetLane(sum[s])); });
+  return steps * kSums * static_cast<int64_t>(hn::Lanes(d)) * 4 * 2;
+}
+
 }  // namespace probes
 
 uint64_t probe_read(const uint8_t* p, int64_t bytes, Way way) {
@@ -152,16 +188,8 @@ int64_t probe_float32(int64_t steps, float* sink) {
   for (int64_t i = 0; i < steps; ++i) {
     detail::repeat<probes::kSums>(
         [&](auto s) FK_MATRIX_BODY { sum[s] = hn::MulAdd(factor, factor, sum[s]); });
-#if defined(__x86_64__)
-    // The empty statement hides that all sums are equal: the compiler would keep only one.
-    detail::repeat<probes::kSums>([&](auto s) FK_MATRIX_BODY {
-      asm volatile("" : "+v"(sum[s].raw));
-    });
-#else
-    detail::repeat<probes::kSums>([&](auto s) FK_MATRIX_BODY {
-      asm volatile("" : "+w"(sum[s].raw));
-    });
-#endif
+    // All sums are equal: the compiler would keep only one.
+    detail::repeat<probes::kSums>([&](auto s) FK_MATRIX_BODY { probes::hide(sum[s]); });
   }
   detail::repeat<probes::kSums>([&](auto s) FK_MATRIX_BODY { *sink += hn::GetLane(sum[s]); });
   return steps * probes::kSums * static_cast<int64_t>(hn::Lanes(d)) * 2;
@@ -173,6 +201,11 @@ int64_t probe_bfloat16(int64_t steps, float* sink) {
 #endif
   (void)steps, (void)sink;
   return 0;
+}
+
+int64_t probe_int8(int64_t steps, float* sink) {
+  if (kCanHaveVnni && has_vnni()) return probes::byte_products<kCanHaveVnni>(steps, sink);
+  return probes::byte_products<false>(steps, sink);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -189,6 +222,7 @@ FK_CPU_EXPORT(probe_add);
 FK_CPU_EXPORT(probe_update);
 FK_CPU_EXPORT(probe_float32);
 FK_CPU_EXPORT(probe_bfloat16);
+FK_CPU_EXPORT(probe_int8);
 }  // namespace
 
 uint64_t probe_read(const uint8_t* p, int64_t bytes, Way way) {
@@ -210,5 +244,6 @@ int64_t probe_float32(int64_t steps, float* sink) {
 int64_t probe_bfloat16(int64_t steps, float* sink) {
   return FK_CPU_DISPATCH(probe_bfloat16)(steps, sink);
 }
+int64_t probe_int8(int64_t steps, float* sink) { return FK_CPU_DISPATCH(probe_int8)(steps, sink); }
 }  // namespace fk::cpu
 #endif

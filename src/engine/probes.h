@@ -26,11 +26,13 @@ void probe_copy(uint8_t* to, const uint8_t* from, int64_t bytes, Way way);
 void probe_add(uint8_t* to, const uint8_t* a, const uint8_t* b, int64_t bytes, Way way);
 void probe_update(uint8_t* p, int64_t bytes);  // reads and writes each byte in its place
 
-// These two do nothing but multiply-adds on registers, `steps` for each of as many sums as hide
-// their latency. They return the floating point operations done, two for a multiply-add, or 0 where
-// the active target has no such instruction. They add a result to *sink, so that the compiler
-// cannot leave the work out. probe_bfloat16 multiplies pairs of bfloat16 and sums in float32.
+// These do nothing but multiply-adds on registers, `steps` for each of as many sums as hide their
+// latency. They return the operations done, two for a multiply-add, or 0 where the active target
+// has no such instruction. They add a result to *sink, so that the compiler cannot leave the work
+// out. probe_bfloat16 multiplies pairs of bfloat16 and sums in float32; probe_int8 multiplies
+// groups of four bytes and sums in int32, by VNNI where the kernels would (cpu/gemm/bytes.h).
 int64_t probe_float32(int64_t steps, float* sink);
 int64_t probe_bfloat16(int64_t steps, float* sink);
+int64_t probe_int8(int64_t steps, float* sink);
 
 }  // namespace fk::cpu

@@ -7,7 +7,8 @@
 
 namespace fk::engine {
 
-// Whether `narrow` (F16, BF16) or `quantize` (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1) can make `type`.
+// Returns whether `narrow` (F16, BF16) or `quantize` (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1) can make
+// `type`.
 bool can_quantize(model::WeightType type);
 
 // Rounds `count` weights, a multiple of 32, to blocks of `type` at `out`: codes to nearest, with

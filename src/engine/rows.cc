@@ -1,6 +1,6 @@
-// The CPU engine's work on one row at a time: norms, activation functions, and the rounding of a
-// product's inputs to int8. The floor is the latency of a few passes over a row, which lies in the
-// first-level cache.
+// This file does the CPU engine's work on one row at a time: norms, activation functions, and the
+// rounding of a product's inputs to int8. The floor is the latency of a few passes over a row,
+// which lies in the first-level cache.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/rows.cc"
 #include <cmath>
@@ -70,7 +70,7 @@ void quantize_blocks(const Activations& a, int64_t token, int64_t begin, int64_t
   }
 }
 
-// See `add_and_norm` in engine/kernels.h.
+// Does what `add_and_norm` in engine/kernels.h says, for one row.
 void add_norm_row(float* x, const float* add, const float* weight, const float* bias, float eps,
                   bool rms, int64_t n, float* out) {
   const F32 d;
@@ -115,7 +115,7 @@ void add_norm_row(float* x, const float* add, const float* weight, const float* 
   }
 }
 
-// See `activate` in engine/kernels.h.
+// Does what `activate` in engine/kernels.h says, for one row.
 void activate_row(const float* gate, const float* up, bool silu, int64_t n, float* out) {
   const F32 d;
   const auto f = [&](auto x) HWY_ATTR {

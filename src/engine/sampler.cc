@@ -42,7 +42,7 @@ void Sampler::see(int32_t token) {
   seen_.push_back(token);
 }
 
-// SplitMix64, which gives the same numbers on every machine.
+// This is SplitMix64, which gives the same numbers on every machine.
 double Sampler::next_random() {
   uint64_t z = state_ += 0x9e3779b97f4a7c15;
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;

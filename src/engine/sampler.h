@@ -6,7 +6,8 @@
 
 namespace fk::engine {
 
-// The rules for choosing a token, applied in this order, each to what the one before has left.
+// Holds the rules for choosing a token, which are applied in this order, each to what the one
+// before has left.
 struct SamplingOptions {
   // Divides the positive logits of tokens seen before and multiplies the negative ones; 1 changes
   // nothing.

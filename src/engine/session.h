@@ -22,11 +22,11 @@ struct GenerateOptions {
   bool ignore_eos = false;        // goes on after a token that ends a text
 };
 
-// What a session has generated so far.
+// Holds what a session has generated so far.
 struct Generated {
   std::string text;
   std::vector<int32_t> tokens;
-  // Why the text ended; kCancelled where the caller's function wanted no more.
+  // Says why the text ended: kCancelled where the caller's function wanted no more.
   enum class End : uint8_t { kLength, kEndOfText, kStop, kCancelled, kContext } end = End::kLength;
   int64_t prompt_tokens = 0;  // how many of the prompt's tokens had to run
   double prompt_seconds = 0;  // how long they took
@@ -80,7 +80,7 @@ class Session {
   void forget() { history_.clear(); }
 
  private:
-  // The body of `next`: chooses a token, unless the text ends, and sets *more.
+  // Does the work of `next`: chooses a token, unless the text ends, and sets *more.
   Status step(std::string* text, bool* more);
 
   Engine& engine_;

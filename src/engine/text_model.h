@@ -1,4 +1,5 @@
-// A model that is ready to generate text: the loaded file, its tokenizer, an engine and a session.
+// This file declares a model that is ready to generate text: the loaded file, its tokenizer, an
+// engine and a session.
 #pragma once
 
 #include <memory>
@@ -28,8 +29,8 @@ class TextModel {
   // Loads the model's files and makes its engine. On failure *out stays as it was.
   static Status open(const OpenOptions& options, std::unique_ptr<TextModel>* out);
 
-  // The tokenizer, or null where the files have none (tokenizer_error() says why): then only the
-  // engine can be used, with token ids.
+  // Returns the tokenizer, or null where the files have none (tokenizer_error() says why): then
+  // only the engine can be used, with token ids.
   const model::Tokenizer* tokenizer() const { return model_.tokenizer.get(); }
   const std::string& tokenizer_error() const { return model_.tokenizer_error; }
   Engine& engine() { return *engine_; }
@@ -38,7 +39,8 @@ class TextModel {
   // Sets `ids` to the tokens of a prompt, with the special tokens that the model expects. An empty
   // prompt becomes the token that begins a text.
   Status encode_prompt(std::string_view text, std::vector<int32_t>* ids) const;
-  // Generates a text with the model's session (engine/session.h); an error if it has no tokenizer.
+  // Generates a text with the model's session (engine/session.h). Returns an error if the model has
+  // no tokenizer.
   Status generate(const std::vector<int32_t>& prompt, const GenerateOptions& options,
                   const Session::Piece& piece, Generated* result);
 

@@ -26,12 +26,13 @@ struct AddedToken {
   bool normalized = false;   // is looked for in the normalised text
 };
 
-// Ranges [begin, end) of bytes in a text, in ascending order and without overlap.
+// Lists ranges [begin, end) of bytes in a text, in ascending order and without overlap.
 using Ranges = std::vector<std::pair<size_t, size_t>>;
-// Whether [begin, end) overlaps one of the ranges.
+// Returns whether [begin, end) overlaps one of the ranges.
 bool overlaps(const Ranges& ranges, size_t begin, size_t end);
 
-// A set of added tokens. Add all of them, call `finish` once, then cut as many texts as you like.
+// Holds a set of added tokens. Add all of them, call `finish` once, then cut as many texts as you
+// like.
 class AddedTokens {
  public:
   // Adds a token. `content` is the text to look for, which may differ from token.content; an empty

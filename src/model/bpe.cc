@@ -1,4 +1,5 @@
-// Byte-pair encoding: splits a word into symbols and merges neighbours, lowest rank first.
+// This file does byte-pair encoding: it splits a word into symbols and merges neighbours, lowest
+// rank first.
 #include "model/bpe.h"
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 namespace fk::model {
 namespace {
 
-// The longest token that merges_from_scores accepts, in bytes. Only files made to waste time have
-// longer ones: every way to cut a token in two is looked up.
+// This is the longest token that merges_from_scores accepts, in bytes. Only files made to waste
+// time have longer ones: every way to cut a token in two is looked up.
 constexpr size_t kMaxScoredToken = 256;
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Byte-pair encoding of one word: it begins as a row of symbols (characters or bytes), and
-// neighbours are merged in the order of the merges' ranks until none is left.
+// This file declares byte-pair encoding of one word: the word begins as a row of symbols
+// (characters or bytes), and neighbours are merged in the order of the merges' ranks until none is
+// left.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace fk::model {
 
-// Two neighbouring tokens, the token that they become, and the rank; lower ranks merge first.
+// Names two neighbouring tokens, the token that they become, and the rank; lower ranks merge
+// first.
 struct Merge {
   int32_t left, right, result, rank;
 };
@@ -32,11 +34,11 @@ class MergeTable {
   std::vector<Merge> slots_;  // a power of two of them; empty ones have left = -1
 };
 
-// The encoder. A tokenizer's reader fills its public members.
+// Encodes words. A tokenizer's reader fills its public members.
 class Bpe {
  public:
-  // The ids of the strings that symbols may be, looked up in the text: UTF-8 characters and what
-  // they merge to, or bytes.
+  // Holds the ids of the strings that symbols may be, looked up in the text: UTF-8 characters and
+  // what they merge to, or bytes.
   StringTable ids;
   MergeTable merges;
   bool bytes = false;          // symbols are bytes, not characters
@@ -48,7 +50,7 @@ class Bpe {
 
   Bpe() { std::fill(std::begin(byte_ids), std::end(byte_ids), -1); }
 
-  // Memory for encoding a word, which the caller keeps for the next one.
+  // Holds memory for encoding a word, which the caller keeps for the next one.
   class Scratch {
     friend class Bpe;
     struct Symbol {

@@ -1,4 +1,5 @@
-// The model inside the library, with which `fk generate` writes if the user names none.
+// This file declares the model inside the library, with which `fk generate` writes if the user
+// names none.
 #pragma once
 
 #include <string_view>

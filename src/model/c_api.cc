@@ -1,5 +1,5 @@
-// The C functions of flashkernel/model.h: they check arguments, call the loaders and tokenizers,
-// and turn errors and exceptions into status codes.
+// This file holds the C functions of flashkernel/model.h: they check arguments, call the loaders
+// and tokenizers, and turn errors and exceptions into status codes.
 #include "model/c_api.h"
 
 #include <algorithm>

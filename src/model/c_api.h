@@ -1,5 +1,5 @@
-// The structs behind the C ABI's handles of models and tokenizers. engine/c_api.cc, which takes
-// such handles too, includes them.
+// This file declares the structs behind the C ABI's handles of models and tokenizers.
+// engine/c_api.cc, which takes such handles too, includes them.
 #pragma once
 
 #include <memory>

@@ -13,7 +13,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// `text` without the characters of `what` at both ends.
+// Returns `text` without the characters of `what` at both ends.
 std::string_view trim(std::string_view text, std::string_view what = " \t\n\r\v\f") {
   const size_t begin = text.find_first_not_of(what);
   if (begin == std::string_view::npos) return "";

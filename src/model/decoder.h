@@ -24,33 +24,33 @@ enum class Family : uint8_t { kLlama, kMistral, kQwen2, kQwen3, kGpt2 };
 enum class Norm : uint8_t { kRms, kLayer };
 enum class Activation : uint8_t { kSilu, kGeluTanh };
 
-// The family's name for people, such as "Llama".
+// Returns the family's name for people, such as "Llama".
 const char* family_name(Family family);
 
-// A matrix (rows = outputs, columns = inputs, y = W x) or a vector (rows = 1) inside a mapped file,
-// to which it points and which must outlive it.
+// Describes a matrix (rows = outputs, columns = inputs, y = W x) or a vector (rows = 1) inside a
+// mapped file, to which it points and which must outlive it.
 struct Weight {
   const void* data = nullptr;  // where row 0 begins; null where the model has no such weight
   WeightType type = WeightType::kF32;
   int64_t rows = 0;
   int64_t columns = 0;
-  // The bytes from one stored row to the next. Stored rows are the matrix's rows, or its columns if
-  // it is `transposed` (GPT-2 in Hugging Face's form; F32, F16 and BF16 only).
+  // Holds the bytes from one stored row to the next. Stored rows are the matrix's rows, or its
+  // columns if it is `transposed` (GPT-2 in Hugging Face's form; F32, F16 and BF16 only).
   int64_t row_bytes = 0;
   bool transposed = false;
-  // For kInt8Grouped only: weight (r, c) = int8 * scales[(r * columns + c) / group].
+  // These are for kInt8Grouped only: weight (r, c) = int8 * scales[(r * columns + c) / group].
   const float* scales = nullptr;
   int64_t group = 0;
 
   explicit operator bool() const { return data != nullptr; }
-  // The size in the file, scales included.
+  // Returns the size in the file, scales included.
   int64_t bytes() const;
 };
 
 // Converts one row of any weight to `columns` floats at `out`.
 void read_row(const Weight& weight, int64_t row, float* out);
 
-// One layer's weights, with their shapes.
+// Holds one layer's weights, with their shapes.
 struct Layer {
   Weight attention_norm, attention_norm_bias;  // (dim)
   Weight q, k, v;  // (heads * head_dim, dim), (kv_heads * head_dim, dim)
@@ -109,7 +109,7 @@ struct Decoder {
   Weight output_norm, output_norm_bias;
   Weight output;  // (vocab, dim); the same as token_embedding where tied
 
-  // The size of all weights in the file; a tied one counts once.
+  // Returns the size of all weights in the file; a tied one counts once.
   int64_t weight_bytes() const;
 };
 

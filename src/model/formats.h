@@ -1,5 +1,5 @@
-// The readers of the file formats. Each fills a decoder or a tokenizer, and checks everything that
-// it reads. `file` names the file in errors and must outlive the model.
+// This file declares the readers of the file formats. Each fills a decoder or a tokenizer, and
+// checks everything that it reads. `file` names the file in errors and must outlive the model.
 #pragma once
 
 #include <memory>
@@ -26,8 +26,8 @@ Status decoder_from_huggingface(const std::string& config_file, const Json& conf
 Status tokenizer_from_json(const std::string& file, const Json& json, const Json* config,
                            std::unique_ptr<Tokenizer>* tokenizer);
 
-// Whether the bytes begin with the magic number of llama2.c's versions 1 (float) and 2 (int8). The
-// legacy form, which decoder_from_llama2c also reads, has none.
+// Returns whether the bytes begin with the magic number of llama2.c's versions 1 (float) and 2
+// (int8). The legacy form, which decoder_from_llama2c also reads, has none.
 bool is_llama2c(std::string_view bytes);
 Status decoder_from_llama2c(const std::string& file, std::string_view bytes, Decoder* decoder);
 // `vocab` is how many tokens the model has; 0 accepts as many as the file holds.

@@ -18,7 +18,7 @@ constexpr uint32_t kMaxDims = 4;
 constexpr uint64_t kMaxTensorName = 255;
 constexpr int64_t kMaxAlignment = 1 << 16;
 
-// The size of one value of a type in bytes; 0 for strings and arrays.
+// Returns the size of one value of a type in bytes; 0 for strings and arrays.
 size_t size_of(GgufType type) {
   static constexpr size_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
   return kSizes[static_cast<uint32_t>(type)];
@@ -31,7 +31,7 @@ const char* name_of(GgufType type) {
   return kNames[static_cast<uint32_t>(type)];
 }
 
-// A tensor type that we read, with its number in GGUF.
+// Names a tensor type that we read, with its number in GGUF.
 struct TensorType {
   uint32_t id;
   WeightType type;
@@ -42,14 +42,15 @@ constexpr TensorType kTensorTypes[] = {
     {8, WeightType::kQ8_0},  {12, WeightType::kQ4_K}, {13, WeightType::kQ5_K},
     {14, WeightType::kQ6_K}, {30, WeightType::kBF16},
 };
-// GGUF's names of all its tensor types, by number, for errors about those that we do not read.
+// These are GGUF's names of all its tensor types, by number, for errors about those that we do not
+// read.
 constexpr const char* kTensorTypeNames[] = {
     "F32",     "F16",    "Q4_0",    "Q4_1",  "Q4_2",   "Q4_3",  "Q5_0",  "Q5_1",
     "Q8_0",    "Q8_1",   "Q2_K",    "Q3_K",  "Q4_K",   "Q5_K",  "Q6_K",  "Q8_K",
     "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS",
     "I8",      "I16",    "I32",     "I64",   "F64",    "IQ1_M", "BF16"};
 
-// The error for a file that ends inside of `where`.
+// Returns the error for a file that ends inside of `where`.
 Status end_of_file(const std::string& file, const std::string& where) {
   return file_error(file, where + ": the file ends in the middle of it");
 }
@@ -107,7 +108,7 @@ Status read_value(const std::string& file, const std::string& key, std::string_v
   return {};
 }
 
-// A tensor of the header, and where it says that the data begin.
+// Describes a tensor of the header, and where it says that the data begin.
 struct Entry {
   std::string name;
   StoredTensor tensor;
@@ -279,7 +280,7 @@ std::string type_name(const GgufValue& value) {
   return (value.array ? "an array of " : "") + std::string(name_of(value.type));
 }
 
-// Element `index` of a value whose elements are of type T.
+// Returns element `index` of a value whose elements are of type T.
 template <class T>
 T load(const GgufValue& value, uint64_t index) {
   T result;

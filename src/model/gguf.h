@@ -12,7 +12,7 @@
 
 namespace fk::model {
 
-// The types of values, with the numbers that GGUF gives them.
+// Lists the types of values, with the numbers that GGUF gives them.
 enum class GgufType : uint32_t {
   kUint8 = 0,
   kInt8 = 1,
@@ -36,7 +36,7 @@ struct GgufValue {
   std::string_view bytes;  // the elements in the file, of strings with their lengths; all are whole
 };
 
-// The keys and values of one file. They point into the file's bytes, which must outlive this.
+// Holds the keys and values of one file. They point into the file's bytes, which must outlive this.
 class Gguf {
  public:
   // Checks the whole header, and adds the tensors to the table. `file` is the name for errors; it
@@ -46,11 +46,11 @@ class Gguf {
 
   const std::string& file() const { return *file_; }
   bool has(const std::string& key) const { return values_.count(key) != 0; }
-  // An error that names the file and the key.
+  // Returns an error that names the file and the key.
   Status error(const std::string& key, const std::string& what) const;
 
-  // Set *value to a key's value, and fail if it has another type. An absent key leaves *value as it
-  // is, so that it keeps its default. An integer must lie in [low, high], and a float must be
+  // These set *value to a key's value, and fail if it has another type. An absent key leaves *value
+  // as it is, so that it keeps its default. An integer must lie in [low, high], and a float must be
   // finite.
   Status get(const std::string& key, int64_t* value, int64_t low, int64_t high) const;
   Status get(const std::string& key, double* value) const;
@@ -62,7 +62,7 @@ class Gguf {
   Status get(const std::string& key, std::vector<int32_t>* values) const;
 
  private:
-  // The value of a key, or null.
+  // Returns the value of a key, or null.
   const GgufValue* find(const std::string& key) const;
 
   const std::string* file_ = nullptr;

@@ -15,9 +15,9 @@ using Json = nlohmann::json;
 
 constexpr int kMaxJsonDepth = 64;
 
-// A whole document. Json's own destructor allocates memory for each array and object that is not
-// empty, and if there is none left, it ends the program; this destructor empties them first, from
-// the inside out.
+// Holds a whole document. Json's own destructor allocates memory for each array and object that is
+// not empty, and if there is none left, it ends the program; this destructor empties them first,
+// from the inside out.
 class JsonDocument : public Json {
  public:
   JsonDocument() = default;
@@ -39,13 +39,13 @@ class JsonFields {
       : file_(std::move(file)), prefix_(std::move(prefix)), object_(object) {}
 
   bool has(const char* name) const;
-  // The field's value, or null if it is absent or null.
+  // Returns the field's value, or null if it is absent or null.
   const Json* find(const char* name) const;
   Status get(const char* name, int64_t* value, int64_t low, int64_t high) const;
   Status get(const char* name, double* value) const;
   Status get(const char* name, bool* value) const;
   Status get(const char* name, std::string* value) const;
-  // An error about a field.
+  // Returns an error about a field.
   Status error(const char* name, const std::string& what) const;
   const std::string& file() const { return file_; }
 
@@ -55,7 +55,7 @@ class JsonFields {
   const Json& object_;
 };
 
-// Return how an error shows a value or a text: shortened, and with nothing that controls a
+// These return how an error shows a value or a text: shortened, and with nothing that controls a
 // terminal.
 std::string shown(const Json& json);
 std::string shown_text(std::string_view text);

@@ -81,7 +81,7 @@ class Cursor {
   Cursor(const std::string& file, std::string_view bytes, const Header& header)
       : file_(file), bytes_(bytes), at_(header.bytes), group_(header.group) {}
 
-  // The next weight, of float32.
+  // Returns the next weight, of float32.
   Weight floats(int64_t rows, int64_t columns) {
     Weight weight;
     weight.rows = rows;
@@ -91,7 +91,7 @@ class Cursor {
     return weight;
   }
 
-  // The next weight, of int8 in version 2 and of float32 otherwise.
+  // Returns the next weight, of int8 in version 2 and of float32 otherwise.
   Weight matrix(int64_t rows, int64_t columns) {
     if (group_ == 0) return floats(rows, columns);
     if (columns % group_ != 0 && status_.ok()) {

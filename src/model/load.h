@@ -16,7 +16,8 @@ enum class FileFormat : uint8_t { kSafetensors, kGguf, kLlama2c };
 
 class MappedFile;
 
-// A loaded model: the description, the tokenizer, and the mappings that the weights point into.
+// Holds a loaded model: the description, the tokenizer, and the mappings that the weights point
+// into.
 class Model {
  public:
   Model();
@@ -34,10 +35,12 @@ class Model {
 };
 
 struct LoadOptions {
-  // A tokenizer.json, llama2.c's tokenizer.bin, or a .gguf; empty: the one in or beside the model.
+  // Names a tokenizer.json, llama2.c's tokenizer.bin, or a .gguf; where it is empty, the one in or
+  // beside the model is meant.
   std::string tokenizer;
   bool need_tokenizer = false;  // fail if there is none
-  // Accept a config.json, or a folder that has one and no weights, and make up weights of noise.
+  // If true, `load` accepts a config.json, or a folder that has one and no weights, and makes up
+  // weights of noise.
   bool make_up_weights = false;
 };
 

@@ -1,4 +1,4 @@
-// The changes that a tokenizer makes to a text before it splits it.
+// This file declares the changes that a tokenizer makes to a text before it splits it.
 #pragma once
 
 #include <memory>

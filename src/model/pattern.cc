@@ -18,8 +18,8 @@ constexpr size_t kLiteralBytesPerStep = 8;  // how many bytes a literal search d
 constexpr uint64_t kMaxInRanges = 1 << 21;  // characters in all ranges; each takes 2 ns to compile
 constexpr uint32_t kMaxNamedGroups = 4;     // named groups; each makes every step a little longer
 
-// What \s and \w mean in Oniguruma. Its white space is Unicode's property, while PCRE2's also has
-// U+180E. Its words have marks and connectors, which PCRE2's have only from 10.43 on.
+// This is what \s and \w mean in Oniguruma. Its white space is Unicode's property, while PCRE2's
+// also has U+180E. Its words have marks and connectors, which PCRE2's have only from 10.43 on.
 constexpr std::string_view kSpaces = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWords = "\\p{L}\\p{M}\\p{Nd}\\p{Pc}";
 
@@ -52,8 +52,8 @@ bool translate(std::string_view expression, std::string* out) {
   return true;
 }
 
-// What escaped_character returns for an escape that may be any character, and for one that is no
-// single character and so cannot be the end of a range.
+// escaped_character returns the first for an escape that may be any character, and the second for
+// one that is no single character and so cannot be the end of a range.
 constexpr uint32_t kAnyCharacter = UINT32_MAX, kNoCharacter = UINT32_MAX - 1;
 
 // Returns the character that the escape at the front of `text` stands for, and sets *length to the
@@ -116,7 +116,7 @@ uint64_t characters_in_ranges(std::string_view expression) {
   return sum;
 }
 
-// PCRE2's text for an error code.
+// Returns PCRE2's text for an error code.
 std::string message_of(int code) {
   unsigned char text[256];
   pcre2_get_error_message(code, text, sizeof(text));
@@ -143,9 +143,9 @@ uint32_t repeats(std::string_view item) {
 }  // namespace
 
 struct Pattern::Code {
-  // The steps that it takes to try an item of the expression once, and to go over one character
-  // with it. A class is searched from its front for every character, so a long one costs more; and
-  // an item with many repeats may fail only at the last.
+  // Holds the steps that it takes to try an item of the expression once, and to go over one
+  // character with it. A class is searched from its front for every character, so a long one costs
+  // more; and an item with many repeats may fail only at the last.
   struct Cost {
     uint32_t once = 1, each = 1;
   };
@@ -242,7 +242,7 @@ Status Pattern::compile_expression(std::string_view expression, size_t* machine_
   return {};
 }
 
-// PCRE2's memory, and what the callout needs to count items.
+// Holds PCRE2's memory, and what the callout needs to count items.
 struct Matcher::Memory {
   pcre2_match_context* context = nullptr;
   pcre2_match_data* data = nullptr;

@@ -17,13 +17,13 @@ namespace fk::model {
 
 constexpr size_t kMaxExpression = 8 << 10;  // the longest known one has 900 bytes
 
-// How much of one tokenizer's expressions becomes machine code, in bytes of what PCRE2 compiles
+// This much of one tokenizer's expressions becomes machine code, in bytes of what PCRE2 compiles
 // them to; machine code is 20 to 35 times as long. Three times as much would no longer stay in the
 // processor's cache, and a step would take 20 to 100 ns, where PCRE2's interpreter takes 6 to 13
 // for expressions of any length. Known tokenizers need up to 3 KB.
 constexpr size_t kMachineCode = 16 << 10;
 
-// A compiled pattern. It does not change, and several threads may use it.
+// Holds a compiled pattern. It does not change, and several threads may use it.
 class Pattern {
  public:
   // Compiles an expression; with `literal` it is the text to find. If the expression fits into
@@ -44,12 +44,13 @@ class Pattern {
   Status compile_expression(std::string_view expression, size_t* machine_code_left);
 
   std::string literal_;  // empty where the pattern is an expression
-  // For each beginning of literal_, the length of its longest border.
+  // Holds, for each beginning of literal_, the length of its longest border.
   std::vector<uint32_t> fallback_;
   std::unique_ptr<Code> code_;  // null where the pattern is a literal
 };
 
-// What matching one text needs in addition to the pattern: the text's work, and PCRE2's memory.
+// Holds what matching one text needs in addition to the pattern: the text's work, and PCRE2's
+// memory.
 class Matcher {
  public:
   explicit Matcher(Work* work);

@@ -12,7 +12,7 @@ constexpr WeightTypeInfo kInfo[kWeightTypes] = {
     {"Q4_K", 256, 144}, {"Q5_K", 256, 176}, {"Q6_K", 256, 210}, {"I8_GROUPED", 1, 1},
 };
 
-// `expand` converts one block to floats; there is one for each block type.
+// These convert one block to floats; there is an `expand` for each block type.
 void expand(const BlockQ8_0& b, float* out) {
   const float d = half_to_float(b.d);
   for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(b.q[i]);

@@ -1,4 +1,5 @@
-// The types in which model files keep weights, and the conversion of each to float.
+// This file declares the types in which model files keep weights, and the conversion of each to
+// float.
 //
 // A row is a whole number of blocks. The bytes and the arithmetic are those of GGUF (ggml), so
 // dequantised values equal its reference bit for bit. Blocks in a file have no alignment beyond
@@ -38,9 +39,9 @@ const WeightTypeInfo& type_info(WeightType type);
 // none.
 bool find_type(const char* name, WeightType* type);
 
-// The blocks, as they lie in files. d, m and dmin are the bits of float16 numbers, and x is the
-// weight that code q stands for. Low nibbles hold the first half of a block of 32, high nibbles the
-// second.
+// These are the blocks, as they lie in files. d, m and dmin are the bits of float16 numbers, and x
+// is the weight that code q stands for. Low nibbles hold the first half of a block of 32, high
+// nibbles the second.
 struct BlockQ8_0 {  // x = d * q
   uint16_t d;
   int8_t q[32];

@@ -29,7 +29,7 @@ class Reader {
     return true;
   }
 
-  // How many bytes have been read, and how many are left.
+  // These return how many bytes have been read, and how many are left.
   size_t at() const { return at_; }
   size_t left() const { return bytes_.size() - at_; }
 

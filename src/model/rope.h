@@ -9,7 +9,7 @@
 
 namespace fk::model {
 
-// How the frequencies are scaled, with the names of Hugging Face's config.json.
+// Says how the frequencies are scaled, with the names of Hugging Face's config.json.
 struct RopeScaling {
   std::string type;               // "", "default" or "none"; "linear", "llama3" or "yarn"
   double factor = 1.0;            // how much longer the context becomes

@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kMaxHeader = 100 << 20;  // the format's own limit
 constexpr size_t kMaxSizes = 8;             // dimensions of a tensor
 
-// A dtype of the format.
+// Names a dtype of the format.
 struct StoredType {
   const char* name;
   int bytes;
@@ -31,7 +31,7 @@ constexpr StoredType kTypes[] = {
     {"BOOL", 1, false, WeightType::kF32},
 };
 
-// The bytes of a tensor in the file's buffer.
+// Names the bytes of a tensor in the file's buffer.
 struct ByteRange {
   int64_t begin, end;
   std::string name;

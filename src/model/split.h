@@ -10,15 +10,15 @@
 
 namespace fk::model {
 
-// Which segments of a text get a space (or the sign that stands for one) in front.
+// Says which segments of a text get a space (or the sign that stands for one) in front.
 enum class Prepend { kNever, kFirst, kAlways };
 
-// One of a tokenizer's pre-tokenizers.
+// Describes one of a tokenizer's pre-tokenizers.
 struct SplitStep {
   enum Kind { kPattern, kMetaspace, kByteLevel } kind = kPattern;
   std::shared_ptr<const Pattern> pattern;  // null where the step does not split
-  // What becomes of a match: a word of its own, nothing, a part of the word before or after it, or
-  // one word with the matches next to it.
+  // Says what becomes of a match: a word of its own, nothing, a part of the word before or after
+  // it, or one word with the matches next to it.
   enum Behavior { kIsolated, kRemoved, kWithPrevious, kWithNext, kContiguous } behavior = kIsolated;
   bool invert = false;                // matches and what lies between them change places
   Prepend prepend = Prepend::kNever;  // of kMetaspace and kByteLevel
@@ -55,7 +55,7 @@ class Joiner {
   }
 
  private:
-  // Whether the next stretch belongs to the word that is held back.
+  // Returns whether the next stretch belongs to the word that is held back.
   bool joined(bool match) const {
     switch (step_.behavior) {
       case SplitStep::kContiguous:

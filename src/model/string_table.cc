@@ -1,4 +1,4 @@
-// A hash table with open addressing.
+// This file holds a hash table with open addressing.
 #include "model/string_table.h"
 
 #include <cstring>

@@ -1,4 +1,5 @@
-// The tensors of one model's files by name, from which a decoder's weights are taken.
+// This file holds the tensors of one model's files by name, from which a decoder's weights are
+// taken.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace fk::model {
 
-// A tensor in a mapped file.
+// Describes a tensor in a mapped file.
 struct StoredTensor {
   const std::string* file = nullptr;  // the file's name for errors; it outlives the table
   const char* data = nullptr;
@@ -38,7 +39,7 @@ class TensorTable {
   void make_up(WeightType type, const void* data);
   bool made_up() const { return made_up_ != nullptr; }
 
-  // Set *weight to a weight of exactly this shape, or return an error if it is missing or
+  // These set *weight to a weight of exactly this shape, or return an error if it is missing or
   // different. This one finds a matrix.
   Status matrix(const std::string& name, int64_t rows, int64_t columns, Weight* weight) const;
   // Finds a matrix that is stored as (columns, rows).

@@ -9,7 +9,7 @@ namespace fk::model {
 namespace {
 
 constexpr size_t kMaxText = size_t{1} << 30;  // bytes of the longest text that is encoded
-// How many bytes ids may decode to, for each id and in addition. Hostile files have tokens of any
+// Ids may decode to this many bytes, for each id and in addition. Hostile files have tokens of any
 // length.
 constexpr uint64_t kDecodedPerId = 64;
 constexpr uint64_t kFreeDecoded = 16 << 20;
@@ -163,7 +163,7 @@ Status TextTokenizer::finish() {
   return after_.finish();
 }
 
-// The state of encoding one text.
+// Holds the state of encoding one text.
 struct TextTokenizer::Encoding {
   Encoding(size_t bytes, std::vector<int32_t>* out) : work(bytes), matcher(&work), ids(out) {}
 

@@ -1,6 +1,6 @@
-// The tokenizer of every supported model, made of the parts that the model's file describes: added
-// tokens are cut out of the text, the rest is normalised and split into words, and each word is
-// encoded by BPE.
+// This is the tokenizer of every supported model, made of the parts that the model's file
+// describes: added tokens are cut out of the text, the rest is normalised and split into words, and
+// each word is encoded by BPE.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace fk::model {
 
-// U+2581, which stands for a space in SentencePiece.
+// This is U+2581, which stands for a space in SentencePiece.
 constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
 class TextTokenizer : public Tokenizer {
@@ -80,7 +80,7 @@ void set_byte_token_ids(TextTokenizer* tokenizer);
 // of each id. The error does not name the file.
 Status set_sentencepiece_ids(const std::vector<float>& scores, TextTokenizer* tokenizer);
 
-// The split patterns of the tokenizers that GGUF files name.
+// These are the split patterns of the tokenizers that GGUF files name.
 extern const char kGpt2Pattern[];
 extern const char kLlama3Pattern[];
 extern const char kQwen2Pattern[];

@@ -7,7 +7,7 @@
 namespace fk::model {
 namespace {
 
-// Whether a comes before b when both are read from their ends.
+// Returns whether a comes before b when both are read from their ends.
 bool reads_before(std::string_view a, std::string_view b) {
   return std::lexicographical_compare(
       a.rbegin(), a.rend(), b.rbegin(), b.rend(),

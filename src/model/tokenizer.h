@@ -1,5 +1,5 @@
-// The interface of tokenizers, which turn text into token ids and back, with the same results as
-// Hugging Face's `tokenizers` for the same model; and conversations as text or ids.
+// This file declares the interface of tokenizers, which turn text into token ids and back, with the
+// same results as Hugging Face's `tokenizers` for the same model; and conversations as text or ids.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct ChatMessage {
   std::string content;
 };
 
-// The chat formats that we write without running a template. The template's text tells which one it
-// is.
+// Lists the chat formats that we write without running a template. The template's text tells which
+// one it is.
 enum class ChatFormat : uint8_t { kNone, kChatMl, kLlama2, kLlama3, kMistral };
 
 struct EncodeOptions {
@@ -27,7 +27,7 @@ struct EncodeOptions {
   bool parse_special = true;  // read "<|im_end|>" in the text as that token, not as characters
 };
 
-// A stretch of a text, and whether special tokens are looked for in it.
+// Describes a stretch of a text, and whether special tokens are looked for in it.
 struct TextPart {
   std::string_view text;
   bool parse_special = true;
@@ -60,7 +60,7 @@ class Tokenizer {
   virtual bool is_special(int32_t id) const = 0;
   // Returns the number of ids; the largest is one less.
   virtual int32_t size() const = 0;
-  // Whether a text's first token loses its leading space (SentencePiece's dummy prefix).
+  // Returns whether a text's first token loses its leading space (SentencePiece's dummy prefix).
   virtual bool strips_first_space() const = 0;
 
   int32_t bos = -1;          // the token that begins a text; -1: none

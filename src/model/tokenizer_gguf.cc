@@ -10,7 +10,7 @@
 namespace fk::model {
 namespace {
 
-// The numbers in tokenizer.ggml.token_type.
+// Lists the numbers in tokenizer.ggml.token_type.
 enum TokenType {
   kNormal = 1,
   kUnknown = 2,
@@ -20,7 +20,7 @@ enum TokenType {
   kByte = 6
 };
 
-// How the models of one name in tokenizer.ggml.pre split text.
+// Says how the models of one name in tokenizer.ggml.pre split text.
 struct PreTokenizer {
   const char* name;
   const char* pattern;

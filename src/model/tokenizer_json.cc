@@ -13,19 +13,19 @@ namespace fk::model {
 namespace {
 
 constexpr int kMaxSequence = 4;  // how deep sequences may lie inside sequences
-// The most normalizers or pre-tokenizers, and the most ids around a text. Known tokenizers have up
-// to 6 and 3.
+// These are the most normalizers or pre-tokenizers, and the most ids around a text. Known
+// tokenizers have up to 6 and 3.
 constexpr size_t kMaxParts = 32;
 constexpr size_t kMaxTemplateIds = 1024;
 
-// The "type" of a part, or "".
+// Returns the "type" of a part, or "".
 std::string type_of(const Json& json) {
   if (!json.is_object()) return "";
   const auto type = json.find("type");
   return type != json.end() && type->is_string() ? type->get<std::string>() : "";
 }
 
-// The error for a part whose type is not supported.
+// Returns the error for a part whose type is not supported.
 Status unknown_part(const std::string& file, const char* part, const Json& json) {
   return unsupported(file + ": " + part + ": " + shown_text(type_of(json)) + " is not supported");
 }

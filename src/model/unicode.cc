@@ -1,4 +1,5 @@
-// Canonical decomposition and composition, with tables from the Unicode database.
+// This file computes canonical decompositions and compositions, with tables from the Unicode
+// database.
 #include "model/unicode.h"
 
 #include <algorithm>
@@ -9,12 +10,12 @@
 namespace fk::model {
 namespace {
 
-// A run of characters that have the same combining class.
+// Describes a run of characters that have the same combining class.
 struct CombiningRun {
   uint32_t first, last;
   uint8_t combining_class;
 };
-// A character and the one or two that it decomposes to; `second` is 0 if there is one.
+// Holds a character and the one or two that it decomposes to; `second` is 0 if there is one.
 struct Decomposition {
   uint32_t composed, first, second;
   bool composes;  // false if the two do not compose again (a composition exclusion)

@@ -1,4 +1,5 @@
-// White space and canonical composition in Unicode; core/utf8.h has its encoding.
+// This file declares white space and canonical composition in Unicode; core/utf8.h has its
+// encoding.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace fk::model {
 
-// Whether a character has Unicode's property White_Space.
+// Returns whether a character has Unicode's property White_Space.
 bool is_white_space(uint32_t code_point);
 
 // Returns the normal form C of a text, which must be valid UTF-8.

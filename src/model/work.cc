@@ -1,4 +1,4 @@
-// The budget of encoding one text, and the errors for when it is spent.
+// This file keeps the budget of encoding one text, and makes the errors for when it is spent.
 #include "model/work.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 namespace fk::model {
 namespace {
 
-// What encoding a byte of a word costs, as measured on large words.
+// Encoding a byte of a word costs this many steps, as measured on large words.
 constexpr uint64_t kStepsPerWordByte = 8;
 
 }  // namespace

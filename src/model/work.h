@@ -1,6 +1,6 @@
-// The budget of encoding one text. A tokenizer's file says what is done with a text, and a hostile
-// file may ask for any amount of work and memory: whatever a file asks for is paid from this
-// budget, and encoding fails when it is spent.
+// This file declares the budget of encoding one text. A tokenizer's file says what is done with a
+// text, and a hostile file may ask for any amount of work and memory: whatever a file asks for is
+// paid from this budget, and encoding fails when it is spent.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,11 @@ namespace fk::model {
 // A step is about ten nanoseconds. Known tokenizers take 10 to 20 for each byte.
 constexpr uint64_t kStepsPerByte = 128;
 constexpr uint64_t kFreeSteps = 1 << 22;
-// How long a text may become in bytes. If all of it are spaces, each becomes a sign of three bytes.
+// A text may become this long in bytes, for each byte that it had. If all of it are spaces, each
+// becomes a sign of three bytes.
 constexpr uint64_t kLengthPerByte = 4;
 constexpr uint64_t kFreeLength = 64 << 10;
-// How many bytes all normalizers and splits may write together.
+// All normalizers and splits may write this many bytes together, for each byte of the text.
 constexpr uint64_t kWrittenPerByte = 32;
 constexpr uint64_t kFreeWritten = 1 << 20;
 // Positions in a text are 32-bit numbers.
@@ -33,7 +34,7 @@ class Work {
     return true;
   }
   Status steps(uint64_t count) { return spend(count) ? Status() : error(); }
-  // The error for when the steps are spent.
+  // Returns the error for when the steps are spent.
   Status error() const;
 
   // Returns how long the text may become, in bytes.

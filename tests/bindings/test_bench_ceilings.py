@@ -19,8 +19,9 @@ from flashkernel.bench.suites import SUITES
 
 
 class Probe:
-    """A machine of 100 GB/s up to 1 MiB and 10 GB/s beyond, of 1 TFLOP/s, twice that in bfloat16,
-    which the first `disturbed` measurements of anything find at a tenth of it."""
+    """A machine of 100 GB/s up to 1 MiB and 10 GB/s beyond, of 1 TFLOP/s, twice that in bfloat16
+    and four times in int8, which the first `disturbed` measurements of anything find at a tenth of
+    it."""
 
     least, largest, caches = 1 << 14, 1 << 24, {"L1": 1 << 15, "L2": 1 << 20}
 
@@ -35,10 +36,10 @@ class Probe:
         return self._found(1e11 if size <= 1 << 20 else 1e10)
 
     def flops(self, name, effort):
-        return self._found({"float32": 1e12, "bfloat16": 2e12}[name])
+        return self._found({"float32": 1e12, "bfloat16": 2e12, "int8": 4e12}[name])
 
     def arithmetic(self, dtype):
-        return ("float32", "bfloat16") if dtype == "bfloat16" else ("float32",)
+        return CpuProbe.arithmetic(self, dtype)
 
     def working_set(self, count):
         return count.working_set
@@ -68,6 +69,15 @@ def test_the_tighter_bound_counts():
     }
 
 
+@pytest.mark.parametrize("kept, rate", [("float32", 1e12), ("bfloat16", 2e12), ("int8", 4e12)])
+def test_weights_are_multiplied_as_they_are_kept(kept, rate):
+    """Whatever the activations' dtype."""
+    count = WORKLOADS["packed_linear"].count("fwd", {"M": 64, "K": 512, "N": 512, "kept": kept}, 4)
+    ceiling = measured(Probe(), count).of(count, "float32")
+    assert ceiling.seconds == pytest.approx(2 * 64 * 512 * 512 / rate)
+    assert ceiling.as_json() == {"bound": "arithmetic", "of": kept, "tflops": rate * 1e-12}
+
+
 def test_a_smaller_working_set_has_no_lower_ceiling():
     """Even where the small one was disturbed, and the large one was not."""
     sizes = [Count(3 << k, 0) for k in range(10, 24)]
@@ -83,7 +93,7 @@ def test_the_machine_s_own_ceilings():
     ceilings = measured(probe, *counts, dtype="bfloat16")
     rates = [ceilings.of(count, "bfloat16").rate for count in counts]
     assert all(a >= b > 0 for a, b in itertools.pairwise(rates))
-    assert ceilings.peaks["float32"] > 0
+    assert ceilings.peaks["float32"] > 0 and probe.flops("int8", 1.0) > 0
     assert probe.bandwidth("no such mix", 1 << 20, 1.0) == 0
     ceilings.measure(ceilings.always)
     assert ceilings.as_json()["copy_tbps"] > 0 and ceilings.as_json()["gemm_tflops"] > 0
@@ -133,6 +143,29 @@ def test_cache_sizes(tmp_path):
 )
 def test_mixes(count, mixes):
     assert [need[0] for need in Ceilings(Probe()).needs(count, "float32")] == mixes
+
+
+class Uneven(Probe):
+    """Reads alone at 5 GB/s, twice that where a third of the bytes are written."""
+
+    def bandwidth(self, mix, size, effort):
+        return {"read": 5e9, "add": 1e10, "copy": 8e9, "update": 9e9}[mix]
+
+
+@pytest.mark.parametrize(
+    "count, rate",
+    [
+        (Count(1 << 20, 0), 5e9),
+        (Count(9999, 1), 5e9),  # a row of a linear layer: nothing but reads, nearly
+        (Count(5, 1), 2 / (1 / 5e9 + 1 / 1e10)),  # half of it as `add`
+        (Count(2, 1), 1e10),
+        (Count(1, 1), 8e9),
+        (Count(8, 8, in_place=8), 9e9),  # the better of two ways
+    ],
+)
+def test_a_row_is_held_against_its_own_mix(count, rate):
+    ceiling = measured(Uneven(), count).of(count, "float32")
+    assert ceiling.rate == pytest.approx(rate, rel=1e-3)
 
 
 def judged(probe, seconds):
@@ -226,12 +259,15 @@ COUNTS = [
     ("linear", "bwd", sizes(M=2, K=3, N=5), 2, 12 + 30 + 20, 12 + 30, 120, 0),
     ("linear", "fwd", sizes(M=2, K=3, N=5, activation="gelu_tanh"), 2, 42 + 10, 20, 60, 0),
     ("linear", "bwd", sizes(M=2, K=3, N=5, activation="gelu_tanh"), 2, 62 + 20, 42 + 10, 120, 0),
+    # Of 8-bit numbers a result in bfloat16; the few scales are left out.
+    ("scaled_linear", "fwd", sizes(M=2, K=3, N=5), 1, 6 + 15, 20, 60, 0),
     # Two such weights; the backward reads dy, gate and up.
     ("gated_linear", "fwd", sizes(M=2, K=3, N=5), 2, 12 + 60, 20, 120, 0),
     ("gated_linear", "bwd", sizes(M=2, K=3, N=5), 2, 72 + 60, 12 + 60, 240, 0),
-    # The weight as it is kept, whose operations have a ceiling in float32 alone.
+    # The weight as it is kept.
     ("packed_linear", "fwd", sizes(M=2, K=3, N=5, kept="float32"), 4, 24 + 60, 40, 60, 0),
-    ("packed_linear", "fwd", sizes(M=2, K=3, N=5, kept="int8"), 4, 24 + 15, 40, 0, 0),
+    ("packed_linear", "fwd", sizes(M=2, K=3, N=5, kept="bfloat16"), 4, 24 + 30, 40, 60, 0),
+    ("packed_linear", "fwd", sizes(M=2, K=3, N=5, kept="int8"), 4, 24 + 15, 40, 60, 0),
     # The same products, 2 targets; a loss, and of each row 2 numbers that the forward kept.
     ("linear_cross_entropy", "fwd", sizes(N=2, K=3, V=5), 4, 24 + 60 + 8, 4, 60, 0),
     ("linear_cross_entropy", "bwd", sizes(N=2, K=3, V=5), 4, 84 + 8 + 16, 84, 120, 0),
@@ -285,11 +321,15 @@ COUNTS = [
     # newest frame, which is all that it looks at.
     ("agent", "fwd", sizes(net="MLP", B=2, L=3), 4,
      4 * (2 * 288 + 599040), 4 * 2 * 256, 2 * 2 * 598016, 0),
+    # In 8 bits the products' weights are bytes, biases and norms are not, and no peak is asked for.
     ("agent", "fwd", sizes(net="MLP", B=1, L=3, int8=True), 4,
-     4 * 288 + 599040, 4 * 256, 2 * 598016, 0),
+     4 * 288 + 598016 + 4 * 1024, 4 * 256, 0, 0),
+    # A GRU's own weights stay float32: twice 1536 x 256 with their biases.
+    ("agent", "fwd", sizes(net="GRU", B=1, L=60, int8=True), 4,
+     4 * 60 * 288 + 73728 + 4 * (256 + 3 * 256 + 2 * (1536 * 256 + 1536)), 4 * 256, 0, 0),
     ("agent_step", "fwd", sizes(net="MLP", B=1), 2, 2 * (288 + 599040), 2 * 256, 2 * 598016, 0),
     ("agent_training", "fwd", sizes(net="MLP", B=2, L=3), 4,
-     4 * (2 * 288 + 599040), 4 * 599040, 3 * 2 * 2 * 598016, 0),
+     4 * (2 * 288 + 3 * 599040), 12 * 599040, 3 * 2 * 2 * 598016, 12 * 599040),
 ]  # fmt: skip
 
 

@@ -13,8 +13,9 @@ from flashkernel.compat import mamba_ssm as theirs
 from flashkernel.compat.mamba_ssm.ops.triton import ssd_combined
 from flashkernel.compat.mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
 
-# Torch's tensors are a GPU's where there is one in software, and ssd has no CUDA kernels.
-pytestmark = pytest.mark.skipif(software_gpu.ON, reason="ssd has no CUDA kernels")
+# Where there is a GPU in software, torch's tensors are its. This file tests Python around the ops;
+# tests/ops hold these against their references on every backend.
+pytestmark = pytest.mark.skipif(software_gpu.ON, reason="tests Python around the ops")
 
 
 def draw(b=2, length=40, h=4, p=8, n=6, groups=2):
@@ -150,7 +151,9 @@ def test_gated_norm():
 
 
 # Logits, loss and gradients of tiny random models, by the path that `install` makes Transformers
-# take or by its own; padded on the left, and generating too.
+# take or by its own; padded on the left, and generating too. By ours also packed sequences, which
+# Transformers' own path refuses, and each of them alone: outputs, and outputs and gradients in
+# training, where some models take one call for a whole block.
 TRANSFORMERS = """
 import functools, sys, torch
 if sys.argv[1] == "fast":
@@ -190,6 +193,28 @@ CONFIGS = {
         n_groups=2, chunk_size=8, layers_block_type=["mamba", "attention"],
     ),
 }
+lengths = (5, 1, 9)
+
+# What a model without its head makes of packed sequences, and of each alone: Mamba2's with a head
+# does not hand seq_idx on.
+def outputs_of(body, ids):
+    parts = [{"input_ids": part} for part in ids[0].split(lengths)]
+    packed = transformers.DataCollatorWithFlattening(return_seq_idx=True)(parts)
+    packed = {k: packed[k] for k in ("input_ids", "position_ids", "seq_idx")}
+    alone = [body(part["input_ids"][None], use_cache=False)[0] for part in parts]
+    return body(**packed, use_cache=False)[0], torch.cat(alone, 1)
+
+def packed_and_alone(body, ids):
+    body.eval()
+    with torch.no_grad():
+        results = [outputs_of(body, ids)]
+    body.train()
+    results.append(outputs_of(body, ids))
+    weights = torch.randn_like(results[-1][0])
+    parameters = list(body.parameters())
+    gradients = [torch.autograd.grad((y * weights).sum(), parameters) for y in results[-1]]
+    return [*results, *zip(*gradients)]
+
 results = []
 for name in sys.argv[3:]:
     torch.manual_seed(0)
@@ -209,10 +234,14 @@ for name in sys.argv[3:]:
     with torch.no_grad():
         logits = [model(ids).logits, model(padded, attention_mask=mask).logits[:, 4:]]
         tokens = model.generate(ids, max_new_tokens=6, do_sample=False)
-    results.append((out.loss.detach(), gradients, logits, tokens))
+    packed = None
     if sys.argv[1] == "fast":
         assert {"mamba_chunk_scan_combined", "selective_state_update"} <= set(calls), (name, calls)
         calls.clear()
+        packed = packed_and_alone(model.base_model, torch.randint(1, 50, (1, sum(lengths))))
+        assert "mamba_chunk_scan_combined" in calls, (name, calls)
+        calls.clear()
+    results.append((out.loss.detach(), gradients, logits, tokens, packed))
 torch.save(results, sys.argv[2])
 """
 
@@ -238,13 +267,22 @@ def transformers_results(tmp_path_factory):
 @pytest.mark.parametrize("model", MODELS)
 def test_transformers_fast_path(model, transformers_results):
     slow, fast = transformers_results[model]
-    (loss, gradients, logits, tokens), (loss2, gradients2, logits2, tokens2) = slow, fast
+    (loss, gradients, logits, tokens, _), (loss2, gradients2, logits2, tokens2, _) = slow, fast
     torch.testing.assert_close(loss, loss2, rtol=1e-5, atol=1e-5)
     for a, b in zip(logits, logits2, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert torch.equal(tokens, tokens2)
     for name, g in gradients.items():
         torch.testing.assert_close(g, gradients2[name], rtol=1e-3, atol=1e-4)
+
+
+# GraniteMoeHybrid's attention sees all of a row: its masks do not heed where positions begin anew.
+@pytest.mark.parametrize("model", [m for m in MODELS if m != "GraniteMoeHybrid"])
+def test_transformers_packed_sequences(model, transformers_results):
+    """Sequences that a collator flattened into one row, with seq_idx, are those alone."""
+    *_, packed = transformers_results[model][1]
+    for together, alone in packed:
+        torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-4)
 
 
 def modules():

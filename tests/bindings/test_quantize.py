@@ -37,16 +37,26 @@ def frames(batch=2, length=9):
     return torch.randn(batch, length, 288, generator=torch.Generator().manual_seed(1))
 
 
+def moved(net, x):
+    """How far 8 bits move the output, as a share of its root mean square; and that output."""
+    expected, out = net(x).detach(), quantize(net, "int8")(x)
+    error = (out - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    return error.item(), out
+
+
 @EACH
 def test_error(name):
     net, x = make(name), frames()
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    quantized = quantize(net, "int8")
-    expected, out = net(x).detach(), quantized(x)
-    error = (out - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    error, out = moved(net, x)
     assert 0 < error < NETS[name][1]
     assert not out.requires_grad
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_error_of_more_layers():
+    torch.manual_seed(0)
+    assert 0 < moved(backbones.Jamba(), frames())[0] < 0.015
 
 
 @pytest.mark.parametrize("activation", [None, "gelu_tanh"])

@@ -16,7 +16,9 @@ import test_rope
 import test_selective_scan
 import test_selective_state_update
 import test_ssd
+from flashkernel.bench.agent_in_torch import PlainBackbone
 from flashkernel.compat import causal_conv1d, flash_attn, mamba_ssm
+from flashkernel.torch import backbones
 from torch_samples import FLOATS, cuda_autocast, loss_of, on_a_gpu
 
 
@@ -367,7 +369,22 @@ def mlp_in_torch(block, x):
     return x.to(y.dtype) + y  # a residual is one of the activations
 
 
+def backbone(name):
+    """A small one, whose window holds fewer frames than there are."""
+    options = {"heads": 2, "head_dim": 8, "window": 5} if name in ("Attention", "Jamba") else {}
+    return getattr(backbones, name)(16, 16, **({"layers": 3} if name == "Jamba" else {}), **options)
+
+
+def backbone_in_torch(net, x):
+    return PlainBackbone(net)(x)[:, -1]
+
+
+BACKBONES = [name for name in backbones.__all__ if name != "Backbone"]
 NETWORKS = {
+    **{
+        f"backbones.{name}": (lambda name=name: backbone(name), backbone_in_torch)
+        for name in BACKBONES
+    },
     "Linear": (lambda: fk.torch.Linear(16, 8), linear),
     "MLP": (lambda: fk.torch.MLP(16, gated=True), mlp_in_torch),
     "LSTM": (
@@ -386,13 +403,14 @@ NETWORKS = {
 }
 
 
+def modules_of(package, prefix=""):
+    names = (n for n in package.__all__ if isinstance(getattr(package, n), type))
+    return {prefix + n for n in names if issubclass(getattr(package, n), torch.nn.Module)}
+
+
 def test_every_module_is_tried():
-    modules = {
-        n
-        for n in fk.torch.__all__
-        if isinstance(m := getattr(fk.torch, n), type) and issubclass(m, torch.nn.Module)
-    }
-    assert modules <= set(NETWORKS)
+    modules = modules_of(fk.torch) | modules_of(backbones, "backbones.") - {"backbones.Backbone"}
+    assert len(modules) > 10 and modules <= set(NETWORKS)
 
 
 @pytest.mark.parametrize("dtype", FLOATS[:2])

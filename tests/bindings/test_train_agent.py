@@ -61,7 +61,7 @@ def test_a_stopped_run_goes_on(example, tmp_path):
 
 def test_two_processes_have_the_gradients_of_one(example, tmp_path):
     """After one step Adam's first moments are a tenth of the gradients."""
-    options = ["MLP", "Mamba", "LSTM", "Attention", *TINY, "--steps", "1", "--checkpoints"]
+    options = ["MLP", "Mamba", "GRU", "LSTM", "Attention", *TINY, "--steps", "1", "--checkpoints"]
     example.main([*options, str(tmp_path / "one")])
     command = [
         sys.executable,
@@ -72,7 +72,7 @@ def test_two_processes_have_the_gradients_of_one(example, tmp_path):
         "--standalone",
     ]
     subprocess.run([*command, FILE, *options, str(tmp_path / "two")], check=True, timeout=300)
-    for name in ("MLP", "Mamba", "LSTM", "Attention"):
+    for name in ("MLP", "Mamba", "GRU", "LSTM", "Attention"):
         one, two = (torch.load(tmp_path / n / f"{name}.pt")["optimiser"] for n in ("one", "two"))
         assert len(one["state"]) > 5
         for i, state in one["state"].items():

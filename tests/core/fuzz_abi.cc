@@ -21,7 +21,6 @@ namespace {
 
 int main_of(int argc, char** argv) {
   using Clock = std::chrono::steady_clock;
-  constexpr int kOpCallsPerOther = 7;
   char* end = nullptr;
   const double amount = argc > 1 ? std::strtod(argv[1], &end) : 2;
   const bool by_time = argc <= 1 || *end == 's';
@@ -36,9 +35,19 @@ int main_of(int argc, char** argv) {
   const auto spent = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   OpFuzzer ops(seed);
   EngineFuzzer engine(seed + 1);
+  PackedFuzzer packed(seed + 2);
   int64_t calls = 0, accepted = 0;
   while (by_time ? spent() < amount : static_cast<double>(calls) < amount) {
-    accepted += calls % (kOpCallsPerOther + 1) < kOpCallsPerOther ? ops.call() : engine.call();
+    switch (calls % 10) {
+      case 8:
+        accepted += packed.call();
+        break;
+      case 9:
+        accepted += engine.call();
+        break;
+      default:
+        accepted += ops.call();
+    }
     ++calls;
   }
   std::printf("%lld calls in %.1f s, %lld accepted\n", static_cast<long long>(calls), spent(),

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/heap_workspace.h"
+
 namespace fk {
 namespace {
 
@@ -61,6 +63,35 @@ TEST(KeptMemory, WhatFewCallsNeedIsNotKept) {
   EXPECT_EQ(next.bytes, WorkspaceParts::kAlignment);
   kept.give(next);
 }
+
+// As the process's own is where AddressSanitizer watches: each block is fresh, and no byte longer.
+TEST(KeptMemory, ThatKeepsNothing) {
+  KeptMemory kept(0);
+  for (const size_t bytes : {1u, 255u, 256u, 1000u}) {
+    KeptMemory::Block first = kept.take(bytes);
+    EXPECT_EQ(first.bytes, bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(first.memory) % WorkspaceParts::kAlignment, 0u);
+    std::memset(first.memory, 1, bytes);
+    const KeptMemory::Block second = kept.take(bytes);
+    EXPECT_NE(second.memory, first.memory);
+    kept.give(first);
+    kept.give(second);
+  }
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+TEST(KeptMemory, PastTheEndIsSeen) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  HeapWorkspace workspace;
+  fk_exec exec = FK_EXEC_DEFAULTS;
+  workspace.serve(&exec);
+  // A larger block before it, which would be taken again if it were kept.
+  ASSERT_NE(exec.allocate(exec.allocator, 4096), nullptr);
+  auto* memory = static_cast<volatile char*>(exec.allocate(exec.allocator, 1000));
+  memory[999] = 1;
+  EXPECT_DEATH(memory[1000] = 1, "heap-buffer-overflow");
+}
+#endif
 
 TEST(KeptMemory, NoneWhereThereIsNone) {
   KeptMemory kept;

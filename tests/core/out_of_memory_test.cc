@@ -15,6 +15,7 @@
 
 #include "../model/files.h"
 #include "flashkernel/engine.h"
+#include "flashkernel/linear.h"
 
 namespace {
 
@@ -138,6 +139,36 @@ TEST_F(OutOfMemory, Ops) {
   run_out("fk_find_op", [&] {
     return fk_find_op("selective_state_update_fwd") != nullptr ? FK_OK : FK_INTERNAL;
   });
+}
+
+TEST_F(OutOfMemory, PackedLinears) {
+  std::vector<float> weight(96 * 64), bias(96), x(5 * 64), y(5 * 96);
+  int64_t weight_shape[] = {96, 64}, x_shape[] = {5, 64}, y_shape[] = {5, 96};
+  const auto tensor = [](std::vector<float>& data, int64_t* shape, int32_t ndim) {
+    return DLTensor{data.data(), {kDLCPU, 0}, ndim, {kDLFloat, 32, 1}, shape, nullptr, 0};
+  };
+  DLTensor w = tensor(weight, weight_shape, 2), b = tensor(bias, weight_shape, 1);
+  DLTensor in = tensor(x, x_shape, 2), out = tensor(y, y_shape, 2);
+  for (const char* dtype : {"float32", "bfloat16", "int8"}) {
+    SCOPED_TRACE(dtype);
+    run_out("fk_packed_linear_open", [&] {
+      fk_packed_linear* layer = nullptr;
+      const fk_status status = fk_packed_linear_open(&w, &b, dtype, "gelu", &layer);
+      EXPECT_EQ(layer != nullptr, status == FK_OK);
+      fk_packed_linear_close(layer);
+      return status;
+    });
+    fk_packed_linear* layer = nullptr;
+    ASSERT_EQ(fk_packed_linear_open(&w, &b, dtype, "gelu", &layer), FK_OK) << fk_last_error();
+    run_out("fk_packed_linear_call",
+            [&] { return fk_packed_linear_call(layer, &in, &out, nullptr); });
+    run_out("a call that is refused", [&] {
+      const fk_status status = fk_packed_linear_call(layer, &in, &in, nullptr);
+      EXPECT_NE(fk_last_error()[0], '\0');
+      return status == FK_INVALID_ARGUMENT ? FK_OK : status;
+    });
+    fk_packed_linear_close(layer);
+  }
 }
 
 TEST_F(OutOfMemory, Engines) {

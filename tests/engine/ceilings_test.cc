@@ -87,6 +87,25 @@ TEST(Ceilings, OperationsThatAreCountedAreDone) {
   });
 }
 
+TEST(Ceilings, ByteProductsThatAreCountedAreDone) {
+  for (const bool vnni : {true, false}) {
+    cpu::set_vnni(vnni);
+    on_every_target([] {
+      // Each lane of a sum takes 4 a step; the first lanes are added up.
+      float sink = 0, more = 0;
+      const int64_t operations = cpu::probe_int8(1024, &sink);
+      const auto sums = static_cast<int64_t>(sink / (1024 * 4) + 0.5f);
+      EXPECT_GT(sums, 0);
+      const int64_t lanes = operations / (1024 * sums * 8);
+      EXPECT_TRUE(lanes == 4 || lanes == 8 || lanes == 16) << lanes;
+      EXPECT_EQ(operations, 1024 * sums * 8 * lanes);
+      EXPECT_EQ(cpu::probe_int8(2048, &more), 2 * operations);
+      EXPECT_EQ(more, 2 * sink);
+    });
+  }
+  cpu::set_vnni(true);
+}
+
 TEST(Ceilings, AreFoundForAnySizeAndThreads) {
   for (const Traffic traffic :
        {Traffic::kRead, Traffic::kWrite, Traffic::kCopy, Traffic::kAdd, Traffic::kUpdate}) {
@@ -100,6 +119,7 @@ TEST(Ceilings, AreFoundForAnySizeAndThreads) {
     EXPECT_GT(flops_per_second(Arithmetic::kFloat32, threads, 1e-4), 0);
     EXPECT_EQ(flops_per_second(Arithmetic::kBfloat16, threads, 1e-4) > 0,
               cpu::multiplies_bfloat16());
+    EXPECT_GT(flops_per_second(Arithmetic::kInt8, threads, 1e-4), 0);
   }
   EXPECT_EQ(bytes_per_second(Traffic::kRead, int64_t{1} << 60, 1, 1e-4), 0);
 }

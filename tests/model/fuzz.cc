@@ -49,6 +49,12 @@ void use(const Tokenizer& tokenizer, std::string_view text) {
   require(joined == whole, "a stream differs from decoding");
 }
 
+// A text that the file draws, so that the file alone is what a finding takes.
+void use_with_odd_text(const Tokenizer& tokenizer, const std::string& file) {
+  std::mt19937_64 random(std::hash<std::string>()(file));
+  use(tokenizer, odd_text(&random));
+}
+
 // Touches the first and last byte of every weight.
 void use(const Model& model) {
   std::vector<float> row;
@@ -65,6 +71,7 @@ void fuzz_model(const std::string& bytes) {
   Model model;
   const Status status = limited("loading", [&] { return load_memory(bytes, "", "file", &model); });
   if (status.ok()) use(model);
+  if (status.ok() && model.tokenizer != nullptr) use_with_odd_text(*model.tokenizer, bytes);
   require(status.ok() || !status.message().empty(), "an error says nothing");
 }
 
@@ -110,7 +117,6 @@ void fuzz_config(const std::string& bytes) {
   if (status.ok()) use(model);
 }
 
-// The text is drawn by the file, so that the file alone is what a finding takes.
 void fuzz_tokenizer_json(const std::string& bytes) {
   const std::string file = "file";
   std::unique_ptr<Tokenizer> tokenizer;
@@ -122,8 +128,7 @@ void fuzz_tokenizer_json(const std::string& bytes) {
   require(is_utf8(status.message()), "an error is no text");
   if (!status.ok()) return;
   use(*tokenizer, "aba 11<s>\xC3\xA4");
-  std::mt19937_64 random(std::hash<std::string>()(bytes));
-  use(*tokenizer, odd_text(&random));
+  use_with_odd_text(*tokenizer, bytes);
 }
 
 void fuzz_tokenizer_bin(const std::string& bytes) {
@@ -131,7 +136,9 @@ void fuzz_tokenizer_bin(const std::string& bytes) {
   std::unique_ptr<Tokenizer> tokenizer;
   const Status status =
       limited("loading", [&] { return tokenizer_from_llama2c(file, bytes, 0, &tokenizer); });
-  if (status.ok()) use(*tokenizer, "hi hi\xC3\xA4");
+  if (!status.ok()) return;
+  use(*tokenizer, "hi hi\xC3\xA4");
+  use_with_odd_text(*tokenizer, bytes);
 }
 
 void fuzz_text(const std::string& bytes) {

@@ -1,9 +1,6 @@
 // Small files that ask for much work or memory: each is refused, or takes time and memory in
 // proportion to the file and the text.
-#include <ctime>
-
-#include "files.h"
-#include "model/formats.h"
+#include "hostile_tokenizers.h"
 #include "model/pattern.h"
 #include "model/token_search.h"
 #include "model/work.h"
@@ -12,51 +9,6 @@ namespace fk::model {
 namespace {
 
 constexpr size_t kText = 100'000;
-
-// Processor time, which other programs do not lengthen.
-double seconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
-std::string repeated(const std::string& unit, size_t bytes = kText) {
-  std::string text;
-  while (text.size() < bytes) text += unit;
-  return text;
-}
-
-// A tokenizer.json of single characters, and whatever is put into it.
-Json plain_tokenizer() {
-  Json vocab = Json::object();
-  for (const char* token : {"a", "b", "x", " ", "\xE2\x96\x81"}) {
-    vocab[token] = static_cast<int>(vocab.size());
-  }
-  return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}}}};
-}
-
-Json sequence(const char* list, const Json& part, int count) {
-  return {{"type", "Sequence"}, {list, Json(static_cast<size_t>(count), part)}};
-}
-
-Json replace(const std::string& from, const std::string& to) {
-  return {{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}};
-}
-
-Json splits_at(const std::string& expression) {
-  return {{"type", "Split"}, {"pattern", {{"Regex", expression}}}, {"behavior", "Isolated"}};
-}
-
-Json added(int id, const std::string& content) {
-  return {{"id", id}, {"content", content}, {"normalized", false}};
-}
-
-Status read(const Json& json, std::unique_ptr<Tokenizer>* tokenizer) {
-  const std::string file = "tokenizer.json";
-  Json parsed;
-  FK_RETURN_IF_ERROR(parse_json(file, dump(json), &parsed));
-  return tokenizer_from_json(file, parsed, &parsed, tokenizer);
-}
 
 Status encode(const Json& json, const std::string& text, std::vector<int32_t>* ids) {
   std::unique_ptr<Tokenizer> tokenizer;

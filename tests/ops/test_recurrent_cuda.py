@@ -80,35 +80,71 @@ def test_what_takes_a_launch_for_each_step(make, options):
     t = {k: v.float() for k, v in case.inputs(seeded("steps")).items()}
     if not software_gpu.ON:
         t = {k: v.cuda() for k, v in t.items()}
-    with forced(case.op, "cuda_persistent"), pytest.raises(fk.Error, match="does not take"):
+    reason = {"lstm": "no projection", "gru": "reset after the product with the state only"}
+    message = f"does not take this CUDA call: its kernels .*{reason[case.op]}"
+    with forced(case.op, "cuda_persistent"), pytest.raises(fk.Error, match=message):
         getattr(fk, case.op)(**t, **case.attributes)
 
 
 # A process of its own, since a chip has the same number of multiprocessors as long as it lives.
 FEW = """
-import flashkernel as fk, torch
-x, w_ih, w_hh = torch.randn(2, 3, 8), torch.randn(1024, 8) / 3, torch.randn(1024, 256) / 16
+import sys, flashkernel as fk, torch
+op, gates = sys.argv[1], {"lstm": 4, "gru": 3}[sys.argv[1]]
+x, w_ih = torch.randn(2, 3, 8), torch.randn(gates * 256, 8) / 3
+w_hh = torch.randn(gates * 256, 256) / 16
 w_ih.requires_grad_()
-y, h, c = fk.lstm(x, w_ih, w_hh)
+y, *_ = getattr(fk, op)(x, w_ih, w_hh)
 y.sum().backward()
-expected = torch.lstm(x, (torch.zeros(1, 2, 256), torch.zeros(1, 2, 256)), [w_ih, w_hh], False, 1,
-                      0.0, False, False, True)[0]
+zeros = torch.zeros(1, 2, 256)
+first = (zeros, zeros) if op == "lstm" else zeros
+expected = getattr(torch, op)(x, first, [w_ih, w_hh], False, 1, 0.0, False, False, True)[0]
 assert (y - expected).abs().max() < 1e-4
 """
 
 
-@pytest.mark.skipif(not software_gpu.ON, reason="asks for a chip with few multiprocessors")
-@pytest.mark.parametrize(("multiprocessors", "chosen"), ((4, "cuda"), (None, "cuda_persistent")))
-def test_fewer_multiprocessors_than_blocks(multiprocessors, chosen):
-    """Blocks that wait for each other are never more than fit on the chip."""
-    environment = {**os.environ, "FK_LOG": "dispatch"}
+def on_few_multiprocessors(op, multiprocessors, **settings):
+    environment = {**os.environ, "FK_LOG": "dispatch", **settings}
     if os.environ["FK_SOFTGPU_ARCH"] == "90":
         environment["FK_SOFTGPU_ARCH"] = "80"  # a cluster would take the call
     if multiprocessors is not None:
         environment["FK_SOFTGPU_MULTIPROCESSORS"] = str(multiprocessors)
-    done = subprocess.run(
-        [sys.executable, "-c", FEW], env=environment, capture_output=True, text=True, timeout=300
+    return subprocess.run(
+        [sys.executable, "-c", FEW, op],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
+
+
+needs_few = pytest.mark.skipif(
+    not software_gpu.ON, reason="asks for a chip with few multiprocessors"
+)
+
+
+@needs_few
+@pytest.mark.parametrize("op", ("lstm", "gru"))
+@pytest.mark.parametrize(("multiprocessors", "chosen"), ((4, "cuda"), (None, "cuda_persistent")))
+def test_fewer_multiprocessors_than_blocks(op, multiprocessors, chosen):
+    """Blocks that wait for each other are never more than fit on the chip."""
+    done = on_few_multiprocessors(op, multiprocessors)
     assert done.returncode == 0, done.stderr
-    assert f"lstm_fwd -> {chosen} (" in done.stderr
-    assert f"lstm_bwd -> {chosen} (" in done.stderr
+    assert f"{op}_fwd -> {chosen} (" in done.stderr
+    assert f"{op}_bwd -> {chosen} (" in done.stderr
+
+
+@needs_few
+@pytest.mark.parametrize("direction", ("fwd", "bwd"))
+@pytest.mark.parametrize("op", ("lstm", "gru"))
+def test_too_few_multiprocessors_are_refused(op, direction):
+    """Forced all the same, the call is refused before anything is launched, and says why."""
+    done = on_few_multiprocessors(op, 4, FK_IMPL=f"{op}_{direction}=cuda_persistent")
+    assert done.returncode == 1, done.stderr
+    gates = {"lstm": 4, "gru": 3}[op]
+    reason = (
+        f"{op}: the forced implementation 'cuda_persistent' does not take this CUDA call: the "
+        f"recurrent weights of 256 units with {gates} gates do not fit the registers of 4 blocks, "
+        "the most that this GPU's multiprocessors run at once"
+    )
+    assert reason in done.stderr
+    assert f"{op}_{direction} ->" not in done.stderr

@@ -1,6 +1,6 @@
-// A GPU in software: runs the PTX of CUDA kernels on the host, one warp of 32 lanes at a time, and
-// checks each access harder than a chip can. This is the whole interface between the interpreter
-// and whoever launches kernels (the stand-in for the CUDA runtime, tests, tools).
+// This is a GPU in software: it runs the PTX of CUDA kernels on the host, one warp of 32 lanes at a
+// time, and checks each access harder than a chip can. This is the whole interface between the
+// interpreter and whoever launches kernels (the stand-in for the CUDA runtime, tests, tools).
 //
 // Device addresses are host addresses, so that a host tensor can be presented as a device tensor.
 // Nothing here is safe to call from two threads at once: the caller holds a lock.
@@ -16,7 +16,7 @@
 
 namespace fk::softgpu {
 
-// What a kernel can see of the machine, and what limits its launches.
+// Holds what a kernel can see of the machine, and what limits its launches.
 struct Chip {
   std::string name;
   int architecture = 0;  // 75, 80 or 90: the highest PTX that the chip takes
@@ -35,10 +35,11 @@ struct Chip {
 const Chip& t4();
 const Chip& a100();
 const Chip& h200();
-// The chip of an architecture: 75 is the T4, 80 the A100, 90 the H200.
+// Returns the chip of an architecture: 75 is the T4, 80 the A100, 90 the H200.
 const Chip& chip_of(int architecture);
 
-// PTX that the interpreter does not understand: the message names the instruction and the line.
+// Is thrown for PTX that the interpreter does not understand: the message names the instruction and
+// the line.
 class ParseError : public std::runtime_error {
  public:
   ParseError(const std::string& message, int line) : std::runtime_error(message), line(line) {}
@@ -61,11 +62,11 @@ struct KernelInfo {
   int required_threads[3] = {0, 0, 0};  // .reqntid; 0 where it is not given
   int min_blocks = 0;                   // .minnctapersm; 0 where it is not given
   int required_cluster[3] = {0, 0, 0};  // .reqnctapercluster; 0 where it is not given
-  // The product of max_threads or required_threads, or 1024.
+  // Returns the product of max_threads or required_threads, or 1024.
   int threads_limit() const;
 };
 
-// The PTX of one translation unit. Its variables in global and constant memory belong to it.
+// Holds the PTX of one translation unit. Its variables in global and constant memory belong to it.
 class Module {
  public:
   // `name` is for reports. The kernels' bodies are decoded when they are first launched, unless
@@ -75,17 +76,18 @@ class Module {
 
   virtual int architecture() const = 0;  // of its .target line: 75, 80, 90
   virtual const std::vector<KernelInfo>& kernels() const = 0;
-  // nullptr where there is no such kernel.
+  // Returns nullptr where there is no such kernel.
   virtual const KernelInfo* find(const std::string& kernel) const = 0;
   // Decodes every kernel, so that an instruction that is not known is found. Throws ParseError.
   virtual void decode_all() = 0;
-  // All different mnemonics of the module, with how often each stands in the text.
+  // Returns all different mnemonics of the module, with how often each stands in the text.
   virtual std::map<std::string, int> mnemonics() const = 0;
-  // A variable of global or constant memory; nullptr where there is none. `bytes` may be null.
+  // Finds a variable of global or constant memory. Returns nullptr where there is none. `bytes` may
+  // be null.
   virtual void* variable(const std::string& name, size_t* bytes) = 0;
 };
 
-// What a launch did wrong.
+// Says what a launch did wrong.
 enum class Problem {
   kOutOfBounds,  // no allocation, or no shared memory, at the address
   kFreed,        // the allocation at the address was freed
@@ -115,16 +117,16 @@ struct Report {
   int thread[3] = {-1, -1, -1};
   uint64_t address = 0;
   std::string text;  // what happened, in a sentence
-  // All of it in one line, for people.
+  // Returns all of it in one line, for people.
   std::string to_string() const;
 };
 
-// What a launch did, exactly and the same on every run. One warp instruction is one instruction
-// issued for a warp, whatever the number of its active lanes.
+// Counts what a launch did, exactly and the same on every run. One warp instruction is one
+// instruction issued for a warp, whatever the number of its active lanes.
 struct Counters {
   uint64_t warp_instructions = 0;
   uint64_t lane_instructions = 0;  // active lanes, summed
-  // By class: "tensor", "fma", "float", "integer", "special", "convert", "load_global", ...
+  // Counts by class: "tensor", "fma", "float", "integer", "special", "convert", "load_global", ...
   std::map<std::string, uint64_t> by_class;
   std::map<std::string, uint64_t> by_opcode;  // the full mnemonic
   uint64_t tensor_flops = 0;                  // 2 m n k of each matrix multiply
@@ -133,7 +135,8 @@ struct Counters {
   uint64_t global_atomic_bytes = 0;
   uint64_t global_load_requests = 0, global_load_sectors = 0;  // sectors are 32 bytes
   uint64_t global_store_requests = 0, global_store_sectors = 0;
-  // Of these, bulk and tensor copies, which do not go the way of threads' loads and stores.
+  // Of the loads and stores above, these count the bulk and tensor copies, which do not go the way
+  // of threads' loads and stores.
   uint64_t copied_load_requests = 0, copied_load_sectors = 0;
   uint64_t copied_store_requests = 0, copied_store_sectors = 0;
   uint64_t global_unique_bytes = 0;  // 32-byte sectors touched at least once in the launch
@@ -146,8 +149,8 @@ struct Counters {
   uint64_t async_copies = 0;   // bulk and tensor copies
   uint64_t blocks = 0, warps = 0;
   uint64_t blocks_run = 0;  // fewer than `blocks` where LaunchOptions::sample chose some of them
-  // Of each range of memory that was touched: the bytes of its sectors that were, and its size. The
-  // memory that all blocks touch can be told from that of a sample.
+  // Holds for each range of memory that was touched the bytes of its sectors that were, and its
+  // size. The memory that all blocks touch can be told from that of a sample.
   struct Touched {
     uint64_t bytes = 0, of = 0;
   };
@@ -161,20 +164,21 @@ struct LaunchOptions {
   // draws the order, the length of each turn and when asynchronous work completes.
   uint64_t seed = 0;
   bool check_races = false;  // shared and global memory; slower
-  // Loads of shared memory that nobody wrote; where false they give NaN and no report.
+  // Reports loads of shared memory that nobody wrote; where false they give NaN and no report.
   bool report_uninitialised = true;
-  // A copy over what a wgmma read, of which nothing says that it was done. Where false only those
-  // that come after the copy began tell: their results are NaN.
+  // Reports a copy over what a wgmma read, of which nothing says that it was done. Where false only
+  // those that come after the copy began tell: their results are NaN.
   bool report_overwritten_products = true;
-  // Stores to shared memory of what is there already. Where false they do not race with each other;
-  // who loads it must have seen one of them, who stores something else all of them.
+  // Reports stores to shared memory of what is there already. Where false they do not race with
+  // each other; who loads it must have seen one of them, who stores something else all of them.
   bool report_equal_stores = true;
   bool count_memory = true;    // sectors, wavefronts, unique bytes; slower
   uint64_t max_reports = 20;   // the launch stops at the first report past these
   bool stop_at_first = false;  // the launch ends with the first report
   // Runs about so many clusters (blocks, where there are no clusters), spread over the grid, for
   // counters of launches too large to run whole; 0 runs none of them. Counters are those of the
-  // blocks that ran. Only for kernels whose blocks neither wait for each other nor share out work.
+  // blocks that ran. This is only for kernels whose blocks neither wait for each other nor share
+  // out work.
   uint64_t sample = ~uint64_t{0};
   uint64_t max_warp_instructions = uint64_t{1} << 34;
 };
@@ -186,12 +190,13 @@ struct Launch {
   uint32_t block[3] = {1, 1, 1};
   uint32_t cluster[3] = {1, 1, 1};
   size_t dynamic_shared_bytes = 0;
-  // cudaFuncAttributeMaxDynamicSharedMemorySize of the kernel; without it the default applies.
+  // This is cudaFuncAttributeMaxDynamicSharedMemorySize of the kernel; without it the default
+  // applies.
   size_t max_dynamic_shared_bytes = 0;
-  // KernelInfo::parameter_bytes bytes, laid out by KernelInfo::parameters.
+  // Points to KernelInfo::parameter_bytes bytes, laid out by KernelInfo::parameters.
   const void* parameters = nullptr;
-  // Launched to start before the kernels ahead of it are done: it must call griddepcontrol.wait
-  // before it touches global memory.
+  // If true, the kernel is launched to start before the kernels ahead of it are done: it must call
+  // griddepcontrol.wait before it touches global memory.
   bool early = false;
 };
 
@@ -201,29 +206,30 @@ struct LaunchResult {
   bool ok() const { return reports.empty(); }
 };
 
-// Who may touch which addresses. Ranges never overlap.
+// Says who may touch which addresses. Ranges never overlap.
 class Memory {
  public:
   virtual ~Memory() = default;
-  // Memory of the GPU, aligned to 256 bytes, filled with a pattern that is NaN in every float type.
-  // `what` names it in reports. nullptr where the chip's memory is used up.
+  // Allocates memory of the GPU, aligned to 256 bytes, and fills it with a pattern that is NaN in
+  // every float type. `what` names it in reports. Returns nullptr where the chip's memory is used
+  // up.
   virtual void* allocate(size_t bytes, const std::string& what = "") = 0;
-  // false where nothing begins there, or where it was freed before. The addresses stay known as
-  // freed, for as long as memory allows.
+  // Returns false where nothing begins there, or where it was freed before. The addresses stay
+  // known as freed, for as long as memory allows.
   virtual bool free(void* pointer) = 0;
   // Presents host memory as device memory until the matching removal. The same bytes may be added
   // more than once, also in part (views of one tensor); each addition is removed by itself.
   virtual void add_external(const void* pointer, size_t bytes, const std::string& what,
                             bool writable = true) = 0;
   virtual void remove_external(const void* pointer, size_t bytes) = 0;
-  // Whether all of [pointer, pointer + bytes) may be accessed.
+  // Returns whether all of [pointer, pointer + bytes) may be accessed.
   virtual bool contains(const void* pointer, size_t bytes) const = 0;
-  // What is at an address, for people: "byte 48 of 'x' (4096 bytes)" or "no allocation; ...".
+  // Tells people what is at an address: "byte 48 of 'x' (4096 bytes)" or "no allocation; ...".
   virtual std::string describe(const void* pointer) const = 0;
-  // Whether the memory was allocated here (true) or is external or unknown (false).
+  // Returns whether the memory was allocated here (true) or is external or unknown (false).
   virtual bool is_allocated(const void* pointer) const = 0;
   virtual size_t allocated_bytes() const = 0;
-  // Allocations never freed, one line each.
+  // Returns the allocations never freed, one line each.
   virtual std::vector<std::string> leaks() const = 0;
 };
 
@@ -236,18 +242,19 @@ class Gpu {
   // Runs a kernel to its end. What it did wrong is in the result; throws ParseError where the
   // kernel holds an instruction that is not known.
   virtual LaunchResult launch(const Launch& launch, const LaunchOptions& options) = 0;
-  // How many blocks of this shape fit on one multiprocessor at once: 0 where none does.
+  // Returns how many blocks of this shape fit on one multiprocessor at once: 0 where none does.
   virtual int blocks_per_multiprocessor(const KernelInfo& kernel, int threads,
                                         size_t dynamic_shared_bytes) const = 0;
 };
 
-// Tensor maps: the stand-in for cuTensorMapEncodeTiled writes our own layout into the 128 bytes.
+// These describe tensor maps: the stand-in for cuTensorMapEncodeTiled writes our own layout into
+// the 128 bytes.
 enum class Swizzle : uint32_t { kNone = 0, k32 = 1, k64 = 2, k128 = 3 };  // as the driver's enum
 struct TensorMap {
   uint32_t rank = 0;           // 1 to 5
   uint32_t element_bytes = 0;  // 1, 2, 4 or 8
-  // What cp.reduce adds: 0 uint8, 1 uint16, 2 uint32, 3 int32, 4 uint64, 5 int64, 6 float16,
-  // 7 float32, 8 float64, 9 bfloat16: the driver's CUtensorMapDataType.
+  // Says what cp.reduce adds: 0 uint8, 1 uint16, 2 uint32, 3 int32, 4 uint64, 5 int64, 6 float16, 7
+  // float32, 8 float64, 9 bfloat16: the driver's CUtensorMapDataType.
   uint32_t type = 0;
   uint64_t address = 0;
   uint64_t sizes[5] = {};    // in elements, the fastest dimension first
@@ -255,9 +262,9 @@ struct TensorMap {
   uint32_t box[5] = {};
   Swizzle swizzle = Swizzle::kNone;
 };
-// Writes 128 bytes to `to`. An empty string, or what the driver would refuse.
+// Writes 128 bytes to `to`. Returns an empty string, or what the driver would refuse.
 std::string encode_tensor_map(void* to, const TensorMap& map);
-// The opposite; false where the bytes are no tensor map of ours.
+// Does the opposite. Returns false where the bytes are no tensor map of ours.
 bool decode_tensor_map(const void* from, TensorMap* map);
 
 }  // namespace fk::softgpu

@@ -1,5 +1,5 @@
-// One NIF for every op, over FlashKernel's C ABI. A call gives the op's name and its slots, in the
-// order of the declaration:
+// This file serves every op with one NIF, over FlashKernel's C ABI. A call gives the op's name and
+// its slots, in the order of the declaration:
 //   {:in, binary, {code, bits}, shape}   an input; the type as DLPack has it, the shape a tuple
 //   {:out, {code, bits}, shape}          an output, which becomes a fresh binary
 //   nil                                  a tensor that is absent
@@ -45,7 +45,7 @@ ERL_NIF_TERM failure(ErlNifEnv* env, const char* message) {
   return enif_make_tuple2(env, atom_error, binary_of(env, message));
 }
 
-// A binary without null characters, as a C string.
+// Reads a binary without null characters, as a C string.
 bool read_text(ErlNifEnv* env, ERL_NIF_TERM term, std::string* out) {
   ErlNifBinary binary;
   if (!enif_inspect_binary(env, term, &binary)) return false;
@@ -63,7 +63,7 @@ bool read_type(ErlNifEnv* env, ERL_NIF_TERM term, DLDataType* out) {
   return true;
 }
 
-// One tensor of a call, with its sizes.
+// Describes one tensor of a call, with its sizes.
 struct SlotTensor {
   DLTensor tensor;
   int64_t sizes[kMaxRank];
@@ -94,7 +94,7 @@ bool read_layout(ErlNifEnv* env, ERL_NIF_TERM type, ERL_NIF_TERM shape, SlotTens
 
 enum class Reading { kGood, kBadTerm, kOutOfMemory };
 
-// A call as it is put together: what the slots point to, and the binaries of the outputs.
+// Holds a call as it is put together: what the slots point to, and the binaries of the outputs.
 struct Call {
   ErlNifEnv* env;
   bool runs;  // or is only checked: then inputs need no data, and outputs get none

@@ -132,6 +132,7 @@ globals().update({name: _make_public(op) for name, op in _PUBLIC.items()})
 
 # Submodules, and the packages that each needs; imported when they are first asked for.
 _SUBMODULES = {
+    "backbones": (),
     "bench": (),
     "compat": (),
     "jax": ("jax",),

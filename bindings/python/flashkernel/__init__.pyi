@@ -14,6 +14,7 @@ from jax import Array
 from numpy.typing import NDArray
 from torch import Tensor
 
+from . import backbones as backbones
 from . import bench as bench
 from . import compat as compat
 from . import jax as jax

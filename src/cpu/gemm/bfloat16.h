@@ -4,7 +4,7 @@
 
 namespace fk::cpu {
 
-// Whether the active target (cpu/targets.h) has these instructions.
+// Returns whether the active target (cpu/targets.h) has these instructions.
 bool multiplies_bfloat16();
 
 }  // namespace fk::cpu

@@ -1,6 +1,7 @@
-// Products of matrices in the types that model files have, whose weights are codes in blocks of 32
-// columns with a scale for each block, and the layout they are packed in: sixteen rows side by
-// side, so that a vector lane is a row and a product needs no sum across lanes.
+// This file declares products of matrices in the types that model files have, whose weights are
+// codes in blocks of 32 columns with a scale for each block, and the layout they are packed in:
+// sixteen rows side by side, so that a vector lane is a row and a product needs no sum across
+// lanes.
 //
 // A matrix is cut into groups of 16 rows (the last one padded with zero rows), a group into blocks
 // of columns, in the order in which they are read: the whole matrix is one stream. The bytes of a
@@ -24,10 +25,10 @@
 namespace fk::cpu {
 
 constexpr int64_t kGroupRows = 16;
-// The number of rows of a matrix once its last group is filled up with zero rows.
+// Returns the number of rows of a matrix once its last group is filled up with zero rows.
 constexpr int64_t padded(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows * kGroupRows; }
 
-// The packed types. Those that files have too have the same numbers as in model::WeightType.
+// Lists the packed types. Types that files have too have the same numbers as in model::WeightType.
 enum class Packing : uint8_t {
   kF32,
   kF16,
@@ -45,7 +46,7 @@ enum class Packing : uint8_t {
 
 constexpr bool is_float(Packing p) { return p <= Packing::kBF16; }
 
-// The size in bytes of one block: 32 columns, or one column of a float type, of 16 rows.
+// Returns the size in bytes of one block: 32 columns, or one column of a float type, of 16 rows.
 constexpr int64_t block_bytes(Packing p) {
   switch (p) {
     case Packing::kF32:
@@ -75,18 +76,18 @@ constexpr int64_t block_bytes(Packing p) {
   return 0;
 }
 
-// The size in bytes of the parameters in front of every eight blocks; 0 except for K types.
+// Returns the size in bytes of the parameters in front of every eight blocks; 0 except for K types.
 constexpr int64_t super_bytes(Packing p) {
   return p == Packing::kQ4_K || p == Packing::kQ5_K ? 64 : p == Packing::kQ6_K ? 32 : 0;
 }
 
-// The size in bytes of a group of 16 rows.
+// Returns the size in bytes of a group of 16 rows.
 constexpr int64_t group_bytes(Packing p, int64_t columns) {
   if (is_float(p)) return columns * block_bytes(p);
   return columns / 32 * block_bytes(p) + columns / 256 * super_bytes(p);
 }
 
-// A packed matrix. It does not own its memory.
+// Describes a packed matrix. It does not own its memory.
 struct PackedMatrix {
   Packing packing = Packing::kF32;
   int64_t rows = 0;
@@ -100,10 +101,9 @@ struct PackedMatrix {
   explicit operator bool() const { return data != nullptr; }
 };
 
-// The inputs of a product, one row per token: float weights read `x`, integer weights the same
-// values as int8 in blocks of 32. Token t's values begin at t * columns, its blocks at t * columns
-// /
-// 32. The struct does not own the memory.
+// Holds the inputs of a product, one row per token: float weights read `x`, integer weights the
+// same values as int8 in blocks of 32. Token t's values begin at t * columns, its blocks at t *
+// columns / 32. The struct does not own the memory.
 struct Activations {
   int64_t columns = 0;
   float* x = nullptr;

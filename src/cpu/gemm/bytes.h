@@ -1,5 +1,5 @@
-// Dot products of unsigned with signed bytes, four neighbours to a lane of int32, for the integer
-// products of tiles_int8.h and multiply_blocks.cc.
+// This file holds dot products of unsigned with signed bytes, four neighbours to a lane of int32,
+// for the integer products of tiles_int8.h and multiply_blocks.cc.
 //
 // VNNI has an instruction for them: in AVX-512 form (Ice Lake, Zen 4) or in VEX form (Alder Lake).
 // It is written as inline assembly, because the instruction sets of cpu/foreach_target.h do not
@@ -36,10 +36,10 @@ using Bytes = hn::ScalableTag<uint8_t>;
 using Words = hn::ScalableTag<int16_t>;
 using I32 = hn::ScalableTag<int32_t>;
 
-// Whether machines of this instruction set may have VNNI.
+// Is true where machines of this instruction set may have VNNI.
 constexpr bool kCanHaveVnni = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2;
 
-// Whether this machine has VNNI and it is not switched off (cpu/targets.h).
+// Returns whether this machine has VNNI and nobody switched it off (cpu/targets.h).
 HWY_INLINE bool has_vnni() {
 #if HWY_TARGET == HWY_AVX3
   static const bool has = __builtin_cpu_supports("avx512vnni") != 0;
@@ -139,7 +139,7 @@ HWY_INLINE hn::Vec<I32> dot(hn::Vec<I32> sum, const hn::Vec<Bytes>* w, const int
     detail::repeat<kQuads>([&](auto j) FK_MATRIX_BODY { sum = add_by_vnni(sum, w[j], x + 4 * j); });
     return sum;
   } else {
-    // How many times the sum of two products can be added up in int16 without overflow.
+    // The sum of two products can be added up in int16 this many times without overflow.
     constexpr int kRun = kLargest <= 15 ? 8 : kLargest <= 31 ? 4 : kLargest <= 63 ? 2 : 1;
     const Bytes d;
     detail::repeat<kQuads / (kRun < kQuads ? kRun : kQuads)>([&](auto r) FK_MATRIX_BODY {

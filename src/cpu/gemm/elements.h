@@ -1,6 +1,6 @@
-// Vectors of a tensor's row, for what the ops do with a block of sums.
+// This file loads and stores vectors of a tensor's row, for what the ops do with a block of sums.
 
-// Once per target.
+// This part is compiled once per target.
 #if defined(FK_CPU_GEMM_ELEMENTS_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_GEMM_ELEMENTS_PER_TARGET
 #undef FK_CPU_GEMM_ELEMENTS_PER_TARGET
@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
-// body(t) with a value of the element type.
+// Calls body(t) with a value of the element type.
 template <class Body>
 HWY_INLINE void by_type(DType dtype, const Body& body) {
   if (dtype == DType::kFloat16) return body(float16_t());
@@ -26,7 +26,7 @@ HWY_INLINE void by_type(DType dtype, const Body& body) {
   body(float());
 }
 
-// Up to Lanes(F32()) elements at a column of the row that starts at element `row`.
+// Loads up to Lanes(F32()) elements at a column of the row that starts at element `row`.
 template <class T>
 HWY_INLINE hn::Vec<F32> load_some(const Tensor& t, int64_t row, int64_t column, int64_t n) {
   const F32 d;
@@ -50,7 +50,7 @@ HWY_INLINE void store_some(const Tensor& t, int64_t row, int64_t column, int64_t
   }
 }
 
-// Up to Lanes(F32()) elements side by side.
+// Stores up to Lanes(F32()) elements side by side.
 template <class T>
 HWY_INLINE void store_vector(T* p, int64_t n, hn::Vec<F32> v) {
   const F32 d;
@@ -58,15 +58,15 @@ HWY_INLINE void store_vector(T* p, int64_t n, hn::Vec<F32> v) {
   StoreNF32(d, v, p, static_cast<size_t>(n));
 }
 
-// body(c, n) for vectors of columns.
+// Calls body(c, n) for every vector of columns: it begins at column c and has n of them.
 template <class Body>
 HWY_INLINE void for_vectors(int64_t columns, const Body& body) {
   const int64_t lanes = hn::Lanes(F32());
   for (int64_t c = 0; c < columns; c += lanes) body(c, std::min(lanes, columns - c));
 }
 
-// The columns [first, first + columns) of a bias as floats in `out`, with whole vectors; zeros if
-// there is none. It is float, or T.
+// Writes the columns [first, first + columns) of a bias to `out` as floats, in whole vectors, or
+// zeros if there is no bias. The bias is float, or T.
 template <class T>
 HWY_INLINE void load_bias(const Tensor& bias, int64_t first, int64_t columns, float* out) {
   const F32 d;

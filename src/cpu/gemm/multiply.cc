@@ -1,4 +1,4 @@
-// The matrix product of cpu/gemm/product.h, compiled once for all ops.
+// This file compiles the matrix product of cpu/gemm/product.h, once for all ops.
 
 #ifndef FK_CPU_GEMM_MULTIPLY_JOBS_
 #define FK_CPU_GEMM_MULTIPLY_JOBS_
@@ -20,7 +20,7 @@ struct ProductToTensor {
   Rows out_rows, add_rows;
 };
 
-// A product of few steps of K, packed, and the tensor that it becomes.
+// Describes a product of few steps of K, whose operands are packed, and the tensor that it becomes.
 struct FewStepsJob {
   const Product& product;
   const Tensor& out;
@@ -28,14 +28,14 @@ struct FewStepsJob {
   float *a, *b;
 };
 
-// Rows of any matrix as floats without gaps.
+// Describes the rows of any matrix, and where they are copied to as floats without gaps.
 struct RowsCopy {
   const Tensor& from;
   Rows rows;
   float* out;
 };
 
-// Rows of any matrix as bfloat16 without gaps.
+// Describes the rows of any matrix, and where they are copied to as bfloat16 without gaps.
 struct PairRowsCopy {
   const Tensor& from;
   Rows rows;
@@ -91,7 +91,7 @@ void product_of_few_rows(const ProductJob& job, int64_t item) {
   multiply_few_rows(job.product, job.scratch, item, finish);
 }
 
-// One part of a product of one row: job.scratch holds the row, then the parts' sums.
+// Computes one part of a product of one row: job.scratch holds the row, then the parts' sums.
 void product_part_of_row(const ProductJob& job, int64_t part) {
   const Product& p = job.product;
   const RowParts parts = row_parts(p);
@@ -253,7 +253,7 @@ void multiply(const Product& p, float* scratch, FinishBlock finish, const void* 
   }
   FK_CPU_DISPATCH(product_few_rows_of_a)(job);
   const auto kernel = FK_CPU_DISPATCH(product_of_few_rows);
-  // Enough columns for a thread to be worth waking.
+  // These are enough columns for a thread to be worth waking.
   const int64_t grain = std::max<int64_t>(1, (1 << 17) / (p.depth * p.rows * kFewColumns + 1));
   exec.parallel_for(blocks_of(p.columns, kFewColumns), grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) kernel(job, i);
@@ -266,7 +266,8 @@ void multiply(const Product& p, float* scratch, const ProductTensor& to, const E
     float* const b = scratch + p.depth * padded_columns(p.rows);
     const FewStepsJob few{p, to.out, job.out_rows.last_stride, scratch, b};
     FK_CPU_DISPATCH(product_few_steps_operands)(few);
-    // Whole tiles of 4 or of 6 rows, and enough of them for a thread to be worth waking.
+    // A piece of work is whole tiles of 4 or of 6 rows, and enough of them for a thread to be
+    // worth waking.
     constexpr int64_t kRows = 12;
     const int64_t grain = std::max<int64_t>(1, (1 << 15) / (kRows * p.depth * p.columns + 1));
     exec.parallel_for(blocks_of(p.rows, kRows), grain, [&](int64_t begin, int64_t end) {

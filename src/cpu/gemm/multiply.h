@@ -1,4 +1,5 @@
-// The matrix product that every op on the CPU shares, with an epilogue that the op brings.
+// This file declares the matrix product that every op on the CPU shares, with an epilogue that the
+// op brings.
 #pragma once
 
 #include "core/exec.h"
@@ -9,8 +10,9 @@
 
 namespace fk::cpu {
 
-// A block of a product, in a cache: rows of float sums. Whoever finishes it may overwrite them, as
-// well as what lies between `columns` and the next multiple of 16 in each row.
+// Describes a block of a product, which lies in a cache: rows of float sums. Whoever finishes it
+// may overwrite them, as well as what lies between `columns` and the next multiple of 16 in each
+// row.
 struct SumsBlock {
   float* sums;
   int64_t stride;
@@ -18,22 +20,24 @@ struct SumsBlock {
   float* twin = nullptr;  // the same block of the twin, where the product has one
 };
 
-// What becomes of a block; `job` is the op's own. Blocks are finished on several threads at once,
-// and all of them have as many columns as columns_at_once says, but the last of a row.
+// Says what becomes of a block; `job` is the op's own. Blocks are finished on several threads at
+// once, and all of them have as many columns as columns_at_once says, but the last of a row.
 using FinishBlock = void (*)(const void* job, const SumsBlock& block);
 
-// `scratch`: product_scratch(p) floats.
+// `scratch` has product_scratch(p) floats.
 void multiply(const Product& p, float* scratch, FinishBlock finish, const void* job,
               const Exec& exec);
 
-// A product that becomes a tensor as it is, after `add` was added to it where that is defined. Both
-// have as many rows as the product, whatever their strides; they may be the same memory.
+// Names the tensors of a product that becomes a tensor as it is, after `add` was added to it where
+// that is defined. Both have as many rows as the product, whatever their strides; they may be the
+// same memory.
 struct ProductTensor {
   Tensor out, add;
 };
 void multiply(const Product& p, float* scratch, const ProductTensor& to, const Exec& exec);
 
-// The rows of a tensor as one matrix, in floats of their own if their strides do not allow that.
+// Holds the rows of a tensor as one matrix, in floats of their own if their strides do not allow
+// that.
 class RowsMatrix {
  public:
   RowsMatrix(const Tensor& t, WorkspaceParts& parts) : tensor_(t), rows_(rows_of(t)) {
@@ -55,12 +59,12 @@ class RowsMatrix {
 // Copies the rows of a tensor as floats, padded_columns(its last size) apart, on this thread.
 void copy_rows(const Tensor& t, float* out);
 
-// The rows of a tensor as the left operand of a product with packed panels: quantized for int8,
-// rounded to bfloat16 where the processor multiplies that.
+// Holds the rows of a tensor as the left operand of a product with packed panels: they are
+// quantized for int8, rounded to bfloat16 where the processor multiplies that.
 class LeftOperand {
  public:
   LeftOperand(const Tensor& t, const Panels& panels, WorkspaceParts& parts);
-  // A product of these rows with the panels.
+  // Returns a product of these rows with the panels.
   Product product() const;
   // Makes the operand, before a product reads it.
   void prepare(const Exec& exec) const;

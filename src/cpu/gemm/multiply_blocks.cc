@@ -1,8 +1,9 @@
-// Matrix products of weights in blocks (cpu/gemm/blocks.h) with one token or several.
+// This file computes matrix products of weights in blocks (cpu/gemm/blocks.h) with one token or
+// several.
 //
-// Floor for one token: the weights' bytes at memory bandwidth; 16 rows by 32 columns of Q4_1 are
-// 320 bytes and about 30 instructions. For many tokens: one integer dot product instruction per
-// token and 64 codes.
+// The floor for one token is the weights' bytes at memory bandwidth; 16 rows by 32 columns of Q4_1
+// are 320 bytes and about 30 instructions. For many tokens it is one integer dot product
+// instruction per token and 64 codes.
 //
 // A lane is a row. A block's codes are unpacked to eight vectors of unsigned bytes, four columns a
 // lane; each token's four columns are broadcast against them. Sums of products are exact integers
@@ -49,11 +50,11 @@ constexpr bool has_minimum(Packing p) {
   return p == Packing::kQ4_1 || p == Packing::kQ5_1 || p == Packing::kQ4_K || p == Packing::kQ5_K;
 }
 
-// How many bytes ahead weights are prefetched: far enough to cover the latency of memory, and near
+// Weights are prefetched this many bytes ahead: far enough to cover the latency of memory, and near
 // enough that they are still in the cache when they are read.
 constexpr int64_t kAhead = 3072;
 
-// How many tokens are multiplied at once, as the number of registers allows.
+// This many tokens are multiplied at once, as the number of registers allows.
 constexpr int kManyTokens = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
 // Loads a vector of float16 parameters.

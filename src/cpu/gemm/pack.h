@@ -24,7 +24,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace detail {
 
-// See pack_rows below; `row` and `column` are the strides of x.
+// Does what pack_rows below says; `row` and `column` are the strides of x.
 template <class T>
 void pack_rows(const T* x, int64_t row, int64_t column, int64_t rows, int64_t columns, float* out,
                int64_t width) {
@@ -45,7 +45,7 @@ void pack_rows(const T* x, int64_t row, int64_t column, int64_t rows, int64_t co
   }
 }
 
-// See unpack_rows below; `row` and `column` are the strides of y.
+// Does what unpack_rows below says; `row` and `column` are the strides of y.
 template <class T>
 void unpack_rows(const float* in, int64_t width, int64_t rows, int64_t columns,
                  const float* factors, T* y, int64_t row, int64_t column) {
@@ -120,7 +120,7 @@ HWY_INLINE hn::Vec<D> load_fours(D d, const float* const* rows, int64_t offset) 
   }
 }
 
-// See transpose and transpose_scaled below.
+// Does what transpose and transpose_scaled below say.
 template <bool kScaled>
 void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns, float* out,
                int64_t out_stride, float scale) {

@@ -21,7 +21,7 @@ uint16_t to_bfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// The cell of `count` numbers; those that it lacks are 0.
+// Returns the cell of `count` numbers; those that it lacks are 0.
 uint32_t cell_of(const float* x, int64_t count, DType dtype, float inverse) {
   uint32_t cell = 0;
   if (dtype == DType::kFloat32) {
@@ -37,8 +37,8 @@ uint32_t cell_of(const float* x, int64_t count, DType dtype, float inverse) {
   return cell;
 }
 
-// What the numbers of a column are multiplied by to become codes, and its scale. Returns false if a
-// number is not finite.
+// Computes the scale of a column, and `inverse`, by which its numbers are multiplied to become
+// codes. Returns false if a number is not finite.
 bool find_scale(const float* x, int64_t count, float* scale, float* inverse) {
   float most = 0;
   bool finite = true;

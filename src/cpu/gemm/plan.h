@@ -1,4 +1,5 @@
-// How a matrix product on the CPU is cut into work, and the scratch memory that takes.
+// This file says how a matrix product on the CPU is cut into work, and how much scratch memory it
+// takes.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,8 @@
 
 namespace fk::cpu {
 
-// C[rows, columns] = A[rows, depth] B[depth, columns], of any float types and strides.
+// Describes the product C[rows, columns] = A[rows, depth] B[depth, columns], of any float types and
+// strides.
 struct Product {
   MatrixView a, b;
   int64_t rows, columns, depth;
@@ -24,20 +26,21 @@ struct Product {
   // With `sum` a product of the same sizes, sum_a sum_b, is added to A B.
   bool sum = false;
   MatrixView sum_a{}, sum_b{};
-  // B in panels, if somebody has packed it: `b` is not read then. Of int8, nor is `a`, but
-  // `quantized`. Such a product has neither twin nor sum.
+  // Points to B in panels, if somebody has packed it: `b` is not read then. With int8 panels `a` is
+  // not read either, but `quantized`. Such a product has neither twin nor sum.
   const Panels* panels = nullptr;
   QuantizedRows quantized{};
 };
 
-// Blocks: 256 of K by 128 columns of B take 128 KB, an eighth of a second-level cache; 96 rows of A
-// another 96 KB. Sums for 512 rows stay there as well while K is walked through: packing B takes a
-// few steps for each number, and pays by the rows that it is multiplied with.
+// A block of B has 256 steps of K by 128 columns, which take 128 KB, an eighth of a second-level
+// cache; 96 rows of A another 96 KB. Sums for 512 rows stay there as well while K is walked
+// through: packing B takes a few steps for each number, and pays by the rows that it is multiplied
+// with.
 constexpr int64_t kDepthBlock = 256, kColumnBlock = 128, kRowBlock = 512, kRowsAtOnce = 96;
 // Products are summed over so much of K before they meet the sums of the rest: errors grow with the
 // square root of what is summed at a stretch.
 constexpr int64_t kSumDepth = 128;
-// As wide as the widest tile of any instruction set.
+// A panel is as wide as the widest tile of any instruction set.
 constexpr int64_t kPanelColumns = 64;
 
 struct ProductScratch {
@@ -64,7 +67,7 @@ struct ProductBlocks {
   int64_t count() const { return row_blocks * column_blocks; }
 };
 
-// Smaller blocks where large ones would be too few for all threads to be busy to the end. Twins
+// Blocks are smaller where large ones would be too few for all threads to be busy to the end. Twins
 // share the room of one.
 inline ProductBlocks product_blocks(const Product& p) {
   ProductBlocks blocks{kRowBlock, p.twin ? kColumnBlock / 2 : kColumnBlock, 0, 0};
@@ -94,8 +97,8 @@ inline bool takes_few_rows(const Product& p) {
          (!p.twin || p.twin_b.row == 1) && !p.sum;
 }
 
-// A product of one row with B in rows adds these up, part by part: the parts' sums are kept, and
-// added in order.
+// A product of one row with B in rows adds up these rows, part by part: the parts' sums are kept,
+// and added in order.
 inline bool takes_one_row(const Product& p) {
   return p.rows == 1 && p.panels == nullptr && p.b.column == 1 && !takes_few_rows(p) && !p.twin &&
          !p.sum;
@@ -116,14 +119,14 @@ inline bool takes_few_steps(const Product& p) {
   return p.depth > 0 && p.depth <= kFewSteps && p.panels == nullptr && !p.twin && !p.sum;
 }
 
-// In floats, for all workers.
+// Returns the size of the scratch memory in floats, for all workers.
 inline int64_t product_scratch(const Product& p) {
   // Whether the product goes into a tensor as it is, is not known here.
   const int64_t steps =
       takes_few_steps(p) ? p.depth * (padded_columns(p.rows) + padded_columns(p.columns)) : 0;
   if (takes_few_rows(p)) return std::max(steps, kFewRows * padded_columns(p.depth));
   if (takes_one_row(p)) {
-    // Of no steps of K there is no part, but a row of zeros.
+    // A product of no steps of K has no part, but needs a row of zeros.
     const int64_t rows_of_sums = std::max<int64_t>(row_parts(p).count, 1);
     const int64_t sums = rows_of_sums * padded_columns(p.columns);
     return std::max(steps, padded_columns(p.depth) + sums);
@@ -132,7 +135,7 @@ inline int64_t product_scratch(const Product& p) {
   return std::max(steps, workers * ProductScratch::kFloats);
 }
 
-// Columns of a product's blocks, as `finish` is given them: it may keep something for each.
+// Returns how many columns the blocks have that `finish` is given: it may keep something for each.
 inline int64_t columns_at_once(const Product& p) {
   if (takes_one_row(p)) return kColumnBlock;
   return takes_few_rows(p) ? kFewColumns : product_blocks(p).column_block;

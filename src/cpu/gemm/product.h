@@ -1,10 +1,11 @@
-// Matrix products of any float types and strides, on the register tiles of cpu/gemm/tiles.h.
+// This file computes matrix products of any float types and strides, on the register tiles of
+// cpu/gemm/tiles.h.
 //
 // Floor: rows columns depth multiply-adds at two vectors a clock, and of small products the memory
 // traffic of B. A block of B is brought into panels as wide as a tile; the sums of a block stay in
 // the second-level cache while K is walked through, and then go through `finish`.
 
-// Once per target.
+// This part is compiled once per target.
 #if defined(FK_CPU_GEMM_PRODUCT_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_GEMM_PRODUCT_PER_TARGET
 #undef FK_CPU_GEMM_PRODUCT_PER_TARGET
@@ -22,13 +23,13 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace detail {
 
-// Columns of a panel: a tile's, and at least what packed rows are padded to.
+// Returns how many columns a panel has: a tile's, and at least what packed rows are padded to.
 HWY_INLINE int64_t tile_columns() {
   return std::max<int64_t>(16, kWideVectors * static_cast<int64_t>(hn::Lanes(F32())));
 }
 
-// `depth` rows of B from row k on, of a panel that was packed: as they lie if they are float, or as
-// floats in `out`.
+// Returns `depth` rows of B from row k on, of a panel that was packed: as they lie if they are
+// float, or as floats in `out`.
 HWY_INLINE MatrixB packed_panel(const Panels& panels, int64_t k, int64_t depth, int64_t column,
                                 float* out) {
   const int64_t width = panels.width_of(column);
@@ -49,7 +50,7 @@ HWY_INLINE MatrixB packed_panel(const Panels& panels, int64_t k, int64_t depth, 
   return {out - (depth + 1) / 2 * 2 * width, width};
 }
 
-// `depth` rows of B by `columns` <= panel_columns(), as rows of `width` floats.
+// Packs `depth` rows of B by `columns` <= panel_columns(), as rows of `width` floats.
 HWY_INLINE void pack_panel(const MatrixView& b, int64_t depth, int64_t columns, float* out,
                            int64_t width, float* turned) {
   if (b.row != 1 || b.column == 1) return HWY_NAMESPACE::pack_rows(b, depth, columns, out, width);
@@ -63,7 +64,8 @@ HWY_INLINE void pack_panel(const MatrixView& b, int64_t depth, int64_t columns, 
   HWY_NAMESPACE::transpose(turned, stride, column_fours, depth_fours, out, width);
 }
 
-// Rows of A as a product reads them: in place if they are floats side by side along K.
+// Returns rows of A as a product reads them: they stay in place if they are floats side by side
+// along K.
 HWY_INLINE MatrixA left_operand(const MatrixView& a, int64_t rows, int64_t depth, float* packed) {
   if (a.dtype == DType::kFloat32 && a.column == 1) {
     return {static_cast<const float*>(a.data), a.row, 1};
@@ -80,7 +82,7 @@ HWY_INLINE MatrixA left_operand(const MatrixView& a, int64_t rows, int64_t depth
 
 }  // namespace detail
 
-// One block of a product.
+// Computes one block of a product.
 template <class Finish>
 void multiply_block(const Product& p, const ProductBlocks& blocks, const ProductScratch& scratch,
                     int64_t item, const Finish& finish) {
@@ -142,7 +144,7 @@ void multiply_block(const Product& p, const ProductBlocks& blocks, const Product
 
 namespace detail {
 
-// kRows rows of A against kColumns columns of B, whose elements are contiguous along K.
+// Multiplies kRows rows of A with kColumns columns of B, whose elements are contiguous along K.
 template <int kRows, int kColumns, class T>
 HWY_NOINLINE void dot_tile(const float* a, int64_t a_row, const T* b, int64_t b_column,
                            int64_t depth, float* out, int64_t out_row) {
@@ -212,7 +214,8 @@ void dot_rows(const Product& p, const MatrixView& right, const float* a, int64_t
 
 }  // namespace detail
 
-// kFewColumns columns of a product of few rows, whose A lies in `a` as floats without gaps.
+// Computes kFewColumns columns of a product of few rows, whose A lies in `a` as floats without
+// gaps.
 template <class Finish>
 void multiply_few_rows(const Product& p, const float* a, int64_t item, const Finish& finish) {
   const int64_t first = item * kFewColumns, columns = std::min(kFewColumns, p.columns - first);

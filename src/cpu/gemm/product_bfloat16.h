@@ -1,12 +1,12 @@
-// Matrix products of bfloat16 numbers, on the pairs of cpu/gemm/tiles_bfloat16.h: what product.h is
-// for float, where the processor multiplies such pairs. A is bfloat16; B may be float and is
-// rounded, where the product allows that.
+// This file computes matrix products of bfloat16 numbers, on the pairs of
+// cpu/gemm/tiles_bfloat16.h: what product.h is for float, where the processor multiplies such
+// pairs. A is bfloat16; B may be float and is rounded, where the product allows that.
 //
 // Floor: half the multiply-adds of product.h, and half its memory. Blocks are of as many bytes,
 // which is twice as much of K. Operands become pairs along K: rows that run along K are pairs as
 // they lie, of others two rows are woven into one.
 
-// Once per target.
+// This part is compiled once per target.
 #if defined(FK_CPU_GEMM_BFLOAT16_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_GEMM_BFLOAT16_PER_TARGET
 #undef FK_CPU_GEMM_BFLOAT16_PER_TARGET
@@ -26,14 +26,14 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace detail {
 
-// Pairs along K that a block takes, and that are summed at a stretch.
+// A block takes so many pairs along K, and so many are summed at a stretch.
 constexpr int64_t kPairBlock = kDepthBlock, kPairStretch = kSumDepth;
 constexpr int64_t kPairPanel = kPanelColumns;
 
 using PairTag = hn::ScalableTag<uint32_t>;
 using HalfTag = hn::Rebind<uint16_t, PairTag>;
 
-// Up to 16 numbers side by side, as the low halves of lanes; the rest is 0.
+// Loads up to 16 numbers side by side, as the low halves of lanes; the rest is 0.
 template <class T>
 HWY_INLINE hn::Vec<PairTag> load_bits(const T* p, int64_t n) {
   const F32 d;
@@ -49,7 +49,8 @@ HWY_INLINE hn::Vec<PairTag> load_bits(const T* p, int64_t n) {
   }
 }
 
-// A row of `count` numbers, `step` apart, as pairs: (count + 1) / 2 of them, then zeros.
+// Writes a row of `count` numbers, which are `step` apart, as pairs: (count + 1) / 2 of them, then
+// zeros.
 template <class T>
 HWY_INLINE void copy_as_pairs(const T* x, int64_t step, int64_t count, uint32_t* out,
                               int64_t pairs) {
@@ -76,8 +77,8 @@ HWY_INLINE void copy_as_pairs(const T* x, int64_t step, int64_t count, uint32_t*
   for (; i < 2 * pairs; ++i) to[i] = 0;
 }
 
-// `rows` rows of numbers side by side, woven two by two: (rows + 1) / 2 rows of `width` pairs, of
-// which the first `columns` are the numbers'.
+// Weaves `rows` rows of numbers side by side two by two, which gives (rows + 1) / 2 rows of `width`
+// pairs, of which the first `columns` are the numbers'.
 template <class T>
 HWY_INLINE void weave_rows(const T* x, int64_t stride, int64_t rows, int64_t columns, uint32_t* out,
                            int64_t width) {
@@ -98,7 +99,7 @@ HWY_INLINE bool in_pairs(const T* x, int64_t stride) {
   return sizeof(T) == 2 && stride % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 4 == 0;
 }
 
-// `depth` rows of B by `columns` <= kPairPanel as pairs.
+// Packs `depth` rows of B by `columns` <= kPairPanel as pairs.
 template <class T>
 HWY_INLINE void pack_pairs_panel(const MatrixView& b, int64_t depth, int64_t columns, uint32_t* out,
                                  int64_t width, uint32_t* turned) {
@@ -136,7 +137,8 @@ HWY_INLINE PairsA left_pairs(const MatrixView& a, int64_t rows, int64_t depth, u
   return {packed, pairs, 1};
 }
 
-// One row against a packed panel of kPairPanel columns, as detail::row_by_panel has it for floats.
+// Multiplies one row with a packed panel of kPairPanel columns, as detail::row_by_panel has it for
+// floats.
 FK_BFLOAT16_ATTR HWY_NOINLINE void row_by_panel_of_pairs(const uint32_t* a, const uint32_t* b,
                                                          int64_t pairs, float* sums, bool add) {
   constexpr int kVectors = kPairPanel / 16;
@@ -177,7 +179,7 @@ HWY_INLINE bool takes_pairs(const Product& p) {
          (!p.sum || (p.sum_a.dtype == DType::kBFloat16 && takes(p.sum_b)));
 }
 
-// One block of a product, as multiply_block does it.
+// Computes one block of a product, as multiply_block does it.
 template <class Finish>
 void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
                              const ProductScratch& scratch, int64_t item, const Finish& finish) {
@@ -236,14 +238,14 @@ void multiply_block_of_pairs(const Product& p, const ProductBlocks& blocks,
                    p.twin ? scratch.sums + width : nullptr});
 }
 
-// Whether a product of few rows is one of pairs: both operands run along K, as the instruction
-// takes them.
+// Returns whether a product of few rows is computed with pairs: both operands run along K, as the
+// instruction takes them.
 HWY_INLINE bool few_rows_take_pairs(const Product& p) {
   return takes_pairs(p) && p.b.dtype == DType::kBFloat16 && p.b.row == 1 &&
          (!p.twin || p.twin_b.dtype == DType::kBFloat16);
 }
 
-// Rows of A without gaps for multiply_few_rows_of_pairs: padded_columns(depth) numbers each.
+// Packs rows of A without gaps for multiply_few_rows_of_pairs: padded_columns(depth) numbers each.
 HWY_INLINE void pack_few_rows_of_pairs(const Product& p, uint16_t* out) {
   const int64_t width = padded_columns(p.depth);
   for (int64_t r = 0; r < p.rows; ++r) {
@@ -254,7 +256,7 @@ HWY_INLINE void pack_few_rows_of_pairs(const Product& p, uint16_t* out) {
 
 namespace detail {
 
-// kRows rows of A against kColumns columns of B, both of numbers side by side along K.
+// Multiplies kRows rows of A with kColumns columns of B, both of numbers side by side along K.
 template <int kRows, int kColumns>
 FK_BFLOAT16_ATTR HWY_NOINLINE void dot_pairs_tile(const uint16_t* a, int64_t a_row,
                                                   const uint16_t* b, int64_t b_column,
@@ -283,7 +285,8 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void dot_pairs_tile(const uint16_t* a, int64_t a_r
   });
 }
 
-// The scalar products of a row with two columns, which are read as detail::dot_two reads them.
+// Computes the scalar products of a row with two columns, which are read as detail::dot_two reads
+// them.
 FK_BFLOAT16_ATTR HWY_NOINLINE void dot_pairs_two(const uint16_t* a, const uint16_t* first,
                                                  const uint16_t* second, int64_t depth,
                                                  float* first_out, float* second_out) {
@@ -318,7 +321,7 @@ FK_BFLOAT16_ATTR HWY_NOINLINE void dot_pairs_two(const uint16_t* a, const uint16
   *second_out = total(sum[1]);
 }
 
-// One row against the columns [first, first + columns) of B, in two streams.
+// Multiplies one row with the columns [first, first + columns) of B, in two streams.
 HWY_INLINE void dot_pairs_row(const MatrixView& b, const uint16_t* a, int64_t depth, int64_t first,
                               int64_t columns, float* sums) {
   const auto* at = static_cast<const uint16_t*>(b.data) + first * b.column;
@@ -329,8 +332,8 @@ HWY_INLINE void dot_pairs_row(const MatrixView& b, const uint16_t* a, int64_t de
   }
 }
 
-// Every row against kColumns columns at a time from column c on; moves c on. Columns are read from
-// memory once, and from the first-level cache for every tile of rows after the first.
+// Multiplies every row with kColumns columns at a time from column c on; moves c on. Columns are
+// read from memory once, and from the first-level cache for every tile of rows after the first.
 template <int kFirstRows, int kColumns>
 HWY_INLINE void dot_pairs_columns(const Product& p, const MatrixView& right, const uint16_t* a,
                                   int64_t first, int64_t columns, int64_t& c, float* sums) {
@@ -352,8 +355,8 @@ HWY_INLINE void dot_pairs_columns(const Product& p, const MatrixView& right, con
 
 }  // namespace detail
 
-// kFewColumns columns of a product of few rows, whose A lies in `a` as pack_few_rows_of_pairs
-// leaves it.
+// Computes kFewColumns columns of a product of few rows, whose A lies in `a` as
+// pack_few_rows_of_pairs leaves it.
 template <class Finish>
 void multiply_few_rows_of_pairs(const Product& p, const uint16_t* a, int64_t item,
                                 const Finish& finish) {
@@ -372,14 +375,14 @@ void multiply_few_rows_of_pairs(const Product& p, const uint16_t* a, int64_t ite
   finish(SumsBlock{sums[0], kFewColumns, 0, p.rows, first, columns, p.twin ? sums[1] : nullptr});
 }
 
-// Whether a product of few steps of K is one of pairs: rows of numbers side by side become pairs by
-// weaving two of them.
+// Returns whether a product of few steps of K is computed with pairs: rows of numbers side by side
+// become pairs by weaving two of them.
 HWY_INLINE bool few_steps_take_pairs(const Product& p) {
   return takes_pairs(p) && p.b.dtype == DType::kBFloat16 && p.depth > 2 && p.a.row == 1 &&
          p.b.column == 1;
 }
 
-// Both operands of such a product, [(depth + 1) / 2, padded_columns(rows or columns)] pairs.
+// Packs both operands of such a product, [(depth + 1) / 2, padded_columns(rows or columns)] pairs.
 HWY_INLINE void pack_few_steps_of_pairs(const Product& p, uint32_t* a, uint32_t* b) {
   detail::weave_rows(static_cast<const bfloat16_t*>(p.a.data), p.a.column, p.depth, p.rows, a,
                      padded_columns(p.rows));
@@ -387,7 +390,7 @@ HWY_INLINE void pack_few_steps_of_pairs(const Product& p, uint32_t* a, uint32_t*
                      padded_columns(p.columns));
 }
 
-// As multiply_few_steps. A tile's sums pass through the first-level cache.
+// Does what multiply_few_steps does. A tile's sums pass through the first-level cache.
 template <class T>
 void multiply_few_steps_of_pairs(const Product& p, const uint32_t* a, const uint32_t* b,
                                  int64_t begin, int64_t end, T* c, int64_t c_row) {

@@ -1,9 +1,10 @@
-// Matrix products of quantized rows with packed int8 panels: what product.h is for float.
+// This file computes matrix products of quantized rows with packed int8 panels: what product.h is
+// for float.
 //
 // Floor: a quarter of the multiply-adds of product.h and a quarter of its memory. Integer sums over
 // all of K are exact, and become floats, by the scales of their row and column, once.
 
-// Once per target.
+// This part is compiled once per target.
 #if defined(FK_CPU_GEMM_INT8_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_GEMM_INT8_PER_TARGET
 #undef FK_CPU_GEMM_INT8_PER_TARGET
@@ -23,7 +24,8 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace detail {
 
-// Quads along K that a block takes: a panel of so many fits the second-level cache several times.
+// A block takes so many quads along K: a panel of so many fits the second-level cache several
+// times.
 constexpr int64_t kQuadBlock = 512;
 
 template <bool kVnni>
@@ -47,7 +49,7 @@ HWY_INLINE void sum_quads(const Product& p, int64_t first_row, int64_t rows, int
 
 }  // namespace detail
 
-// One block of a product, as multiply_block does it.
+// Computes one block of a product, as multiply_block does it.
 template <class Finish>
 void multiply_block_of_quads(const Product& p, const ProductBlocks& blocks,
                              const ProductScratch& scratch, int64_t item, const Finish& finish) {
@@ -78,7 +80,8 @@ void multiply_block_of_quads(const Product& p, const ProductBlocks& blocks,
   finish(SumsBlock{scratch.sums, stride, first_row, rows, first_column, columns});
 }
 
-// A row of floats as codes. Rows are padded with zeros to whole vectors, and so are the codes.
+// Writes a row of floats as codes. Rows are padded with zeros to whole vectors, and so are the
+// codes.
 HWY_INLINE void quantize_row(const float* x, int64_t columns, const QuantizedRows& out,
                              int64_t row) {
   const F32 d;
@@ -94,7 +97,7 @@ HWY_INLINE void quantize_row(const float* x, int64_t columns, const QuantizedRow
   }
   const float largest = ReduceMax(d, most);
   const bool finite = ReduceSum(d, odd) == 0.0f;
-  // Of a row of zeros, or of numbers so small that their scale vanishes, every code is 0.
+  // Every code is 0 in a row of zeros, or of numbers so small that their scale vanishes.
   const float scale = largest / 127.0f;
   const bool zero = !finite || !(1.0f / scale <= std::numeric_limits<float>::max());
   const auto inverse = hn::Set(d, zero ? 0.0f : 1.0f / scale);

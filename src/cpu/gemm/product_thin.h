@@ -1,4 +1,5 @@
-// Products that move far more than they multiply: one row against a matrix, and few steps of K.
+// This file computes products that move far more than they multiply: one row against a matrix, and
+// few steps of K.
 //
 // Floor: reading B once, or writing C once. One row against columns that lie along K is a scalar
 // product for each column, against rows of B a sum of those rows. Both read two streams of B at a
@@ -6,7 +7,7 @@
 // with one a sum waits for the last. Few steps of K are outer products: their tiles go from
 // registers to the result, without sums in memory.
 
-// Once per target.
+// This part is compiled once per target.
 #if defined(FK_CPU_GEMM_THIN_PER_TARGET) == defined(HWY_TARGET_TOGGLE)
 #ifdef FK_CPU_GEMM_THIN_PER_TARGET
 #undef FK_CPU_GEMM_THIN_PER_TARGET
@@ -26,7 +27,8 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace detail {
 
-// How far ahead of its use a stream is prefetched, in bytes: memory's latency at its bandwidth.
+// A stream is prefetched this many bytes ahead of its use, which is memory's latency times its
+// bandwidth.
 constexpr int64_t kStreamAhead = 2048;
 
 template <class T>
@@ -34,7 +36,7 @@ HWY_INLINE void prefetch_ahead(const T* p) {
   hwy::Prefetch(reinterpret_cast<const char*>(p) + kStreamAhead);
 }
 
-// The scalar products of `a` with two columns. `a` is padded with zeros to whole vectors.
+// Computes the scalar products of `a` with two columns. `a` is padded with zeros to whole vectors.
 template <class T>
 HWY_NOINLINE void dot_two(const float* a, const T* first, const T* second, int64_t depth,
                           float* first_out, float* second_out) {
@@ -72,7 +74,7 @@ HWY_NOINLINE void dot_two(const float* a, const T* first, const T* second, int64
   *second_out = total(sum[1]);
 }
 
-// One row against the columns [first, first + columns) of B, which lie along K.
+// Multiplies one row with the columns [first, first + columns) of B, which lie along K.
 template <class T>
 void dot_row(const MatrixView& b, const float* a, int64_t depth, int64_t first, int64_t columns,
              float* sums) {
@@ -84,7 +86,7 @@ void dot_row(const MatrixView& b, const float* a, int64_t depth, int64_t first, 
   }
 }
 
-// sums[c] = sum over k of a[k] b[k, c], for `depth` rows of B, which lie `stride` apart.
+// Computes sums[c] = sum over k of a[k] b[k, c], for `depth` rows of B, which lie `stride` apart.
 template <class T>
 HWY_NOINLINE void sum_rows(const float* a, const T* b, int64_t stride, int64_t depth,
                            int64_t columns, float* sums) {
@@ -96,7 +98,7 @@ HWY_NOINLINE void sum_rows(const float* a, const T* b, int64_t stride, int64_t d
     const T* first = b + k * stride;
     const T* second = both ? first + stride : first;
     const auto left0 = hn::Set(d, a[k]), left1 = hn::Set(d, both ? a[k + 1] : 0.0f);
-    // What both rows give is added up before it meets the sum: half as many roundings of that.
+    // What both rows give is added up before it meets the sum, which is rounded half as often then.
     const auto add = [&](int64_t c, hn::Vec<F32> row0, hn::Vec<F32> row1) FK_MATRIX_BODY {
       auto v = hn::Mul(left0, row0);
       if (both) v = hn::MulAdd(left1, row1, v);
@@ -115,9 +117,9 @@ HWY_NOINLINE void sum_rows(const float* a, const T* b, int64_t stride, int64_t d
   }
 }
 
-// One row against kVectors vectors of columns of a packed panel, whose rows of `width` are read as
-// one stream: sums[c] (+)= sum over k of a[k] b[k, c]. It is summed over 32 of K before it meets
-// the sums of the rest.
+// Multiplies one row with kVectors vectors of columns of a packed panel, whose rows of `width` are
+// read as one stream: sums[c] (+)= sum over k of a[k] b[k, c]. It is summed over 32 of K before it
+// meets the sums of the rest.
 template <int kVectors>
 HWY_NOINLINE void row_by_panel(const float* a, const float* b, int64_t width, int64_t depth,
                                float* sums, bool add) {
@@ -153,8 +155,8 @@ HWY_NOINLINE void row_by_panel(const float* a, const float* b, int64_t width, in
   repeat<kVectors>([&](auto v) FK_MATRIX_BODY { hn::StoreU(total[v], d, sums + v * lanes); });
 }
 
-// A tile of outer products: kRows rows by kVectors vectors of C, of which the last holds n columns.
-// a[k, r] is at a[k * a_step + r], b[k, c] at b[k * b_step + c].
+// Computes a tile of outer products: kRows rows by kVectors vectors of C, of which the last holds n
+// columns. a[k, r] is at a[k * a_step + r], b[k, c] at b[k * b_step + c].
 template <int kRows, int kVectors, class T>
 HWY_INLINE void outer_tile(const float* a, int64_t a_step, const float* b, int64_t b_step,
                            int64_t depth, T* c, int64_t c_row, int64_t n) {
@@ -197,8 +199,8 @@ HWY_NOINLINE void outer_rows(const float* a, int64_t a_step, const float* b, int
 
 }  // namespace detail
 
-// The rows [begin, end) of a product of few steps of K, into memory of T whose rows lie c_row
-// apart. `a` is A turned, [depth, padded_columns(rows)], and `b` B, [depth,
+// Computes the rows [begin, end) of a product of few steps of K, into memory of T whose rows lie
+// c_row apart. `a` is A turned, [depth, padded_columns(rows)], and `b` B, [depth,
 // padded_columns(columns)].
 template <class T>
 void multiply_few_steps(const Product& p, const float* a, const float* b, int64_t begin,

@@ -1,4 +1,4 @@
-// Matrix products on vectors of float: C[M, N] (+)= A[M, K] B[K, N].
+// This file computes matrix products on vectors of float: C[M, N] (+)= A[M, K] B[K, N].
 //
 // Floor: one fused multiply-add per vector and step of K. A tile of C, a few rows by two or four
 // vectors, lives in registers while K runs: its multiply-adds are independent of each other and
@@ -27,13 +27,13 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
-// The left operand: A[m, k] = data[m * row + k * column].
+// Describes the left operand: A[m, k] = data[m * row + k * column].
 struct MatrixA {
   const float* data;
   int64_t row, column;
 };
 
-// The right operand B or the result C, whose rows are `stride` elements apart.
+// Describes the right operand B or the result C, whose rows are `stride` elements apart.
 template <class T>
 struct MatrixRows {
   T* data;
@@ -44,24 +44,25 @@ struct MatrixRows {
 using MatrixB = MatrixRows<const float>;
 using MatrixC = MatrixRows<float>;
 
-// What becomes of the values that C had: they are overwritten, added to, scaled and added to, or
-// added in the end to a sum that began at 0 (which rounds less than a long sum does).
+// Says what becomes of the values that C had: they are overwritten, added to, scaled and added to,
+// or added in the end to a sum that began at 0 (which rounds less than a long sum does).
 enum class Keep { kNothing, kSum, kScaled, kTotal };
-// Whether results are stored into the caches or past them (see cpu/cache.h); kStream needs a C
+// Says whether results are stored into the caches or past them (see cpu/cache.h). kStream needs a C
 // whose rows are `streamable`.
 enum class Store { kCached, kStream };
 
 namespace detail {
 
-// Whether there are 32 vector registers, not 16.
+// Is true where there are 32 vector registers, not 16.
 constexpr bool kManyRegisters = HWY_TARGET != HWY_AVX2 && HWY_TARGET != HWY_SSE4;
 constexpr int kTileVectors = 2;
-// How many vectors wide a tile is where there are columns enough.
+// A tile is this many vectors wide where there are columns enough.
 constexpr int kWideVectors = kManyRegisters ? 4 : 2;
 
-// How many rows a tile of `vectors` vectors has: it keeps 24 sums, 16, or 12.
+// Returns how many rows a tile of `vectors` vectors has: it keeps 24 sums, 16, or 12.
 constexpr int tile_rows(int vectors) { return vectors == 4 || !kManyRegisters ? 6 : 8; }
-// Whether a tile of `rows` rows also prefetches rows ahead: most tiles of a product have that many.
+// Returns whether a tile of `rows` rows also prefetches rows ahead: most tiles of a product have
+// that many.
 constexpr bool looks_ahead(int rows) { return rows >= 4; }
 
 // Computes a tile of C of kRows rows and kVectors vectors. With kAhead it prefetches a line at
@@ -202,11 +203,11 @@ void multiply_strip(int64_t n_count, int64_t k_count, const MatrixA& a, MatrixB 
 
 }  // namespace detail
 
-// How many rows the tiles have that most of a large product is made of.
+// Most of a large product is made of tiles that have this many rows.
 constexpr int64_t kTileRows = detail::tile_rows(detail::kWideVectors);
 
-// The width of a panel in columns. Callers that choose how many columns of C to compute at a
-// time should choose a multiple of it.
+// Returns the width of a panel in columns. Callers that choose how many columns of C to compute at
+// a time should choose a multiple of it.
 HWY_INLINE int64_t panel_width() {
   return detail::kTileVectors * static_cast<int64_t>(hn::Lanes(F32()));
 }

@@ -1,5 +1,5 @@
-// Matrix products of bfloat16 numbers with sums in float, C[M, N] (+)= A[M, K] B[K, N], where the
-// processor has an instruction for them (AVX512-BF16).
+// This file computes matrix products of bfloat16 numbers with sums in float, C[M, N] (+)= A[M, K]
+// B[K, N], where the processor has an instruction for them (AVX512-BF16).
 //
 // Floor: half the multiply-adds of cpu/gemm/tiles.h, since each instruction multiplies two
 // neighbours along K and adds both products to one float. So operands are matrices of such pairs,
@@ -38,8 +38,8 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
-// The left operand, in pairs: the pair of columns k and k + 1 (k even) of row m is data[m * row + k
-// / 2 * column].
+// Describes the left operand, in pairs: the pair of columns k and k + 1 (k even) of row m is data[m
+// * row + k / 2 * column].
 struct PairsA {
   const uint32_t* data;
   int64_t row, column;

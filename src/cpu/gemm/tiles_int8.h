@@ -1,5 +1,5 @@
-// Matrix products of bytes with sums in int32, C[M, N] (+)= A[M, K] B[K, N], on the byte products
-// of cpu/gemm/bytes.h.
+// This file computes matrix products of bytes with sums in int32, C[M, N] (+)= A[M, K] B[K, N], on
+// the byte products of cpu/gemm/bytes.h.
 //
 // Floor: with VNNI one instruction for each vector of C and four steps of K, without it four. So
 // operands are matrices of quads, four neighbours along K: a row of A is a row of quads as it lies,
@@ -24,7 +24,8 @@ HWY_BEFORE_NAMESPACE();
 namespace fk::cpu {
 namespace HWY_NAMESPACE {
 
-// The left operand: the quad of columns 4k to 4k + 3 of row m begins at data[m * row + 4 * k].
+// Describes the left operand: the quad of columns 4k to 4k + 3 of row m begins at data[m * row + 4
+// * k].
 struct QuadsA {
   const int8_t* data;
   int64_t row;
@@ -34,8 +35,8 @@ using QuadsC = MatrixRows<int32_t>;
 
 namespace detail {
 
-// How many rows a tile has. Without VNNI each vector of B takes two registers, and its products one
-// more.
+// Says how many rows a tile has. Without VNNI each vector of B takes two registers, and its
+// products one more.
 template <bool kVnni>
 constexpr int quad_rows(int vectors) {
   return kVnni || kManyRegisters ? tile_rows(vectors) : 4;

@@ -1,4 +1,4 @@
-// A matrix inside a tensor, for cpu/gemm/pack.h, and lists of rows to prefetch.
+// This file describes a matrix inside a tensor, for cpu/gemm/pack.h, and lists of rows to prefetch.
 #pragma once
 
 #include <cstdint>
@@ -7,32 +7,32 @@
 
 namespace fk::cpu {
 
-// How many columns a packed matrix of n columns has: it is rounded up to 16, which are whole
-// vectors of any instruction set and whole cache lines.
+// Returns how many columns a packed matrix of n columns has: it is rounded up to 16, which are
+// whole vectors of any instruction set and whole cache lines.
 constexpr int64_t padded_columns(int64_t n) { return (n + 15) / 16 * 16; }
 
-// A matrix of any float dtype inside a tensor, which it does not own.
+// Describes a matrix of any float dtype inside a tensor, which it does not own.
 struct MatrixView {
   void* data;
   DType dtype;
   int64_t row, column;  // strides, in elements
 
-  // The matrix that begins at this row and column.
+  // Returns the matrix that begins at this row and column.
   MatrixView from(int64_t first_row, int64_t first_column = 0) const {
     return {static_cast<char*>(data) + (first_row * row + first_column * column) * size_of(dtype),
             dtype, row, column};
   }
 };
 
-// Cache lines in memory, `stride` bytes apart.
+// Lists cache lines in memory, `stride` bytes apart.
 struct Lines {
   const char* data;
   int64_t stride;
 };
 
-// A list of up to eight matrices whose rows will be read or written soon. Products bring them into
-// the second-level cache, a line in each step of K: often enough to be in time, and not so often
-// that other loads have to queue.
+// Lists up to eight matrices whose rows will be read or written soon. Products bring them into the
+// second-level cache, a line in each step of K: often enough to be in time, and not so often that
+// other loads have to queue.
 class RowsAhead {
  public:
   // Adds a matrix; it is left out if it has no data or its rows are not contiguous.

@@ -1,4 +1,5 @@
-// attention: argument checks beyond types and shapes, and what implements it.
+// This file checks the arguments of attention beyond their types and shapes, and lists what
+// implements it.
 #include "ops/attention/attention.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Attention: softmax(q k^T) v, tile by tile, with what the models of the field put around it. The
-// score of query i and key j is
+// Attention computes softmax(q k^T) v, tile by tile, with what the models of the field put around
+// it. The score of query i and key j is
 //
 //   s = softcap(scale * q_i . k_j) + bias_ij - slope * |p - j|,   softcap(x) = c tanh(x / c),
 //

@@ -1,5 +1,6 @@
-// One attention call with every optional thing resolved: what all backends read instead of the
-// arguments. Sequences of a batch and packed ones differ only in where a sequence begins.
+// This file describes one attention call with every optional thing resolved: all backends read it
+// instead of the arguments. Sequences of a batch and packed ones differ only in where a sequence
+// begins.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,7 @@ struct Mask {
   int64_t left = kUnlimited, right = kUnlimited;
 
   FK_HOST_DEVICE bool unlimited() const { return left >= kUnlimited && right >= kUnlimited; }
-  // Query i of lq sees the keys [first_key, end_key) of lk. Empty if end_key <= first_key.
+  // Query i of lq sees the keys [first_key, end_key) of lk. There are none if end_key <= first_key.
   FK_HOST_DEVICE int64_t first_key(int64_t i, int64_t lq, int64_t lk) const {
     const int64_t first = i + lk - lq - left;
     return first < 0 ? 0 : first;
@@ -41,8 +42,8 @@ struct Mask {
   }
 };
 
-// A tensor (B, L, heads, D) or (T, heads, D) as (sequence, row, head, column); `batch` is 0 where
-// sequences are packed.
+// Describes a tensor (B, L, heads, D) or (T, heads, D) as (sequence, row, head, column); `batch` is
+// 0 where sequences are packed.
 struct View {
   void* data = nullptr;
   int64_t batch = 0, row = 0, head = 0, column = 0;  // strides, in elements

@@ -1,4 +1,4 @@
-// attention by its definition, one query at a time, in double precision.
+// This file computes attention by its definition, one query at a time, in double precision.
 #include <cmath>
 #include <limits>
 #include <vector>

@@ -1,4 +1,5 @@
-// causal_conv1d and its update: argument checks beyond types and shapes, and what implements them.
+// This file checks the arguments of causal_conv1d and its update beyond their types and shapes, and
+// lists what implements them.
 #include "ops/causal_conv1d/causal_conv1d.h"
 
 #include <string>

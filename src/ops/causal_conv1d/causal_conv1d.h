@@ -1,4 +1,5 @@
-// Depthwise causal convolution over time, W taps per channel, and its step for inference:
+// causal_conv1d is a depthwise causal convolution over time, with W taps per channel. Its update is
+// one step of it, for inference:
 //
 //   y_t = act(bias + sum_k weight[k] x_{t - (W-1) + k}),   act: identity or silu
 //

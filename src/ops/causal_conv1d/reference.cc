@@ -1,4 +1,4 @@
-// causal_conv1d in double precision, one channel of one sequence at a time.
+// This file computes causal_conv1d in double precision, one channel of one sequence at a time.
 #include <cmath>
 #include <vector>
 

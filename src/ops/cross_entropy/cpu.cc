@@ -1,4 +1,4 @@
-// Cross-entropy on the CPU, forward and backward.
+// This file computes cross_entropy on the CPU, forward and backward.
 //
 // Floor: forward reads the logits once (the losses are as nothing beside them), backward reads them
 // once and writes them once. The forward takes a row block by block: a block's maximum, then its
@@ -69,7 +69,7 @@ HWY_INLINE void FinishRow(const CrossEntropyForward& job, int64_t r, bool finite
     const double s = a.label_smoothing;
     const float at_target = ToF32(x + target * a.logits.stride(1));
     const float reference = std::isfinite(at_target) ? at_target : 0.0f;
-    // The large terms first: near the maximum they cancel.
+    // The large terms come first: near the maximum they cancel.
     loss = (shift - reference) + log_sum - (1 - s) * (at_target - reference);
     if (s > 0) loss -= s * MeanFrom(reference, x, a.logits.stride(1), a.logits.size(1));
   }

@@ -1,4 +1,5 @@
-// cross_entropy: argument checks beyond types and shapes, and what implements it.
+// This file checks the arguments of cross_entropy beyond their types and shapes, and lists what
+// implements it.
 #include "ops/cross_entropy/cross_entropy.h"
 
 namespace fk {

@@ -1,6 +1,6 @@
-// Cross-entropy from logits, in one pass: neither softmax nor log-softmax is ever stored. A row's
-// logsumexp is handed to the backward as two numbers, shift + log_sum: their sum, rounded to
-// float32, would cost large logits the digits in which probabilities differ.
+// cross_entropy computes the loss from logits in one pass: neither softmax nor log-softmax is ever
+// stored. A row's logsumexp is handed to the backward as two numbers, shift + log_sum: their sum,
+// rounded to float32, would cost large logits the digits in which probabilities differ.
 #pragma once
 
 #include "core/loss.h"

@@ -1,4 +1,4 @@
-// Cross-entropy from logits on CUDA.
+// This file computes cross_entropy from logits on CUDA.
 //
 // Floors for logits (N, V): forward one read, backward one read + one write.
 //
@@ -76,7 +76,7 @@ struct LossOp {
       if (target < 0 || target >= columns) {
         loss = NAN;
       } else {
-        // The large terms first: near the maximum they cancel.
+        // The large terms come first: near the maximum they cancel.
         const float at_target = logit(row, target), reference = finite_or_zero(at_target);
         loss = row_shift - reference - (1.f - smoothing) * (at_target - reference);
         if (kMaySmooth && smoothing > 0.f) {

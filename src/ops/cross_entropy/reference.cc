@@ -1,4 +1,4 @@
-// Cross-entropy from logits in double precision.
+// This file computes cross_entropy from logits in double precision.
 #include <cmath>
 #include <limits>
 

@@ -1,4 +1,4 @@
-// gated_ssm on the CPU, forward and backward.
+// This file computes gated_ssm on the CPU, forward and backward.
 //
 // Floor: memory; the forward reads x and dt and writes y, the backward reads dy and x and writes dx
 // and ddt. One factor per token is all the arithmetic.
@@ -43,7 +43,7 @@ namespace {
 
 using Vec = hn::Vec<F32>;
 
-// One token's row of a tensor (B, L, n).
+// Describes one token's row of a tensor (B, L, n).
 struct Row {
   TileRows rows;
   int64_t size;

@@ -1,4 +1,4 @@
-// gated_ssm on CUDA, forward and backward: one factor per token.
+// This file computes gated_ssm on CUDA, forward and backward: one factor per token.
 //
 // Floor: reads of x and dt and a write of y; in the backward reads of x and dy, writes of dx and
 // ddt. A block takes a token: one sum over its row, then one pass that scales; the second read of a

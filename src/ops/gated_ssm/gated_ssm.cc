@@ -1,4 +1,4 @@
-// gated_ssm: what implements it.
+// This file lists what implements gated_ssm.
 #include "ops/gated_ssm/gated_ssm.h"
 
 namespace fk {

@@ -1,4 +1,5 @@
-// A state-space layer reduced to its gates, without a recurrence. Of each token
+// gated_ssm is a state-space layer reduced to its gates, without a recurrence. It computes for each
+// token
 //
 //   g = sigmoid(mean over D of dt),   s = sigmoid(sum over N of B C),   u = g s x,
 //   y = u + (1 - g) u w_t,   w_t = 0.9^(L-1-t) / (sum over t of 0.9^(L-1-t)).

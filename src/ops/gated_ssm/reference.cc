@@ -1,4 +1,5 @@
-// gated_ssm in double precision, token by token: y = x k with k = g s (1 + (1 - g) w_t).
+// This file computes gated_ssm in double precision, token by token: y = x k with k = g s (1 + (1 -
+// g) w_t).
 #include <cmath>
 
 #include "core/access.h"

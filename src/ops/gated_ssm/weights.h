@@ -1,4 +1,5 @@
-// The weights of the steps, which all backends share: 0.9^(L-1-t), normalised to sum to 1.
+// This file computes the weights of the steps, which all backends share: 0.9^(L-1-t), normalised to
+// sum to 1.
 #pragma once
 
 #include <cmath>

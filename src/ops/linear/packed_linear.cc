@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <string>
+#include <string_view>
 
-#include "core/heap_workspace.h"
+#include "core/kept_memory.h"
 #include "core/last_error.h"
+#include "core/overlap.h"
 #include "core/rows.h"
 #include "core/thread_pool.h"
 #include "cpu/gemm/multiply.h"
@@ -45,14 +48,15 @@ Status check_array(const char* name, const Tensor& t) {
 }
 
 // Memory that calls of a thread share, so that a call for a single row does not wait for the system
-// to hand out pages. What a large call needed is given back.
+// to hand out pages. What a large call needed is given back, and every call's where a sanitizer
+// watches.
 class ThreadWorkspace {
  public:
   ~ThreadWorkspace() { std::free(memory_); }
   void* of(size_t bytes) {
-    if (bytes <= size_) return memory_;
+    if (bytes <= size_ && !kMemoryIsWatched) return memory_;
     release();
-    memory_ = HeapWorkspace::allocate(bytes);
+    memory_ = KeptMemory::allocate(bytes);
     if (memory_ != nullptr) size_ = bytes;
     return memory_;
   }
@@ -93,6 +97,15 @@ Status PackedLinear::make(const Tensor& weight, const Tensor& bias, DType dtype,
       return expect("bias", ("shape (" + std::to_string(out) + ",) to fit weight").c_str(),
                     shape_string(bias));
     }
+  }
+  p->panels_ = {dtype, in, out, cpu::panel_columns()};
+  void* memory = KeptMemory::allocate(static_cast<size_t>(std::max<int64_t>(p->bytes(), 1)));
+  if (memory == nullptr) return {FK_INTERNAL, "out of memory"};
+  p->memory_.reset(memory);
+  p->panels_.cells = memory;
+  p->panels_.scales =
+      reinterpret_cast<float*>(static_cast<char*>(memory) + p->panels_.cell_bytes());
+  if (bias) {
     p->bias_.resize(static_cast<size_t>(cpu::padded_columns(out)));
     cpu::copy_rows(bias, p->bias_.data());
     p->bias_tensor_ = bias;
@@ -100,13 +113,6 @@ Status PackedLinear::make(const Tensor& weight, const Tensor& bias, DType dtype,
     p->bias_tensor_.dtype = DType::kFloat32;
     p->bias_tensor_.strides[0] = 1;
   }
-  p->panels_ = {dtype, in, out, cpu::panel_columns()};
-  void* memory = HeapWorkspace::allocate(static_cast<size_t>(p->bytes()) + 1);
-  if (memory == nullptr) return {FK_INTERNAL, "out of memory"};
-  p->memory_.reset(memory);
-  p->panels_.cells = memory;
-  p->panels_.scales =
-      reinterpret_cast<float*>(static_cast<char*>(memory) + p->panels_.cell_bytes());
   if (!cpu::pack_panels(weight, p->panels_, Exec(with_threads(nullptr)))) {
     return expect("weight", "finite numbers for int8", "some that are not");
   }
@@ -128,11 +134,19 @@ Status PackedLinear::check(const Tensor& x, const Tensor& y) const {
     return expect("y", ("x's shape with " + std::to_string(out()) + " last").c_str(),
                   shape_string(y));
   }
+  const int dim = repeated_dim(y);
+  if (dim >= 0) {
+    return expect(
+        "y", "an output without repeated elements",
+        "stride " + std::to_string(y.strides[dim]) + " in dimension " + std::to_string(dim));
+  }
+  if (overlap(x, y)) return expect("y", "memory of its own", "some of x's");
   return {};
 }
 
 Status PackedLinear::call(const Tensor& x, const Tensor& y, const fk_exec& given) const {
   FK_RETURN_IF_ERROR(check(x, y));
+  if (y.numel() == 0) return {};
   static thread_local ThreadWorkspace memory;
   LinearFwd a;
   a.x = x;
@@ -140,7 +154,7 @@ Status PackedLinear::call(const Tensor& x, const Tensor& y, const fk_exec& given
   a.bias = bias_tensor_;
   a.activation = static_cast<int64_t>(activation_);
   fk_exec exec = given;
-  exec.workspace = memory.of(cpu::packed_workspace(a, panels_) + 1);
+  exec.workspace = memory.of(std::max<size_t>(cpu::packed_workspace(a, panels_), 1));
   if (exec.workspace == nullptr) return {FK_INTERNAL, "out of memory"};
   cpu::run_packed(a, panels_, Exec(exec));
   memory.shrink();
@@ -163,14 +177,16 @@ fk_status fk_packed_linear_open(const DLTensor* weight, const DLTensor* bias, co
     fk::Tensor w, b;
     FK_RETURN_IF_ERROR(fk::named("weight", fk::from_dlpack(*weight, true, &w)));
     if (bias != nullptr) FK_RETURN_IF_ERROR(fk::named("bias", fk::from_dlpack(*bias, true, &b)));
-    const std::string wanted = dtype == nullptr ? fk::name_of(w.dtype) : dtype;
-    fk::DType kind = fk::DType::kFloat32;
-    if (wanted == "bfloat16") {
-      kind = fk::DType::kBFloat16;
-    } else if (wanted == "int8") {
-      kind = fk::DType::kInt8;
-    } else if (wanted != "float32" && wanted != "float16") {
-      return fk::expect("dtype", "float32, bfloat16 or int8", wanted);
+    using fk::DType;
+    DType kind = w.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+    if (dtype != nullptr) {
+      constexpr DType kKept[] = {DType::kFloat32, DType::kBFloat16, DType::kInt8};
+      const auto same = [&](DType kept) { return std::string_view(fk::name_of(kept)) == dtype; };
+      const DType* found = std::find_if(std::begin(kKept), std::end(kKept), same);
+      if (found == std::end(kKept)) {
+        return fk::expect("dtype", "float32, bfloat16 or int8", dtype);
+      }
+      kind = *found;
     }
     const std::vector<std::string> names = fk::activation_names();
     const auto found =

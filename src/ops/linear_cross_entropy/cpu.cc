@@ -1,4 +1,4 @@
-// linear_cross_entropy on the CPU.
+// This file computes linear_cross_entropy on the CPU.
 //
 // Floor: one product of 2 N V K operations in the forward and three in the backward, which computes
 // the logits again. Exponentials are 1 in 2 K of that.
@@ -23,11 +23,11 @@
 
 namespace fk::cpu {
 
-// Of a row's logits in one block of columns.
+// Holds the statistics of a row's logits in one block of columns.
 struct LogitStatistics {
   float max, sum, total;  // sum of exp(z - shift), and of z - shift: see shift_of
 
-  // What is subtracted: the largest logit, where that is a number.
+  // Returns what is subtracted: the largest logit, where that is a number.
   static float shift_of(float max) { return std::isfinite(max) ? max : 0.0f; }
 };
 
@@ -39,8 +39,8 @@ struct HeadForward {
   float* at_target;              // of each row of the chunk: the target's logit
 };
 
-// What the gradient of a row's logits is made of: probability softmax(z) - everywhere, and less
-// at_target for the target.
+// Holds what the gradient of a row's logits is made of: probability softmax(z) - everywhere, and
+// less at_target for the target.
 struct HeadRow {
   float shift, log_sum, probability, everywhere, at_target;
   int64_t target;  // -1: none
@@ -72,7 +72,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Sums to logits, in place.
+// Turns sums into logits, in place.
 HWY_INLINE void to_logits(float* z, int64_t columns, const float* bias, float softcap) {
   const F32 d;
   const auto cap = hn::Set(d, softcap), inverse = hn::Set(d, 1.0f / softcap);
@@ -86,7 +86,7 @@ HWY_INLINE void to_logits(float* z, int64_t columns, const float* bias, float so
 HWY_INLINE LogitStatistics statistics_of(float* z, int64_t columns, bool wants_total) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
-  // What lies behind the last column counts for nothing.
+  // Entries behind the last column count for nothing.
   const int64_t end = (columns + lanes - 1) / lanes * lanes;
   for (int64_t c = columns; c < end; ++c) z[c] = -std::numeric_limits<float>::infinity();
   auto max0 = hn::LoadU(d, z), max1 = max0;
@@ -112,7 +112,7 @@ HWY_INLINE LogitStatistics statistics_of(float* z, int64_t columns, bool wants_t
   return s;
 }
 
-// Logits to their gradients, in place.
+// Turns logits into their gradients, in place.
 HWY_INLINE void to_gradient(float* z, int64_t columns, int64_t first_column, const HeadRow& row,
                             float softcap) {
   const F32 d;
@@ -206,14 +206,16 @@ FK_CPU_EXPORT(head_finish_backward);
 
 namespace {
 
-// The most that the statistics of a chunk of rows, and the gradients of a chunk of classes, take.
+// The statistics of a chunk of rows, and the gradients of a chunk of classes, take no more than
+// this.
 constexpr int64_t kStatisticsBytes = int64_t{16} << 20, kGradientBytes = int64_t{32} << 20;
 
 // Logits are computed from the weight as it is: the backward has them once more, and a small
 // softcap makes much of a small difference.
 constexpr bool kRoundsWeight = false;
 
-// `count` items of `bytes` each, in multiples of a block and at least one.
+// Returns how many of `count` items, of `bytes` each, make a chunk: as many as fit `most_bytes`, in
+// multiples of `block`, and at least a block or all of them.
 int64_t chunk_of(int64_t count, int64_t bytes, int64_t most_bytes, int64_t block) {
   const int64_t fit = most_bytes / std::max<int64_t>(bytes, 1) / block * block;
   return std::clamp<int64_t>(fit, std::min(block, std::max<int64_t>(count, 1)),
@@ -272,7 +274,7 @@ void finish_row(const HeadForward& job, int64_t columns, int64_t r, float* losse
   if (load_index(a.targets, row * a.targets.stride(0)) != a.ignore_index) {
     const double s = a.label_smoothing, at_target = job.at_target[r];
     const double reference = std::isfinite(at_target) ? at_target : 0;
-    // The large terms first: near the maximum they cancel.
+    // The large terms come first: near the maximum they cancel.
     loss = (shift - reference) + log_sum - (1 - s) * (at_target - reference);
     if (s > 0) loss -= s * (total / static_cast<double>(columns) - reference);
   }
@@ -298,7 +300,7 @@ struct HeadBackwardParts {
     const DType dtype = a.x.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
     chunk = chunk_of(columns, rows * size_of(dtype), kGradientBytes, kColumnBlock);
     head_rows = parts.take<HeadRow>(rows);
-    // No power of two: rows of one column would share a few sets of the cache.
+    // The stride is no power of two: rows of one column would share a few sets of the cache.
     const int64_t stride = (chunk + 255) / 256 * 256 + 64;
     gradient = {parts.take<char>(rows * stride * size_of(dtype)), dtype, stride, 1};
     if (a.dbias) dbias = parts.take(blocks_of(rows, kFewRows) * chunk);
@@ -346,7 +348,7 @@ HeadRow head_row(const LinearCrossEntropyBwd& a, int64_t i) {
   return row;
 }
 
-// Rows [first, first + count) of a tensor.
+// Returns the rows [first, first + count) of a tensor.
 Tensor rows_from(const Tensor& t, int64_t first, int64_t count) {
   Tensor part = t;
   part.data = t.ptr<char>() + first * t.stride(0) * size_of(t.dtype);

@@ -1,5 +1,5 @@
-// linear_cross_entropy on any GPU: products a chunk of classes at a time, with the rows' logits of
-// the chunk in the workspace between them.
+// This file computes linear_cross_entropy on any GPU: its products take a chunk of classes at a
+// time, with the rows' logits of the chunk in the workspace between them.
 //
 // Floor: one product of 2 N V K operations in the forward and three in the backward. Beside them
 // the logits are written and read once each, in float, mostly in the second-level cache.
@@ -20,12 +20,12 @@
 namespace fk::cuda {
 namespace {
 
-// The most that a chunk's logits take, in float.
+// A chunk's logits take no more than this, in float.
 constexpr int64_t kLogitBytes = int64_t{64} << 20;
 constexpr int64_t kClassBlock = 256;
 constexpr int kHeadThreads = 256, kAtOnce = 4;
 
-// Rows of logits in the workspace.
+// Describes rows of logits in the workspace.
 struct Logits {
   float* data;
   int64_t stride, rows;
@@ -38,7 +38,7 @@ struct Logits {
   }
 };
 
-// What a row's loss is made of.
+// Holds what a row's loss is made of.
 struct HeadState {
   LogSumExp<float> lse;
   float reference;  // a logit of the row, or 0 where that is no number
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   const int64_t target = a.targets[r];
   float loss = 0.f;
   if (target != a.ignore_index) {
-    // The large terms first: near the maximum they cancel.
+    // The large terms come first: near the maximum they cancel.
     const float reference = isfinite(state.at_target) ? state.at_target : 0.f;
     loss = shift - reference - (1.f - a.smoothing) * (state.at_target - reference);
     if (a.smoothing > 0.f) {
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   }
 }
 
-// Sums over all rows, in an order that depends on the sizes only.
+// The kernel below sums over all rows, in an order that depends on the sizes only.
 constexpr int kSumColumns = 32, kSumRows = 16;
 
 __global__ void __launch_bounds__(kSumColumns* kSumRows)
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows)
   store_as(dbias_dtype, dbias, (first_class + c) * dbias_stride, sum);
 }
 
-// Classes of a chunk, and the stride of its rows.
+// Holds the classes of a chunk, and the stride of its rows.
 struct Chunk {
   int64_t classes, stride;
 
@@ -213,7 +213,7 @@ Tensor matrix(void* data, DType dtype, int64_t rows, int64_t columns, int64_t st
   return t;
 }
 
-// Rows [first, first + count) of a matrix.
+// Returns the rows [first, first + count) of a matrix.
 Tensor rows_from(const Tensor& t, int64_t first, int64_t count) {
   Tensor part = t;
   part.data = t.ptr<char>() + first * t.stride(0) * size_of(t.dtype);
@@ -221,7 +221,7 @@ Tensor rows_from(const Tensor& t, int64_t first, int64_t count) {
   return part;
 }
 
-// The logits of a chunk, in float, without their softcap.
+// Computes the logits of a chunk, in float, without their softcap.
 template <class Args>
 Status make_logits(const Args& a, const Tensor& logits, int64_t first, cudaStream_t stream) {
   const Tensor weight = rows_from(a.weight, first, logits.size(1));

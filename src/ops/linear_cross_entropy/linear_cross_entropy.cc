@@ -1,4 +1,5 @@
-// linear_cross_entropy: argument checks beyond types and shapes, and what implements it.
+// This file checks the arguments of linear_cross_entropy beyond their types and shapes, and lists
+// what implements it.
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace fk {
@@ -11,7 +12,7 @@ Status LinearCrossEntropyFwd::validate(const LinearCrossEntropyFwd& a) {
 }
 
 Status LinearCrossEntropyBwd::validate(const LinearCrossEntropyBwd& a) {
-  // Whoever uses lse alone has no gradient of the loss.
+  // A caller that uses lse alone has no gradient of the loss.
   const bool lse_alone = a.dlse && !a.dlosses && !a.dloss;
   if (!lse_alone) FK_RETURN_IF_ERROR(check_loss_gradients(a.reduction, a.dlosses, a.dloss));
   return check_targets(a.targets, a.weight.size(0), a.ignore_index);

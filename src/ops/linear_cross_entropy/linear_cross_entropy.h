@@ -1,4 +1,4 @@
-// linear_cross_entropy: the loss of a language model's head,
+// linear_cross_entropy computes the loss of a language model's head,
 //
 //   z = x W^T + b,   z = softcap tanh(z / softcap) where softcap > 0,
 //   loss_i = logsumexp(z_i) - (1 - s) z_i[target_i] - s mean(z_i),

@@ -1,4 +1,5 @@
-// linear_cross_entropy, as it is defined: one row of logits at a time, in double precision.
+// This file computes linear_cross_entropy as it is defined: one row of logits at a time, in double
+// precision.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -10,7 +11,7 @@ namespace fk {
 namespace reference {
 namespace {
 
-// The logits of a row of x.
+// Computes the logits of a row of x.
 template <class Args>
 void row_of_logits(const Args& a, int64_t row, std::vector<double>* logits) {
   for (int64_t v = 0; v < a.weight.size(0); ++v) {

@@ -1,4 +1,4 @@
-// CPU kernels of merge_attention_states.
+// These are the CPU kernels of merge_attention_states.
 //
 // Floor: memory traffic. The forward reads the parts' outputs once and writes one; the backward
 // reads them and dout once and writes as many gradients. A place costs two exponentials a part.

@@ -1,4 +1,4 @@
-// merge_attention_states on CUDA.
+// This file computes merge_attention_states on CUDA.
 //
 // Floor: memory traffic. The forward reads the parts' outputs once and writes one; the backward
 // reads them and dout once and writes as many gradients.

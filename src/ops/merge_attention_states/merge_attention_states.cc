@@ -1,4 +1,4 @@
-// merge_attention_states: what implements it.
+// This file lists what implements merge_attention_states.
 #include "ops/merge_attention_states/merge_attention_states.h"
 
 namespace fk {

@@ -1,5 +1,5 @@
-// Attentions of the same queries over disjoint sets of keys, made one. Part s has the output out_s
-// and the logarithm lse_s of its softmax's denominator; over all keys
+// merge_attention_states makes one attention of attentions of the same queries over disjoint sets
+// of keys.
 //
 //   lse = log(sum_s exp(lse_s)),   out = sum_s w_s out_s,   w_s = exp(lse_s - lse).
 //

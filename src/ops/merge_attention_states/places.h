@@ -1,4 +1,4 @@
-// Where the rows and the lse of a place (a head of a query) lie in the tensors of
+// This file says where the rows and the lse of a place (a head of a query) lie in the tensors of
 // merge_attention_states, batched or packed, with or without a leading dim of parts.
 #pragma once
 

@@ -1,4 +1,5 @@
-// merge_attention_states by its definition, one place at a time, in double precision.
+// This file computes merge_attention_states by its definition, one place at a time, in double
+// precision.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-// sum and max on CUDA, forward and backward.
+// This file computes sum and max on CUDA, forward and backward.
 //
 // Floors (bytes of T per element): forward 1 read; sum's backward 1 write; max's backward 1 read +
 // 1 write. That one counts the largest entries of a row, then shares dy among them: out of

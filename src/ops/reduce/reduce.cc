@@ -1,4 +1,4 @@
-// sum and max: what implements them.
+// This file lists what implements sum and max.
 #include "ops/reduce/reduce.h"
 
 namespace fk {

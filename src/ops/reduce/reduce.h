@@ -1,4 +1,4 @@
-// sum and max along one axis or over everything.
+// This file declares sum and max along one axis or over everything.
 #pragma once
 
 #include "core/op.h"

@@ -1,4 +1,4 @@
-// sum and max in double precision, one entry at a time.
+// This file computes sum and max in double precision, one entry at a time.
 #include <cmath>
 #include <limits>
 

@@ -1,4 +1,4 @@
-// CPU kernel of rope: one for both directions, since the backward turns the other way.
+// This is the CPU kernel of rope, for both directions, since the backward turns the other way.
 //
 // Floor: memory traffic, one read and one write of x; a pair costs four multiplications.
 //

@@ -1,4 +1,5 @@
-// Rotary position embedding on CUDA; the backward is the same rotation the other way round.
+// This file computes rope, the rotary position embedding, on CUDA; the backward is the same
+// rotation the other way round.
 //
 // Floor: one read and one write of x; the tables' rows are read once per token and stay in L1.
 //

@@ -1,4 +1,4 @@
-// Rotary position embedding in double precision, one pair at a time.
+// This file computes rope, the rotary position embedding, in double precision, one pair at a time.
 #include "core/access.h"
 #include "ops/rope/rope.h"
 

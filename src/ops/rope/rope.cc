@@ -1,4 +1,5 @@
-// rope: argument checks beyond types and shapes, and what implements it.
+// This file checks the arguments of rope beyond their types and shapes, and lists what implements
+// it.
 #include "ops/rope/rope.h"
 
 #include <string>

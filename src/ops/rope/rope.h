@@ -1,6 +1,6 @@
-// Rotary position embedding. Pair k of a head is (x[k], x[k + R]) or, interleaved, (x[2k],
-// x[2k+1]); it is turned by the angle whose cosine and sine stand in the tables at the token's
-// position. With 2R < D the last D - 2R entries pass through.
+// rope is the rotary position embedding. Pair k of a head is (x[k], x[k + R]) or, interleaved,
+// (x[2k], x[2k+1]); it is turned by the angle whose cosine and sine stand in the tables at the
+// token's position. With 2R < D the last D - 2R entries pass through.
 #pragma once
 
 #include "core/op.h"

@@ -1,4 +1,4 @@
-// selective_state_update on the CPU.
+// This file computes selective_state_update on the CPU.
 //
 // Floor: memory, the state read and written once; one exponential per state.
 //

@@ -1,4 +1,4 @@
-// selective_state_update on CUDA.
+// This file computes selective_state_update on CUDA.
 //
 // Floor: the state is read and written once; at batch 1 it is a few hundred kilobytes, so a step is
 // as long as a launch and one trip to memory.

@@ -1,5 +1,6 @@
-// The tensors of selective_state_update as (batch, head, channel of the head, state), for both
-// forms of the call: without heads all channels are one head's. Shared by all backends.
+// This file sees the tensors of selective_state_update as (batch, head, channel of the head,
+// state), for both forms of the call: without heads all channels are one head's. All backends share
+// it.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// selective_state_update in double precision.
+// This file computes selective_state_update in double precision.
 #include <algorithm>
 #include <cmath>
 

@@ -1,4 +1,5 @@
-// selective_state_update: argument checks beyond types and shapes, and what implements it.
+// This file checks the arguments of selective_state_update beyond their types and shapes, and lists
+// what implements it.
 #include "ops/selective_state_update/selective_state_update.h"
 
 #include <string>

@@ -1,4 +1,5 @@
-// One step of the selective scan, as it is taken token by token: with dt through bias and softplus,
+// selective_state_update is one step of the selective scan, as it is taken token by token: with dt
+// through bias and softplus,
 //
 //   state = exp(dt A) state + dt B x,   y = (C . state + D x) * silu(z)
 //

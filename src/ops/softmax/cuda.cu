@@ -1,4 +1,4 @@
-// softmax, log_softmax and logsumexp on CUDA.
+// This file computes softmax, log_softmax and logsumexp on CUDA, forward and backward.
 //
 // Floors (bytes of T per element): softmax and log_softmax 1 read + 1 write, their backwards 2
 // reads + 1 write, logsumexp 1 read, its backward 1 read + 1 write.

@@ -1,4 +1,5 @@
-// softmax, log_softmax and logsumexp as one would write them on a blackboard, in double precision.
+// This file computes softmax, log_softmax and logsumexp as one would write them on a blackboard, in
+// double precision.
 #include <cmath>
 #include <limits>
 

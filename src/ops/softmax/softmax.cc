@@ -1,4 +1,4 @@
-// softmax, log_softmax and logsumexp: what implements them.
+// This file lists what implements softmax, log_softmax and logsumexp.
 #include "ops/softmax/softmax.h"
 
 namespace fk {

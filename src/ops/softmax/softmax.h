@@ -1,5 +1,5 @@
-// softmax, log_softmax and logsumexp along one axis: three ways to leave the same two row
-// statistics.
+// This file declares softmax, log_softmax and logsumexp along one axis: three ways to leave the
+// same two row statistics.
 #pragma once
 
 #include "core/op.h"

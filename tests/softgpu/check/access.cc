@@ -147,7 +147,7 @@ void finish_pending(Block& block, uint32_t address, uint32_t bytes) {
 
 namespace {
 
-// Whether the lanes pair up, each with the one `apart` from it, at the same address.
+// Returns whether the lanes pair up, each with the one `apart` from it, at the same address.
 bool lanes_pair(const uint32_t* addresses, uint32_t lanes, uint32_t apart) {
   bool all = true;
   for_lanes(lanes, [&](int lane) {
@@ -157,8 +157,8 @@ bool lanes_pair(const uint32_t* addresses, uint32_t lanes, uint32_t apart) {
   return all;
 }
 
-// Passes over the banks that lanes take who are served together: as many as there are different
-// words in the busiest bank.
+// Returns how many passes over the banks lanes take that are served together: as many as there are
+// different words in the busiest bank.
 uint32_t passes(const uint32_t* addresses, uint32_t lanes, uint32_t words) {
   uint32_t seen[kLanes][kLanes];  // by bank, the different words
   uint32_t counts[kLanes] = {};

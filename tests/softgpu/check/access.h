@@ -1,11 +1,12 @@
-// What happens where an access is not the usual kind: it is looked at lane by lane.
+// This file says what happens where an access is not the usual kind: it is looked at lane by lane.
 #pragma once
 
 #include "exec/machine.h"
 
 namespace fk::softgpu {
 
-// Which of the lanes may access `bytes` of global memory at their addresses; reports the others.
+// Returns which of the lanes may access `bytes` of global memory at their addresses; reports the
+// others.
 uint32_t check_global(Warp& warp, uint32_t lanes, const uint64_t* addresses, uint32_t bytes,
                       bool write);
 // Turns addresses of shared memory, the own block's or of another one of the cluster, into
@@ -18,30 +19,31 @@ void check_readable(Warp& warp, uint32_t lanes, const uint32_t* addresses, uint3
 // Takes bytes of the block as written by a thread, with a report where a copy under way writes
 // them, too.
 void mark_written(Warp& warp, int lane, uint32_t address, uint32_t bytes);
-// The block of the cluster that an address of shared memory names, and the offset there; nullptr
-// where there is none.
+// Returns the block of the cluster that an address of shared memory names, and the offset there;
+// nullptr where there is none.
 Block* block_of(Warp& warp, uint32_t* address);
 
 // A copy that will write the bytes is under way: until finish_pending they cannot be read.
 void begin_pending(Block& block, uint32_t address, uint32_t bytes);
 void finish_pending(Block& block, uint32_t address, uint32_t bytes);
 
-// Wavefronts that an access of shared memory takes, and the fewest that any such access could.
+// Holds the wavefronts that an access of shared memory takes, and the fewest that any such access
+// could.
 struct Wavefronts {
   uint32_t taken = 0;
   uint32_t least = 0;
 };
 Wavefronts count_wavefronts(const uint32_t* addresses, uint32_t lanes, uint32_t bytes);
-// Different 32-byte sectors; an aligned access of at most 32 bytes is in one.
+// Counts different 32-byte sectors; an aligned access of at most 32 bytes is in one.
 uint32_t count_sectors(const uint64_t* addresses, uint32_t lanes);
 
-// Every 32-byte sector of global memory that a launch touches.
+// Holds every 32-byte sector of global memory that a launch touches.
 class TouchedSectors {
  public:
   void add(const uint64_t* addresses, uint32_t lanes);
   void add_range(uint64_t begin, uint64_t bytes);
   uint64_t bytes() const { return 32 * count_; }
-  // The address of each.
+  // Calls visit with the address of each.
   template <class Visit>
   void for_each(Visit visit) const {
     for (const Page& page : pages_) {

@@ -1,4 +1,5 @@
-// The checks of what is asynchronous to the threads, each with a faulty kernel that it catches.
+// This file tests the checks of what is asynchronous to the threads, each with a faulty kernel that
+// it catches.
 #include "softgpu/check/small_kernel.h"
 
 namespace fk::softgpu {

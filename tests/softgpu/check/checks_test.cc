@@ -1,4 +1,5 @@
-// Every check, with a kernel that does wrong what it looks for, and mostly the same one put right.
+// This file tests every check, with a kernel that does wrong what it looks for, and mostly the same
+// one put right.
 #include "softgpu/check/small_kernel.h"
 
 namespace fk::softgpu {
@@ -140,7 +141,7 @@ TEST_F(Checks, GlobalRaceWithinABlock) {
   options_.check_races = true;
   auto* data = put<uint32_t>(std::vector<uint32_t>(64));
   const std::string store = kOwnWord + std::string("st.global.u32 [%rd9], %r0;\n");
-  // What the thread 32 further stored.
+  // The load reads what the thread 32 further stored.
   const std::string load =
       "add.s32 %r5, %r0, 32;\nand.b32 %r5, %r5, 63;\nmul.wide.u32 %rd10, %r5, 4;\n"
       "add.s64 %rd11, %rd0, %rd10;\nld.global.u32 %r6, [%rd11];\n";
@@ -150,7 +151,7 @@ TEST_F(Checks, GlobalRaceWithinABlock) {
   EXPECT_TRUE(right.ok()) << all(right);
   expect_problem(run(text(1, store + barrier + load + "st.global.u32 [%rd9], %r6;"), {data}, 64),
                  Problem::kRace);
-  // Lanes of a warp.
+  // This load reads what another lane of the same warp stored.
   const std::string other =
       "xor.b32 %r5, %r0, 1;\nmul.wide.u32 %rd10, %r5, 4;\n"
       "add.s64 %rd11, %rd0, %rd10;\nld.global.u32 %r6, [%rd11];\n";

@@ -14,7 +14,7 @@ bool is_read(Kind kind) { return kind == Kind::kRead || kind == Kind::kAcquire; 
 
 }  // namespace
 
-// Whether the earlier access is over, as far as the lane can know.
+// Returns whether the earlier access is over, as far as the lane can know.
 bool GlobalRaces::is_seen(const ClusterRaces& races, const Access& now, const Access& earlier) {
   if (earlier.time == 0 || (earlier.bytes & now.bytes) == 0) return true;
   const Seen& seen = races.warps[now.agent];

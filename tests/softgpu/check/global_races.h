@@ -1,7 +1,7 @@
-// Accesses to global memory that nothing orders, by warps of a block, of a cluster or of different
-// ones. Within a cluster its barriers order them, as they do those of shared memory (races.h).
-// Clusters order themselves by atomics with a result and by volatile, acquiring and releasing
-// accesses: each passes on, at its address, what its warp has done and seen.
+// This file finds accesses to global memory that nothing orders, by warps of a block, of a cluster
+// or of different ones. Within a cluster its barriers order them, as they do those of shared memory
+// (races.h). Clusters order themselves by atomics with a result and by volatile, acquiring and
+// releasing accesses: each passes on, at its address, what its warp has done and seen.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ class GlobalRaces {
     Access write;
     Access read[2];
   };
-  // What was released at an address, and how often something was.
+  // Holds what was released at an address, and how often something was.
   struct Released {
     ClustersClocks clocks;
     uint32_t version = 0;

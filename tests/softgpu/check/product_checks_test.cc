@@ -1,5 +1,5 @@
-// The checks of wgmma, tensor copies and what blocks of a cluster send each other, each with a
-// faulty kernel that it catches.
+// This file tests the checks of wgmma, tensor copies and what blocks of a cluster send each other,
+// each with a faulty kernel that it catches.
 #include <cmath>
 
 #include "softgpu/check/small_tiles.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kTileBytes = 32768 + 16;  // of two tiles, with an mbarrier behind
 const char* const kFence = "wgmma.fence.sync.aligned;\n";
-// A second mbarrier, at %r13.
+// This makes a second mbarrier, at %r13.
 const char* const kSecond =
     "add.s32 %r13, %r11, 8;\n@%p3 bra $second;\nmbarrier.init.shared::cta.b64 [%r13], 1;\n"
     "fence.proxy.async.shared::cta;\n$second:\nbar.sync 0;\n";
@@ -23,12 +23,12 @@ class ProductChecks : public Tiles {
     map_ = map_of(put(ones), 64, 64, 64);
     out_ = space<float>(64 * 64);
   }
-  // 64 x 64 x 64 of ones; `behind` stands between the commit and the loads of the result.
+  // Multiplies 64 x 64 x 64 ones; `behind` stands between the commit and the loads of the result.
   LaunchResult product(const std::string& behind, uint32_t threads = 128) {
     return run(text(3, multiply(64, "0", kSecond + std::string(kFence), behind)),
                {map_, map_, out_}, threads);
   }
-  // One more product, into registers from `first` on, of the tile at descriptor %rd25.
+  // Returns one more product, into registers from `first` on, of the tile at descriptor %rd25.
   static std::string one_more(int first) {
     std::string d;
     for (int i = 0; i < 32; ++i) d += (i == 0 ? "%f" : ", %f") + std::to_string(first + i);

@@ -21,7 +21,7 @@ std::string place_of(const Warp& warp, const Trace& trace) {
   return text;
 }
 
-// Whether the earlier access is over, as far as this lane of the warp can know.
+// Returns whether the earlier access is over, as far as this lane of the warp can know.
 bool is_seen(const ClusterRaces& races, size_t agent, uint8_t lane, const Trace& earlier,
              uint8_t bytes) {
   if (earlier.time == 0 || (earlier.bytes & bytes) == 0) return true;
@@ -32,7 +32,7 @@ bool is_seen(const ClusterRaces& races, size_t agent, uint8_t lane, const Trace&
   return earlier.time <= races.warps[agent].all.at(earlier.agent);
 }
 
-// Of the last store and those of the same bytes, one that is seen; else the last one.
+// Returns one of the last store and those of the same bytes that is seen; if none is, the last one.
 const Trace& seen_write(const ClusterRaces& races, const Races& block, size_t agent, uint8_t lane,
                         const Word& word, uint8_t bytes) {
   if (block.equal.empty() || is_seen(races, agent, lane, word.write, bytes)) return word.write;
@@ -52,7 +52,7 @@ void report_race(Warp& warp, int lane, uint32_t address, const char* now, const 
              ") that nothing orders with the " + before + " by " + place_of(warp, earlier));
 }
 
-// Whether threads stored these bytes and no proxy fence has come since, as far as is seen.
+// Returns whether threads stored these bytes and no proxy fence has come since, as far as is seen.
 bool lacks_fence(const Seen& seen, const Trace& write, uint8_t bytes) {
   return write.time != 0 && (write.bytes & bytes) != 0 && !write.copied &&
          write.time > seen.fenced.at(write.agent);

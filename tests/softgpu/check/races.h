@@ -1,8 +1,8 @@
-// Accesses that nothing orders. Each warp has a clock for every other agent: how far it has seen
-// what that one did. Barriers pass these on; an access to a word that another agent wrote, at a
-// time that this warp has not seen, is a race. The agents are the warps of a cluster and its
-// mbarriers, for the copies that complete on them; what is known of other clusters is kept beside.
-// This is about shared memory; global_races.h goes by the same clocks.
+// This file finds accesses that nothing orders. Each warp has a clock for every other agent: how
+// far it has seen what that one did. Barriers pass these on; an access to a word that another agent
+// wrote, at a time that this warp has not seen, is a race. The agents are the warps of a cluster
+// and its mbarriers, for the copies that complete on them; what is known of other clusters is kept
+// beside. This is about shared memory; global_races.h goes by the same clocks.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,13 @@
 
 namespace fk::softgpu {
 
-// What an access does; kWriteEqual stores what is there already, and may. The last three are those
-// by which warps of different clusters may wait for each other: a volatile or acquiring load takes
-// over what those have seen who released at its address, a volatile or releasing store passes on
-// what its warp has seen, an atomic does both.
+// Says what an access does; kWriteEqual stores what is there already, and may. The last three are
+// those by which warps of different clusters may wait for each other: a volatile or acquiring load
+// takes over what those have seen who released at its address, a volatile or releasing store passes
+// on what its warp has seen, an atomic does both.
 enum class Kind : uint8_t { kRead, kWrite, kWriteEqual, kAtomic, kAcquire, kRelease, kSynchronise };
 
-// By agent, up to which of its times all is seen.
+// Holds for each agent up to which of its times all is seen.
 class Clocks {
  public:
   uint32_t at(size_t agent) const { return agent < times_.size() ? times_[agent] : 0; }
@@ -41,7 +41,7 @@ class Clocks {
   std::vector<uint32_t> times_;
 };
 
-// The same of agents of several clusters: mostly empty.
+// Holds the same for agents of several clusters; most of it is empty.
 class ClustersClocks {
  public:
   using Key = uint64_t;
@@ -63,7 +63,7 @@ class ClustersClocks {
   std::unordered_map<Key, uint32_t> times_;
 };
 
-// What an agent has seen, and how much of it lies behind a proxy fence, so that copies and
+// Holds what an agent has seen, and how much of it lies behind a proxy fence, so that copies and
 // multiplications see it, too.
 struct Seen {
   Clocks all, fenced;
@@ -75,7 +75,7 @@ struct Seen {
   }
 };
 
-// One access that later ones are compared with.
+// Describes one access that later ones are compared with.
 struct Trace {
   uint32_t time = 0;   // 0: there was none
   uint32_t epoch = 0;  // of the warp: how often its lanes have met
@@ -94,17 +94,17 @@ struct Word {
   Trace read[2];
 };
 
-// What the threads of one block did to its shared memory.
+// Holds what the threads of one block did to its shared memory.
 class Races {
  public:
   explicit Races(uint32_t end) : words((end + 3) / 4) {}
   std::vector<Word> words;  // by address / 4
-  // By word, stores of the same bytes as the last one, which nothing orders with it.
+  // Holds for each word the stores of the same bytes as the last one, which nothing orders with it.
   std::unordered_map<const Word*, std::vector<Trace>> equal;
   Seen barriers[16];  // what those who wait there bring along
 };
 
-// What the barriers of one cluster put in order among its warps.
+// Holds what the barriers of one cluster put in order among its warps.
 class ClusterRaces {
  public:
   struct Phases {
@@ -118,12 +118,12 @@ class ClusterRaces {
   Seen cluster, cluster_complete;
 };
 
-// Which agent of its cluster a warp is.
+// Returns which agent of its cluster a warp is.
 inline size_t agent_of(const Warp& warp) {
   return warp.block->rank * warp.block->warps.size() + static_cast<size_t>(warp.index);
 }
 
-// What the warp does from now on is later than what it has passed on.
+// Makes what the warp does from now on later than what it has passed on.
 inline void advance(ClusterRaces& races, size_t agent) {
   Clocks& own = races.warps[agent].all;
   own.set(agent, own.at(agent) + 1);

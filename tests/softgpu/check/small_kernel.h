@@ -1,4 +1,5 @@
-// Kernels of a few PTX statements for tests: the frame around them, a GPU that runs them.
+// This file makes kernels of a few PTX statements for tests: the frame around them, a GPU that runs
+// them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,9 +13,10 @@
 
 namespace fk::softgpu {
 
-// Statements that tests begin with: %rd9 becomes the place of this thread in words behind %rd0.
+// Tests begin with these statements: %rd9 becomes the place of this thread in words behind %rd0.
 inline const char* const kOwnWord = "mul.wide.u32 %rd8, %r0, 4;\nadd.s64 %rd9, %rd0, %rd8;\n";
-// %r20 the place of this thread in shared memory, %r21 that of the thread 32 further in its ring.
+// %r20 becomes the place of this thread in shared memory, %r21 that of the thread 32 further in its
+// ring.
 inline const char* const kOwnShared =
     "mov.u32 %r19, dynamic;\nshl.b32 %r20, %r0, 2;\nadd.s32 %r20, %r20, %r19;\n"
     "add.s32 %r21, %r0, 32;\nand.b32 %r21, %r21, 63;\nshl.b32 %r21, %r21, 2;\n"
@@ -54,7 +56,7 @@ class SmallKernel : public ::testing::Test {
     return gpu_->launch(launch, options_);
   }
 
-  // Memory of the GPU that holds these values.
+  // Holds memory of the GPU that holds these values.
   template <class T>
   T* put(const std::vector<T>& values) {
     auto* to = static_cast<T*>(gpu_->memory().allocate(values.size() * sizeof(T), "data"));
@@ -71,7 +73,7 @@ class SmallKernel : public ::testing::Test {
     for (const Report& report : result.reports) text += report.to_string() + "\n";
     return text;
   }
-  // The launch did this wrong, first of all.
+  // Expects that the launch did this wrong, first of all.
   static void expect_problem(const LaunchResult& result, Problem problem,
                              const std::string& words = "") {
     ASSERT_FALSE(result.ok());

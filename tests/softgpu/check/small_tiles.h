@@ -1,4 +1,5 @@
-// Kernels that bring tiles into shared memory by tensor copies and multiply them by wgmma.
+// This file makes kernels that bring tiles into shared memory by tensor copies and multiply them by
+// wgmma.
 #pragma once
 
 #include "softgpu/check/small_kernel.h"
@@ -14,7 +15,8 @@ inline std::string load_tile(const std::string& to, int map, int c0, int c1) {
 
 class Tiles : public SmallKernel {
  protected:
-  // A tensor of rows by columns elements of 2 bytes, with boxes of 64 columns by `box` rows.
+  // Returns the map of a tensor of rows by columns elements of 2 bytes, with boxes of 64 columns by
+  // `box` rows.
   void* map_of(const uint16_t* data, uint64_t rows, uint64_t columns, uint32_t box) {
     TensorMap map;
     map.rank = 2;
@@ -33,8 +35,8 @@ class Tiles : public SmallKernel {
   }
 };
 
-// d = a b of 64 x n x 64: a is 64 rows of 64 along K; b is n rows of 64 along K or, outer-major,
-// 64 rows along K of n = 64.
+// Returns the text of d = a b of 64 x n x 64: a is 64 rows of 64 along K; b is n rows of 64 along K
+// or, outer-major, 64 rows along K of n = 64.
 inline std::string multiply(int n, const std::string& major, const std::string& fence,
                             const std::string& wait, const std::string& type = "bf16") {
   std::string d;

@@ -1,4 +1,4 @@
-// Arithmetic of lanes, by the results that a GPU gives.
+// This file tests arithmetic of lanes by the results that a GPU gives.
 #include <cmath>
 #include <limits>
 
@@ -89,8 +89,8 @@ TEST_F(Arithmetic, ApproximationsAreAsGoodAsTheirNames) {
   EXPECT_EQ(number(of("lg2.approx.f32", 0, 0, 0, 1)), -INFINITY);
 }
 
-// The mean error of 2^x over exponents from -most to -least, in 2^-24 of the result. What is
-// expected of it is what was measured on an H200.
+// This looks at the mean error of 2^x over exponents from -most to -least, in 2^-24 of the result.
+// What is expected of it is what was measured on an H200.
 TEST_F(Arithmetic, PowersOfTwoAreAsFarOffAsTheChips) {
   const auto mean_error = [&](float least, float most) {
     constexpr int kCount = 8192;

@@ -1,4 +1,5 @@
-// Fences, and what else orders asynchronous work; the tables of the rest of it.
+// This file executes fences, and what else orders asynchronous work, and calls the tables of the
+// rest of it.
 #include <algorithm>
 
 #include "check/race_hooks.h"
@@ -12,7 +13,7 @@ namespace {
 void nothing(Warp&, const Instruction&, uint32_t) {}
 void fence_proxy(Warp& warp, const Instruction&, uint32_t) { proxy_fenced(warp); }
 
-// mapa: the address of the same place in another block.
+// Executes mapa, which gives the address of the same place in another block.
 void map_address(Warp& warp, const Instruction& i, uint32_t lanes) {
   const uint32_t* address = lanes_at(warp, i.at[1]);
   const uint32_t* rank = lanes_at(warp, i.at[2]);
@@ -29,8 +30,8 @@ void map_address(Warp& warp, const Instruction& i, uint32_t lanes) {
   put(lanes_to<uint32_t>(warp, i.at[0]), result, lanes);
 }
 
-// Registers that a thread has before setmaxnreg: as many as the block's place on the multiprocessor
-// holds, which is what a kernel that uses setmaxnreg is compiled to.
+// Returns how many registers a thread has before setmaxnreg: as many as the block's place on the
+// multiprocessor holds, which is what a kernel that uses setmaxnreg is compiled to.
 int registers_at_start(const Block& block) {
   constexpr int kMost = 256, kStep = 8;
   const int blocks = std::max(block.run->program->info.min_blocks, 1);

@@ -23,7 +23,7 @@ const InstructionText& text_at(const Warp& warp, uint32_t pc) {
 
 bool is_reduction(const std::string& mnemonic) { return mnemonic.compare(0, 7, "bar.red") == 0; }
 
-// What bar.red gives to the lanes that waited.
+// Writes what bar.red gives to the lanes that waited.
 void give_result(Warp& warp, const NamedBarrier& barrier, uint32_t pc, uint32_t lanes) {
   const std::string& mnemonic = text_at(warp, pc).mnemonic;
   if (!is_reduction(mnemonic)) return;
@@ -107,7 +107,7 @@ int choose_fragment(Warp& warp) {
   }
   if (ready.empty()) return -1;
   std::sort(ready.begin(), ready.end(), [&](int a, int b) { return all[a].pc < all[b].pc; });
-  // One that waits in a loop must not keep the others from what it waits for.
+  // A fragment that waits in a loop must not keep the others from what it waits for.
   constexpr uint32_t kPatience = 16;
   const uint32_t turn = warp.turn + warp.slices / kPatience;
   return ready[turn % ready.size()];

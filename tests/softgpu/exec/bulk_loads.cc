@@ -1,4 +1,5 @@
-// Copies of the copy engine into shared memory: bulk and tensor copies, st.async.
+// This file executes copies of the copy engine into shared memory: bulk and tensor copies,
+// st.async.
 #include "exec/bulk_loads.h"
 
 #include <algorithm>
@@ -75,7 +76,7 @@ void finish_load(Block& block, BulkLoad& load) {
   warp.pc = pc;
 }
 
-// cp.async.bulk to shared memory: [to], [from], bytes, [barrier]
+// Executes cp.async.bulk to shared memory: [to], [from], bytes, [barrier]
 template <bool kFromShared>
 void bulk_load(Warp& warp, const Instruction& i, uint32_t lanes) {
   for_lanes(lanes, [&](int lane) {
@@ -114,7 +115,7 @@ void bulk_load(Warp& warp, const Instruction& i, uint32_t lanes) {
   });
 }
 
-// st.async [to], value, [barrier]
+// Executes st.async [to], value, [barrier]
 void store_async(Warp& warp, const Instruction& i, uint32_t lanes) {
   for_lanes(lanes, [&](int lane) {
     const int words = i.list_size == 0 ? 1 : i.list_size;
@@ -145,7 +146,7 @@ void store_async(Warp& warp, const Instruction& i, uint32_t lanes) {
   });
 }
 
-// cp.async.bulk.tensor to shared memory: [to], [map, {coordinates}], [barrier]{, blocks}
+// Executes cp.async.bulk.tensor to shared memory: [to], [map, {coordinates}], [barrier]{, blocks}
 void tensor_load(Warp& warp, const Instruction& i, uint32_t lanes) {
   for_lanes(lanes, [&](int lane) {
     const auto to =
@@ -157,7 +158,7 @@ void tensor_load(Warp& warp, const Instruction& i, uint32_t lanes) {
     int32_t coordinates[5] = {};
     if (!tensor_operands(warp, i, lane, map_address, &map, coordinates)) return;
     const uint32_t bytes = bytes_of_box(map);
-    // With a mask, to the same place in several blocks.
+    // With a mask the copy goes to the same place in several blocks.
     std::vector<uint32_t> ranks(1, ~0u);
     if (i.at[3] != kNoPlace) {
       ranks.clear();

@@ -1,4 +1,4 @@
-// Copies of the copy engine into shared memory.
+// This file declares the copies of the copy engine into shared memory.
 #pragma once
 
 #include "exec/machine.h"

@@ -66,7 +66,7 @@ void add_values(void* to, const uint8_t* from, uint32_t bytes) {
   }
 }
 
-// Types as in TensorMap::type.
+// Adds numbers of a type, which is counted as in TensorMap::type.
 void add_of_type(uint32_t type, void* to, const uint8_t* from, uint32_t bytes) {
   switch (type) {
     case 2:
@@ -132,7 +132,7 @@ void write_destinations(Warp& warp, BulkStore& store) {
   warp.block->changed = true;
 }
 
-// cp.async.bulk.tensor to global memory: [map, {coordinates}], [from]
+// Executes cp.async.bulk.tensor to global memory: [map, {coordinates}], [from]
 template <bool kAdd>
 void tensor_store(Warp& warp, const Instruction& i, uint32_t lanes) {
   for_lanes(lanes, [&](int lane) {
@@ -155,7 +155,7 @@ void tensor_store(Warp& warp, const Instruction& i, uint32_t lanes) {
   });
 }
 
-// cp.async.bulk and cp.reduce.async.bulk to global memory: [to], [from], bytes
+// Executes cp.async.bulk and cp.reduce.async.bulk to global memory: [to], [from], bytes
 template <uint8_t kAddType>
 void bulk_store(Warp& warp, const Instruction& i, uint32_t lanes) {
   for_lanes(lanes, [&](int lane) {
@@ -178,7 +178,8 @@ void bulk_store(Warp& warp, const Instruction& i, uint32_t lanes) {
   });
 }
 
-// Groups of each lane but the last `pending` are done: read, and with `whole` written, too.
+// Finishes the groups of each lane but the last `pending`: they are read, and with `whole` written,
+// too.
 void wait_for_stores(Warp& warp, uint32_t lanes, uint32_t pending, bool whole) {
   size_t kept = 0;
   for (size_t k = 0; k < warp.bulk_stores.size(); ++k) {

@@ -1,4 +1,4 @@
-// Branches, the end of a kernel, barriers of blocks and clusters.
+// This file executes branches, the end of a kernel, barriers of blocks and clusters.
 #include "exec/barriers.h"
 #include "exec/tables.h"
 

@@ -1,4 +1,4 @@
-// What instructions are made of that compute each lane by itself.
+// This file holds the parts of instructions that compute each lane by itself.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace fk::softgpu {
 
-// The letter of a register that holds T, for Operation::operands.
+// Returns the letter of a register that holds T, for Operation::operands.
 template <class T>
 std::string letter() {
   return sizeof(T) == 8 ? "q" : sizeof(T) == 4 ? "r" : "h";

@@ -1,4 +1,4 @@
-// What happens to asynchronous work when its threads end.
+// This file says what happens to asynchronous work when its threads end.
 #pragma once
 
 #include "exec/machine.h"

@@ -1,5 +1,6 @@
-// Float arithmetic, comparisons and conversions. Results are exactly those of the GPU, apart from
-// the .approx instructions, which are about as good as the GPU's; 2^x is nearly always the same.
+// This file executes float arithmetic, comparisons and conversions. Results are exactly those of
+// the GPU, apart from the .approx instructions, which are about as good as the GPU's; 2^x is nearly
+// always the same.
 #include <cfenv>
 
 #include "exec/elementwise.h"
@@ -11,7 +12,7 @@ namespace fk::softgpu {
 
 namespace {
 
-// .ftz: what is too small for a normal number is zero, of the same sign.
+// Does what .ftz says: a number too small to be normal becomes zero, of the same sign.
 inline float flushed(float x) {
   const uint32_t bits = bits_of(x);
   return (bits & 0x7f800000) == 0 ? float_of(bits & 0x80000000) : x;
@@ -55,8 +56,9 @@ inline float log2_approximately(float x) {
   return x < 0 || x != x ? float_of(kNan) : result;
 }
 
-// Down to the float below what is exact. The host's rounding mode serves for the moment; the
-// barriers keep the compiler from moving the arithmetic out of it.
+// Computes a b + c with a rounding mode, such as down to the float below the exact result. The
+// host's mode is set for the moment; the barriers keep the compiler from moving the arithmetic out
+// of it.
 __attribute__((noinline)) inline void fma_in_mode(Warp& warp, const Instruction& i, uint32_t lanes,
                                                   int mode) {
   const int before = std::fegetround();
@@ -81,7 +83,7 @@ F not_a_number_made_canonical(F x) {
   return x;
 }
 
-// `F` is float or double. With .ftz and .sat each, where `F` is float.
+// `F` is float or double. Where `F` is float, each of these comes with .ftz and .sat, too.
 template <class F, class Operation>
 struct Arithmetic {
   template <bool kFlush, bool kSaturate>
@@ -160,11 +162,11 @@ struct MultiplyAdd {
   static double apply(double a, double b, double c) { return __builtin_fma(a, b, c); }
 };
 
-// 2^x as the chip's special function unit makes it: it cuts the exponent after 23 bits behind the
-// point, takes a parabola for each of 64 parts of what lies behind the point, and cuts the result.
-// So results are too small on average, by 0.8 of 2^-24. A kernel may rely on that (the scan's
-// backward asks for 0.4 more) and would be off to the other side with results rounded to nearest.
-// In three loops, of which the compiler vectorises all but the one that reads the table.
+// Computes 2^x as the chip's special function unit makes it: it cuts the exponent after 23 bits
+// behind the point, takes a parabola for each of 64 parts of what lies behind the point, and cuts
+// the result. So results are too small on average, by 0.8 of 2^-24. A kernel may rely on that (the
+// scan's backward asks for 0.4 more) and would be off to the other side with results rounded to
+// nearest. Of its three loops the compiler vectorises all but the one that reads the table.
 template <bool kFlush>
 void exp2_approximately(Warp& warp, const Instruction& i, uint32_t lanes) {
   const uint32_t* from = lanes_at(warp, i.at[1]);
@@ -172,7 +174,7 @@ void exp2_approximately(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) int32_t part[kLanes], whole[kLanes], mantissa[kLanes];
   for (int l = 0; l < kLanes; ++l) {
     const float x = kFlush ? flushed(float_of(from[l])) : float_of(from[l]);
-    // What is no number, too, must name a part.
+    // A NaN must name a part, too.
     const float above = x > -160.0f ? x : -160.0f;
     const float clamped = above < 130.0f ? above : 130.0f;
     const float cut = std::trunc(clamped * 0x1p23f) * 0x1p-23f;
@@ -224,7 +226,8 @@ void add_float_comparisons(Operations& table, const std::string& type) {
   add("nan", SOFTGPU_COMPARE(F, a != a || b != b));
 }
 
-// To an integer, with the nearest one where it does not fit, and 0 for what is no number.
+// Converts to an integer: the nearest one where the value does not fit, and 0 for what is no
+// number.
 template <class D, class F>
 D to_integer(F x) {
   if (!(x == x)) return 0;
@@ -289,7 +292,7 @@ inline void add_float_conversions(Operations& table) {
       SOFTGPU_BINARY(uint32_t, float, float, (float_to_e4m3(a) << 8) | float_to_e4m3(b)));
 }
 
-// Pairs of halves.
+// Takes the larger half of each of two pairs.
 inline uint32_t larger_halves(uint32_t a, uint32_t b) {
   const auto half = [](uint32_t x, uint32_t y) {
     return float_to_half(larger(half_to_float(x), half_to_float(y)));

@@ -1,4 +1,4 @@
-// Integer arithmetic, logic, moves, comparisons and conversions among integers.
+// This file executes integer arithmetic, logic, moves, comparisons and conversions among integers.
 #include "exec/elementwise.h"
 #include "exec/tables.h"
 
@@ -162,8 +162,8 @@ void select_lanes(Warp& warp, const Instruction& i, uint32_t lanes) {
   put(lanes_to<K>(warp, i.at[0]), result, lanes);
 }
 
-// mov.b32 {a, b}, c and the like: `Part` and `Whole` are the kept types of registers, kBits the
-// bits of a part.
+// Executes mov.b32 {a, b}, c and the like: `Part` and `Whole` are the kept types of registers,
+// kBits the bits of a part.
 template <class Part, class Whole, int kBits>
 void unpack(Warp& warp, const Instruction& i, uint32_t lanes) {
   const Whole* whole = lanes_at<Whole>(warp, i.at[1]);
@@ -200,7 +200,7 @@ void convert_integer(Warp& warp, const Instruction& i, uint32_t lanes) {
   unary<D, S>(warp, i, lanes, [](S a) { return static_cast<D>(a); });
 }
 
-// cvt to an 8-bit type leaves it extended to the register's width.
+// cvt to an 8-bit type leaves the number extended to the register's width.
 template <class S>
 void add_integer_conversions(Operations& table, const std::string& source) {
   const auto add = [&](const std::string& to, const std::string& d, Execute execute) {
@@ -216,7 +216,8 @@ void add_integer_conversions(Operations& table, const std::string& source) {
   add("s8", "r", SOFTGPU_UNARY(int32_t, S, static_cast<int8_t>(a)));
 }
 
-// A register of 64 bits as the source of a conversion from 32: the decoder asks for it by name.
+// Adds conversions from 32 bits whose source is a register of 64: the decoder asks for them by
+// name.
 template <class S>
 void add_wide_conversions(Operations& table, const std::string& source) {
   const std::string end = "64." + source + " wide";
@@ -271,7 +272,7 @@ void add_integer_operations(Operations& table) {
     table[std::string("mov.") + type] = {"=q q", move<uint64_t>, Class::kMove};
     table[std::string("selp.") + type] = {"=q q q p", select_lanes<uint64_t>, Class::kMove};
   }
-  // With a vector on one side: the decoder asks for these by name.
+  // These have a vector on one side; the decoder asks for them by name.
   table["mov.b32 unpack"] = {"=v r", unpack<uint32_t, uint32_t, 16>, Class::kMove};
   table["mov.b32 pack"] = {"=r v", pack<uint32_t, uint32_t, 16>, Class::kMove};
   table["mov.b64 unpack"] = {"=v q", unpack<uint32_t, uint64_t, 32>, Class::kMove};
@@ -343,7 +344,7 @@ void add_integer_operations(Operations& table) {
                              });
                        },
                        Class::kInteger};
-  // Predicates.
+  // These work on predicates.
   const auto logic = [&](const char* name, const char* operands, Execute execute) {
     table[name] = {operands, execute, Class::kCompare};
   };

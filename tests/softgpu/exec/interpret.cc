@@ -1,5 +1,6 @@
-// The loop that runs a warp. Lanes that are at different places are fragments of it: the one that
-// is furthest behind runs, so that they meet again. What has to wait stops, and the others go on.
+// This is the loop that runs a warp. Lanes that are at different places are fragments of it: the
+// one that is furthest behind runs, so that they meet again. What has to wait stops, and the others
+// go on.
 #include "exec/barriers.h"
 #include "exec/lanes.h"
 #include "exec/tables.h"
@@ -8,7 +9,7 @@ namespace fk::softgpu {
 
 namespace {
 
-// The lanes that must be at a converging instruction before it can run.
+// Returns the lanes that must be at a converging instruction before it can run.
 inline uint32_t lanes_wanted(const Warp& warp, const Instruction& i, uint32_t lanes) {
   if (i.control == Control::kConverge) return warp.live;
   return lanes_at(warp, i.at[i.target])[first_lane(lanes)] & warp.live;

@@ -1,5 +1,6 @@
-// cp.async: copies of a few bytes to shared memory for each thread. They are done as late as is
-// allowed, when the thread waits for them; until then their destination cannot be read.
+// This file executes cp.async: copies of a few bytes to shared memory for each thread. They are
+// done as late as is allowed, when the thread waits for them; until then their destination cannot
+// be read.
 #include <algorithm>
 
 #include "check/access.h"
@@ -25,14 +26,14 @@ void do_copy(Warp& warp, const LaneCopy& copy) {
   }
 }
 
-// How many bytes of a lane are copied; the others are zero.
+// Returns how many bytes of a lane are copied; the others are zero.
 uint32_t wanted_bytes(const Warp& warp, const Instruction& i, bool sized, int lane) {
   const auto bytes = static_cast<uint32_t>(i.number);
   if (sized) return std::min(lanes_at(warp, i.at[3])[lane], bytes);
   return i.at[3] != kNoPlace && has(predicate(warp, i, 3), lane) ? 0 : bytes;
 }
 
-// Lanes that copy only a part: whether the first and the last byte of it can be read.
+// Returns whether the first and the last byte can be read of what a lane copies in part.
 bool part_there(Warp& warp, int lane, uint64_t from, uint32_t wanted) {
   uint64_t addresses[kLanes] = {};
   for (const uint64_t at : {from, from + wanted - 1}) {
@@ -42,7 +43,7 @@ bool part_there(Warp& warp, int lane, uint64_t from, uint32_t wanted) {
   return true;
 }
 
-// cp.async [to], [from], bytes{, ignored} or, sized, the number of bytes that are not zero
+// Executes cp.async [to], [from], bytes{, ignored} or, sized, the number of bytes that are not zero
 template <bool kSized>
 void start_copies(Warp& warp, const Instruction& i, uint32_t lanes) {
   const auto bytes = static_cast<uint32_t>(i.number);

@@ -1,4 +1,4 @@
-// Registers as arrays of 32 lanes.
+// This file sees registers as arrays of 32 lanes.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,8 @@
 
 namespace fk::softgpu {
 
-// What a register of up to 32 bits, or of 64, is kept in. Narrow values have zeros above.
+// This is the type that a register of up to 32 bits, or of 64, is kept in. Narrow values have zeros
+// above.
 template <class T>
 using Kept = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
@@ -38,7 +39,7 @@ template <class K = uint32_t>
 inline const K* lanes_at(const Warp& warp, Place place) {
   return reinterpret_cast<const K*>(warp.base[place & kConstantBit] + (place & ~kConstantBit));
 }
-// Of a destination, which is never a constant.
+// Returns the lanes of a destination, which is never a constant.
 template <class K = uint32_t>
 inline K* lanes_to(Warp& warp, Place place) {
   return reinterpret_cast<K*>(warp.base[0] + place);
@@ -88,7 +89,7 @@ inline void ternary(Warp& warp, const Instruction& i, uint32_t lanes, Operation 
   put(lanes_to<Kept<D>>(warp, i.at[0]), result, lanes);
 }
 
-// A predicate as a mask of lanes.
+// Returns a predicate as a mask of lanes.
 inline uint32_t predicate(const Warp& warp, const Instruction& i, int operand) {
   const uint32_t value = warp.predicates[i.at[operand]];
   return (i.negated >> operand) & 1 ? ~value : value;
@@ -99,7 +100,7 @@ inline void put_predicate(Warp& warp, Place place, uint32_t value, uint32_t lane
   to = (to & ~lanes) | (value & lanes);
 }
 
-// What `test` says of each lane, as a mask.
+// Returns what `test` says of each lane, as a mask.
 template <class Test>
 inline uint32_t mask_of(Test test) {
   alignas(64) uint32_t bits[kLanes];

@@ -1,5 +1,5 @@
-// The state of a launch: warps, blocks, clusters, and what is under way. Whoever executes
-// instructions works on this.
+// This file declares the state of a launch: warps, blocks, clusters, and what is under way. Whoever
+// executes instructions works on this.
 #pragma once
 
 #include <array>
@@ -23,10 +23,10 @@ class ClusterRaces;
 constexpr uint32_t kSharedBase = 1024;
 constexpr int kClusterShift = 24;
 constexpr uint32_t kSharedOffsetMask = (1u << kClusterShift) - 1;
-// Shared memory as seen by generic addresses.
+// Generic addresses see shared memory here.
 constexpr uint64_t kSharedWindow = 0x5a00000000000000;
 constexpr uint64_t kSharedWindowMask = 0xff00000000000000;
-// What memory holds that nobody wrote: NaN in all float types.
+// Memory that nobody wrote holds this: NaN in all float types.
 constexpr uint8_t kPoison = 0xff;
 
 enum class Wait : uint8_t { kNone, kConverge, kBarrier, kCluster };
@@ -37,7 +37,7 @@ void for_lanes(uint32_t lanes, Visit visit) {
   for (; lanes != 0; lanes &= lanes - 1) visit(__builtin_ctz(lanes));
 }
 
-// Lanes of a warp that are at the same place.
+// Holds the lanes of a warp that are at the same place.
 struct Fragment {
   uint32_t pc = 0;
   uint32_t lanes = 0;
@@ -45,7 +45,7 @@ struct Fragment {
   uint32_t detail = 0;  // the barrier, or the lanes that are waited for
 };
 
-// A copy of cp.async that is not seen yet.
+// Describes a copy of cp.async that is not seen yet.
 struct LaneCopy {
   uint64_t from = 0;
   uint32_t to = 0;
@@ -55,7 +55,8 @@ struct LaneCopy {
   bool early = false;  // the bytes are there already, though nobody may look
 };
 
-// A bulk copy out of shared memory (cp.async.bulk ... .bulk_group), under way for one thread.
+// Describes a bulk copy out of shared memory (cp.async.bulk ... .bulk_group), under way for one
+// thread.
 struct BulkStore {
   std::vector<uint8_t> data;  // what was read from shared memory, once it was
   std::vector<std::pair<uint64_t, uint32_t>> pieces;  // where in global memory, how many bytes
@@ -67,12 +68,12 @@ struct BulkStore {
   bool done = false;
 };
 
-// The accumulators of multiplications under way: the registers hold poison meanwhile.
+// Holds the accumulators of multiplications under way: the registers hold poison meanwhile.
 struct Accumulators {
   std::vector<Place> places;
   std::vector<float> values;  // 16 rows
 };
-// A multiplication of a warpgroup as this warp's 16 rows see it, under way.
+// Describes a multiplication of a warpgroup under way, as this warp's 16 rows see it.
 struct Multiplication {
   void (*finish)(Warp& warp, const Multiplication& multiplication) = nullptr;
   const Instruction* instruction = nullptr;
@@ -119,7 +120,7 @@ struct NamedBarrier {
   uint32_t first_pc = 0;
 };
 
-// An mbarrier object; its 8 bytes of shared memory are only a place.
+// Describes an mbarrier object; its 8 bytes of shared memory are only a place.
 struct MemoryBarrier {
   uint32_t offset = 0;
   uint32_t expected = 0;  // arrivals of a phase
@@ -131,7 +132,8 @@ struct MemoryBarrier {
   uint32_t time = 0;          // and how many phases it has had
 };
 
-// A bulk copy into shared memory, under way: completes on a barrier of the block that owns it.
+// Describes a bulk copy into shared memory, under way: completes on a barrier of the block that
+// owns it.
 struct BulkLoad {
   struct Piece {
     uint64_t from = 0;  // 0: zeros
@@ -184,13 +186,13 @@ struct Block {
   std::unique_ptr<Races> races;
 };
 
-// How often an instruction ran.
+// Counts how often an instruction ran.
 struct Executed {
   uint64_t warps = 0;
   uint64_t lanes = 0;
 };
 
-// Where accesses of one instruction last were: most go to the same allocation.
+// Holds where accesses of one instruction last were: most go to the same allocation.
 struct KnownRange {
   uint64_t begin = 1, end = 0;
   bool writable = false;
@@ -207,7 +209,7 @@ struct MemoryCounts {
   uint64_t tensor_flops = 0, barriers = 0, barrier_waits = 0, async_copies = 0;
 };
 
-// Thrown to end a launch: a report was made that nothing sensible can follow.
+// Is thrown to end a launch: a report was made that nothing sensible can follow.
 struct Abandoned {};
 
 class MemoryMap;
@@ -240,8 +242,8 @@ struct Run {
 // instruction is kept. `lane` may be -1.
 void report(Warp& warp, Problem problem, int lane, uint64_t address, const std::string& text);
 
-// The loop of the interpreter: runs a warp until it must wait, has ended, or `budget` instructions
-// were run. Returns how many were.
+// This is the loop of the interpreter: it runs a warp until it must wait, has ended, or `budget`
+// instructions were run. Returns how many were.
 uint64_t run_warp(Warp& warp, uint64_t budget);
 
 }  // namespace fk::softgpu

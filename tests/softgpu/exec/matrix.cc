@@ -1,5 +1,5 @@
-// Matrix instructions of one warp: mma.sync, ldmatrix, stmatrix, movmatrix. Fragments are as in
-// the PTX manual, with lane = 4 g + t.
+// This file executes matrix instructions of one warp: mma.sync, ldmatrix, stmatrix, movmatrix.
+// Fragments are as in the PTX manual, with lane = 4 g + t.
 #include "exec/memory_ops.h"
 #include "exec/small_floats.h"
 #include "exec/tables.h"
@@ -14,7 +14,7 @@ inline void transpose(const float (&from)[8][8], float (&to)[8][8]) {
   }
 }
 
-// c += a b for eight rows of a.
+// Computes c += a b for eight rows of a.
 inline void multiply_8_8(const float (&a)[8][8], const float (&b)[8][8], float (&c)[8][8]) {
 #if defined(__AVX2__) && defined(__FMA__)
   __m256 sums[8];
@@ -33,8 +33,9 @@ inline void multiply_8_8(const float (&a)[8][8], const float (&b)[8][8], float (
 #endif
 }
 
-// d = a b + c with 16 x K by K x 8, where K = 8 kSteps: the list holds d, a, b, c. A register of a
-// or b is 8 x 8 elements, row by row (of b: column by column), and two of c are 8 x 8 floats.
+// Computes d = a b + c with 16 x K by K x 8, where K = 8 kSteps: the list holds d, a, b, c. A
+// register of a or b is 8 x 8 elements, row by row (of b: column by column), and two of c are 8 x 8
+// floats.
 template <class Elements, int kSteps>
 void multiply_16_8(Warp& warp, const Instruction& i, uint32_t) {
   constexpr int kA = 2 * kSteps;
@@ -77,7 +78,8 @@ void multiply_16_8(Warp& warp, const Instruction& i, uint32_t) {
   warp.run->counts.tensor_flops += 2 * 16 * 8 * 8 * kSteps;
 }
 
-// The rows that the lanes name, of 16 bytes each; false where one of them is not to be had.
+// Finds the rows that the lanes name, of 16 bytes each. Returns false where one of them is not to
+// be had.
 template <Access kAccess>
 inline bool matrix_rows(Warp& warp, const Instruction& i, int operand, int matrices,
                         uint64_t* rows) {

@@ -1,4 +1,4 @@
-// Matrix instructions against sums in plain loops.
+// This file compares matrix instructions with sums in plain loops.
 #include <cmath>
 #include <functional>
 
@@ -17,7 +17,7 @@ float small_number(int i) { return static_cast<float>((i * 37 + 11) % 17 - 8); }
 class Matrices : public SmallKernel {};
 
 TEST_F(Matrices, MultiplyOfAWarp) {
-  // a: 16 x 16 and b: 16 x 8 by fragments; every lane loads its own words.
+  // a is 16 x 16 and b is 16 x 8, both by fragments; every lane loads its own words.
   std::vector<float> a(256), b(128);
   for (int i = 0; i < 256; ++i) a[i] = small_number(i);
   for (int i = 0; i < 128; ++i) b[i] = small_number(3 * i + 1);
@@ -68,7 +68,7 @@ TEST_F(Tiles, MultiplyOfAWarpgroup) {
   for (const int n : {64, 128}) {
     for (const std::string major : {"0", "1"}) {
       if (major == "1" && n != 64) continue;
-      // 60 rows only: the rest of the box is zero.
+      // There are only 60 rows: the rest of the box is zero.
       std::vector<uint16_t> a(60 * 64), b(static_cast<size_t>(n) * 64);
       std::vector<float> fa(64 * 64), fb(static_cast<size_t>(n) * 64);
       for (size_t i = 0; i < a.size(); ++i)

@@ -1,4 +1,4 @@
-// mbarrier: barriers in shared memory, which threads and copies arrive at.
+// This file executes mbarrier: barriers in shared memory, which threads and copies arrive at.
 #include "exec/memory_barrier.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace fk::softgpu {
 
 namespace {
 
-// The barrier at an address, with its block. Without one, a report ends the launch.
+// Returns the barrier at an address, with its block. Without one, a report ends the launch.
 MemoryBarrier& barrier_at(Warp& warp, int lane, uint32_t address, Block** block) {
   uint32_t offset = address;
   *block = block_of(warp, &offset);
@@ -85,27 +85,27 @@ void arrive_one(Warp& warp, int lane, uint32_t address, uint32_t count, uint32_t
   complete_if_done(*block, barrier);
 }
 
-// mbarrier.arrive state, [address]{, count}
+// Executes mbarrier.arrive state, [address]{, count}
 void arrive(Warp& warp, const Instruction& i, uint32_t lanes) {
   for_lanes(lanes, [&](int lane) {
     const uint32_t count = i.at[2] == kNoPlace ? 1 : lanes_at(warp, i.at[2])[lane];
     arrive_one(warp, lane, address_in(warp, i, 1, lane), count, 0);
   });
 }
-// mbarrier.arrive.expect_tx state, [address], bytes
+// Executes mbarrier.arrive.expect_tx state, [address], bytes
 void arrive_and_expect(Warp& warp, const Instruction& i, uint32_t lanes) {
   for_lanes(lanes, [&](int lane) {
     arrive_one(warp, lane, address_in(warp, i, 1, lane), 1, lanes_at(warp, i.at[2])[lane]);
   });
 }
-// mbarrier.expect_tx [address], bytes
+// Executes mbarrier.expect_tx [address], bytes
 void expect(Warp& warp, const Instruction& i, uint32_t lanes) {
   for_lanes(lanes, [&](int lane) {
     arrive_one(warp, lane, address_in(warp, i, 0, lane), 0, lanes_at(warp, i.at[1])[lane]);
   });
 }
 
-// mbarrier.try_wait.parity p, [address], parity
+// Executes mbarrier.try_wait.parity p, [address], parity
 void try_wait(Warp& warp, const Instruction& i, uint32_t lanes) {
   uint32_t passed = 0;
   for_lanes(lanes, [&](int lane) {

@@ -1,4 +1,4 @@
-// What copies need to know of mbarriers.
+// This file declares what copies need to know of mbarriers.
 #pragma once
 
 #include "exec/machine.h"

@@ -8,7 +8,7 @@
 
 namespace fk::softgpu {
 
-// The addresses of the lanes; those that do not take part get one of a lane that does.
+// Writes the addresses of the lanes; those that do not take part get one of a lane that does.
 inline void addresses_of(const Warp& warp, const Instruction& i, int operand, int64_t offset,
                          uint32_t lanes, uint64_t* addresses) {
   if ((i.wide_address >> operand) & 1) {
@@ -41,7 +41,8 @@ inline void narrow_addresses_of(const Warp& warp, const Instruction& i, int oper
   }
 }
 
-// Where the first lane to take part has what nobody else has: see below.
+// Gives the lanes that take no part the pointer of the first that does, so that all can be loaded
+// from.
 inline void fill_others(uint64_t* pointers, uint32_t lanes) {
   const uint64_t any = pointers[first_lane(lanes)];
   for (int l = 0; l < kLanes; ++l) pointers[l] = has(lanes, l) ? pointers[l] : any;
@@ -65,7 +66,7 @@ inline void count_global(Warp& warp, const uint64_t* addresses, uint32_t lanes, 
   warp.run->touched->add(addresses, lanes);
 }
 
-// The lanes that may go on. Afterwards the addresses of all lanes can be loaded from.
+// Returns the lanes that may go on. Afterwards the addresses of all lanes can be loaded from.
 template <Access kAccess, Kind kKind>
 inline uint32_t prepare_global(Warp& warp, uint32_t lanes, uint64_t* addresses, uint32_t bytes) {
   uint64_t low = ~uint64_t{0}, high = 0, all = 0;
@@ -145,7 +146,7 @@ inline uint32_t prepare_shared(Warp& warp, uint32_t lanes, const uint32_t* addre
   return lanes;
 }
 
-// The registers of an instruction with one of them or a vector.
+// Returns register k of an instruction, which has one of them or a vector.
 inline Place register_of(const Warp& warp, const Instruction& i, int operand, int k) {
   return i.list_size == 0 ? i.at[operand]
                           : warp.run->program->lists[i.list + static_cast<uint32_t>(k)];
@@ -171,7 +172,7 @@ inline void load_lanes(Warp& warp, const Instruction& i, uint32_t lanes, const u
   }
 }
 
-// The lanes whose bytes are in memory already.
+// Returns the lanes whose bytes are in memory already.
 template <class T, int kCount, class K = Kept<T>>
 inline uint32_t lanes_that_change_nothing(Warp& warp, const Instruction& i, uint32_t lanes,
                                           const uint64_t* pointers) {
@@ -244,7 +245,7 @@ void store_shared(Warp& warp, const Instruction& i, uint32_t lanes) {
   store_lanes<T, kCount, K>(warp, i, lanes, pointers);
 }
 
-// Parameters: mostly the same address for all lanes.
+// Loads parameters: mostly all lanes have the same address.
 template <class T, class R, int kCount>
 void load_parameter(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) uint64_t addresses[kLanes];
@@ -274,7 +275,7 @@ void load_parameter(Warp& warp, const Instruction& i, uint32_t lanes) {
   load_lanes<T, R, kCount>(warp, i, lanes, addresses);
 }
 
-// Generic addresses: shared memory has a window of its own.
+// Returns the lanes whose generic addresses are in the window of shared memory.
 inline uint32_t lanes_in_window(const Warp& warp, const Instruction& i, int operand,
                                 uint32_t lanes) {
   const uint64_t* base = lanes_at<uint64_t>(warp, i.at[operand]);
@@ -357,7 +358,8 @@ struct AtomicExchange {
   }
 };
 
-// One lane after the other. With a result: atom, whose address is operand 1; without: red.
+// Runs one lane after the other. With a result this is atom, whose address is operand 1; without,
+// it is red.
 template <class T, class Operation, bool kResult, int kCount>
 inline void update_lanes(Warp& warp, const Instruction& i, uint32_t lanes,
                          const uint64_t* pointers) {
@@ -398,7 +400,7 @@ void update_shared(Warp& warp, const Instruction& i, uint32_t lanes) {
   lanes = prepare_shared<Access::kAtomic>(warp, lanes, addresses, sizeof(T) * kCount, pointers);
   if (lanes != 0) update_lanes<T, Operation, kResult, kCount>(warp, i, lanes, pointers);
 }
-// atom.cas: operands are the result, the address, what must be there, the new value.
+// Executes atom.cas: its operands are the result, the address, what must be there, the new value.
 template <class T>
 void compare_and_swap(Warp& warp, const Instruction& i, uint32_t lanes) {
   alignas(64) uint64_t addresses[kLanes];

@@ -1,4 +1,4 @@
-// The mnemonics of loads, stores and atomics, and who executes them.
+// This file lists the mnemonics of loads, stores and atomics, and who executes them.
 #include "exec/elementwise.h"
 #include "exec/memory_ops.h"
 #include "exec/tables.h"
@@ -7,7 +7,7 @@ namespace fk::softgpu {
 
 namespace {
 
-// All loads and stores of a type and a count, with what may stand between "ld" and the type.
+// Adds all loads and stores of a type and a count, with what may stand between "ld" and the type.
 template <class T, class R, int kCount>
 void add_memory(Operations& table, const std::string& type) {
   const std::string count = kCount == 1 ? "" : ".v" + std::to_string(kCount);
@@ -61,7 +61,8 @@ void add_memory_type(Operations& table, const std::string& type) {
   if constexpr (sizeof(T) <= 4) add_memory<T, R, 4>(table, type);
 }
 
-// Words from and to registers of 64 bits: the decoder asks for these by name.
+// Adds loads and stores of words from and to registers of 64 bits: the decoder asks for these by
+// name.
 template <class T, class R>
 void add_wide_memory(Operations& table, const std::string& type) {
   const std::string end = "." + type + " wide";

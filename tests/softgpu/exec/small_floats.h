@@ -1,4 +1,5 @@
-// Float formats of 8 and 16 bits, to and from float. Loops over these become vector code.
+// This file converts float formats of 8 and 16 bits to and from float. Loops over these become
+// vector code.
 #pragma once
 
 #include <cmath>
@@ -21,7 +22,7 @@ inline uint32_t bits_of(float value) {
   return bits;
 }
 
-// What the GPU makes of every operation whose result is no number.
+// The GPU gives this for every operation whose result is no number.
 constexpr uint32_t kNan = 0x7fffffff;
 inline float canonical(float x) { return x != x ? float_of(kNan) : x; }
 
@@ -77,7 +78,7 @@ inline uint32_t float_to_e4m3(float x) {
   return sign | (rounded - ((127u - 7u) << 3));
 }
 
-// Arrays of any multiple of 8 elements.
+// These convert arrays of any multiple of 8 elements.
 inline void halves_to_floats(const uint16_t* from, float* to, int count) {
 #if defined(__F16C__)
   for (int i = 0; i < count; i += 8) {

@@ -1,4 +1,4 @@
-// Who adds which instructions to the table of all of them.
+// This file says who adds which instructions to the table of all of them.
 #pragma once
 
 #include "exec/operations.h"

@@ -1,4 +1,5 @@
-// The box of a tensor that one copy moves: its pieces in global and in shared memory.
+// This file describes the box of a tensor that one copy moves: its pieces in global and in shared
+// memory.
 #pragma once
 
 #include <cstdint>

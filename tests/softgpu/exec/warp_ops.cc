@@ -1,4 +1,4 @@
-// What the lanes of a warp do together: shuffles, votes, reductions.
+// This file executes what the lanes of a warp do together: shuffles, votes, reductions.
 #include "check/race_hooks.h"
 #include "exec/elementwise.h"
 #include "exec/tables.h"
@@ -9,7 +9,7 @@ namespace {
 
 enum class Shuffle { kXor, kUp, kDown, kIndex };
 
-// shfl.sync d|p, a, b, c, mask
+// Executes shfl.sync d|p, a, b, c, mask
 template <Shuffle kKind>
 void shuffle(Warp& warp, const Instruction& i, uint32_t lanes) {
   const uint32_t* a = lanes_at(warp, i.at[1]);

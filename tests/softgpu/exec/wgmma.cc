@@ -1,8 +1,8 @@
-// wgmma: multiplications of a warpgroup, as each of its four warps sees them: 16 of the 64 rows.
-// They are done when the warp waits for them. Until then the registers of the result hold poison,
-// and what they multiply in shared memory must not change. Where it does, or was not there, the
-// result is poison: no report, since a kernel may multiply what is not there and not use the
-// result.
+// This file executes wgmma: multiplications of a warpgroup, as each of its four warps sees them: 16
+// of the 64 rows. They are done when the warp waits for them. Until then the registers of the
+// result hold poison, and what they multiply in shared memory must not change. Where it does, or
+// was not there, the result is poison: no report, since a kernel may multiply what is not there and
+// not use the result.
 #include <algorithm>
 #include <memory>
 
@@ -15,7 +15,7 @@ namespace fk::softgpu {
 
 namespace {
 
-// Where the elements of a matrix are in shared memory, from its 64-bit description.
+// Says where the elements of a matrix are in shared memory, from its 64-bit description.
 struct MatrixPlace {
   uint32_t start, leading, stride;
   uint32_t swizzle;  // bytes: 0, 32, 64 or 128
@@ -33,8 +33,8 @@ struct MatrixPlace {
     swizzle = kSwizzles[description >> 62];
     swizzle_log = kLogs[description >> 62];
   }
-  // Of 16 bytes: at row `outer` of M or N and byte `k_byte` of K or, outer-major, at row `k` of K
-  // and byte `outer_byte`.
+  // Returns the address of 16 bytes: at row `outer` of M or N and byte `k_byte` of K or,
+  // outer-major, at row `k` of K and byte `outer_byte`.
   uint32_t piece(uint32_t row, uint32_t byte) const {
     uint32_t address;
     if (outer_major) {
@@ -87,7 +87,7 @@ void visit_pieces(const MatrixPlace& place, uint32_t first, uint32_t outer, Visi
   }
 }
 
-// The matrix as floats, K by `outer`: to[k * outer + o].
+// Reads the matrix as floats, K by `outer`: to[k * outer + o].
 template <class Format>
 void read_matrix(const Block& block, const MatrixPlace& place, uint32_t first, uint32_t outer,
                  float* to) {
@@ -104,7 +104,7 @@ void read_matrix(const Block& block, const MatrixPlace& place, uint32_t first, u
   });
 }
 
-// What 16 bytes give to the sum that tells whether a matrix has changed.
+// Returns what 16 bytes give to the sum that tells whether a matrix has changed.
 inline uint64_t summand(const Block& block, uint32_t address) {
   uint64_t words[2];
   std::memcpy(words, block.shared.get() + address, 16);
@@ -112,8 +112,8 @@ inline uint64_t summand(const Block& block, uint32_t address) {
   return (words[0] ^ place) * 0xff51afd7ed558ccdu + (words[1] ^ (place >> 7)) * 0xc4ceb9fe1a85ec53u;
 }
 
-// Whether all of a matrix can be read: written, ordered with what wrote it, fenced. `sum` changes
-// with what is there.
+// Returns whether all of a matrix can be read: written, ordered with what wrote it, fenced. `sum`
+// changes with what is there.
 template <class Format>
 bool matrix_readable(Warp& warp, const MatrixPlace& place, uint32_t first, uint32_t outer,
                      uint64_t* sum) {
@@ -149,7 +149,7 @@ uint64_t sum_of_matrix(const Block& block, const MatrixPlace& place, uint32_t fi
   return sum;
 }
 
-// The row and column of accumulator `index` of a lane.
+// These return the row and column of accumulator `index` of a lane.
 inline uint32_t accumulator_row(uint32_t index, uint32_t lane) {
   return lane / 4 + 8 * (index / 2 % 2);
 }
@@ -157,8 +157,8 @@ inline uint32_t accumulator_column(uint32_t index, uint32_t lane) {
   return 8 * (index / 4) + 2 * (lane % 4) + index % 2;
 }
 
-// The accumulators that an instruction adds to: taken out of the registers, unless earlier
-// multiplications have them already.
+// Returns the accumulators that an instruction adds to: they are taken out of the registers, unless
+// earlier multiplications have them already.
 inline std::shared_ptr<Accumulators> take_accumulators(Warp& warp, const Instruction& i,
                                                        uint32_t columns) {
   const Place* places = warp.run->program->lists.data() + i.list;
@@ -206,8 +206,8 @@ inline void give_accumulators(Warp& warp, const Accumulators& taken) {
   }
 }
 
-// Numbers of the instruction: 4 bits each, the scales of A and B (1 or -1), then whether A and B
-// are outer-major, as far as the instruction has them.
+// Reads the numbers of the instruction, 4 bits each, the scales of A and B (1 or -1), then whether
+// A and B are outer-major, as far as the instruction has them.
 struct MultiplyNumbers {
   float scale_a, scale_b;
   bool outer_a = false, outer_b = false;
@@ -226,7 +226,7 @@ struct MultiplyNumbers {
   }
 };
 
-// A from registers: the fragments hold 4 bytes of a row each.
+// Reads A from registers, where the fragments hold 4 bytes of a row each.
 template <class Format>
 void read_fragments(const uint32_t* registers, float* to) {
   constexpr uint32_t kPer = 4 / Format::kBytes;

@@ -11,9 +11,10 @@ namespace fk::softgpu {
 class BlockPool {
  public:
   explicit BlockPool(Run* run) : run_(run) {}
-  // The cluster with this number, ready to run; without clusters each block is one by itself.
+  // Returns the cluster with this number, ready to run; without clusters each block is one by
+  // itself.
   std::shared_ptr<Cluster> start(uint64_t number);
-  // Its blocks have ended.
+  // Takes the cluster back, whose blocks have ended.
   void recycle(const std::shared_ptr<Cluster>& cluster);
   uint64_t clusters() const;
   uint64_t blocks_per_cluster() const;
@@ -30,7 +31,7 @@ class BlockPool {
   std::vector<AlignedArray<uint8_t>> registers_;
 };
 
-// What a launch asks of each block, in bytes.
+// Returns what a launch asks of each block, in bytes.
 size_t shared_bytes_of(const Program& program, size_t dynamic_shared_bytes);
 
 }  // namespace fk::softgpu

@@ -16,7 +16,7 @@ const char* name_of(Class kind) {
 
 namespace {
 
-// Every number of Counters, with its name.
+// Calls visit for every number of Counters, with its name.
 template <class C, class Visit>
 void visit_numbers(C& c, Visit visit) {
   visit("warp_instructions", c.warp_instructions);

@@ -1,4 +1,4 @@
-// Counters of small kernels, against what is counted by hand.
+// This file compares the counters of small kernels with what is counted by hand.
 #include "softgpu/check/small_kernel.h"
 
 namespace fk::softgpu {
@@ -16,7 +16,7 @@ class CountersTest : public SmallKernel {
     EXPECT_TRUE(result.ok()) << all(result);
     return result.counters;
   }
-  // The same of shared memory, where a vector of `words` is stored.
+  // Does the same with shared memory, where a vector of `words` is stored.
   Counters of_shared(int stride, int words) {
     shared_bytes_ = 16384;
     const std::string vector = words == 1   ? "st.shared.u32 [%r21], %r0;"
@@ -82,7 +82,7 @@ TEST_F(CountersTest, Instructions) {
                "@%p1 bra $loop;\nfma.rn.f32 %f1, %f2, %f3, %f4;"),
           {}, 80, 3);
   const Counters& c = result.counters;
-  // For each of 3 blocks of 3 warps: two moves ahead of the text, one in it, 5 times the loop, fma
+  // Each of 3 blocks of 3 warps runs two moves ahead of the text, one in it, 5 times the loop, fma
   // and ret.
   EXPECT_EQ(c.warp_instructions, 9u * (2 + 1 + 15 + 1 + 1));
   EXPECT_EQ(c.lane_instructions, 3u * 80 * (2 + 1 + 15 + 1 + 1) - 3 * 80);  // the last bra has none
@@ -96,8 +96,9 @@ TEST_F(CountersTest, Instructions) {
 TEST_F(CountersTest, BytesOfEverySpace) {
   auto* data = put<uint32_t>(std::vector<uint32_t>(64));
   shared_bytes_ = 1024;
-  // 40 threads: a whole warp, and 8 lanes of another. Each loads 8 bytes of global memory, stores
-  // 16 in shared memory, loads 4 of these, adds 4 to global memory and stores 4 there.
+  // There are 40 threads: a whole warp, and 8 lanes of another. Each loads 8 bytes of global
+  // memory, stores 16 in shared memory, loads 4 of these, adds 4 to global memory and stores 4
+  // there.
   const LaunchResult result =
       run(text(1,
                "mov.u32 %r20, dynamic;\nmad.lo.s32 %r21, %r0, 16, %r20;\n"
@@ -138,7 +139,7 @@ TEST_F(CountersTest, MisalignedRowsTouchMoreSectors) {
 }
 
 TEST_F(CountersTest, TensorFlopsOfARepeatedProduct) {
-  // Two warps of two blocks, five times: 2 m n k each.
+  // Two warps of two blocks multiply five times: 2 m n k each.
   const LaunchResult result =
       run(text(0,
                "mov.u32 %r10, 0;\n$loop:\n"
@@ -159,8 +160,8 @@ TEST_F(CountersTest, BarriersAreCountedByWarp) {
 }
 
 TEST_F(CountersTest, MatricesOfSharedMemoryTakeAPassEach) {
-  // ldmatrix: four matrices of eight rows of 16 bytes, one behind the other, then all on the same
-  // banks.
+  // ldmatrix loads four matrices of eight rows of 16 bytes, one behind the other, then all on the
+  // same banks.
   shared_bytes_ = 16384;
   const auto of_rows = [&](int bytes_apart) {
     options_.report_uninitialised = false;

@@ -29,7 +29,7 @@ class SoftwareGpu : public Gpu {
   MemoryMap memory_;
 };
 
-// The ranges that belong to a launch: its parameters, and the variables of its module.
+// Holds the ranges that belong to a launch: its parameters, and the variables of its module.
 class Lent {
  public:
   Lent(MemoryMap* memory, const Program& program, const ParsedModule& module) : memory_(memory) {
@@ -53,7 +53,7 @@ class Lent {
   std::vector<std::pair<const void*, size_t>> ranges_;
 };
 
-// What each range of memory was touched of.
+// Returns what was touched of each range of memory.
 std::vector<Counters::Touched> touched_ranges(const Run& run) {
   std::map<uint64_t, Counters::Touched> by_begin;
   const KnownRange* last = nullptr;
@@ -71,7 +71,7 @@ std::vector<Counters::Touched> touched_ranges(const Run& run) {
   });
   std::vector<Counters::Touched> list;
   for (const auto& [begin, range] : by_begin) list.push_back(range);
-  // By size: where memory lies differs from run to run.
+  // The list is sorted by size, since where memory lies differs from run to run.
   std::sort(list.begin(), list.end(), [](const Counters::Touched& a, const Counters::Touched& b) {
     return std::pair(a.of, a.bytes) < std::pair(b.of, b.bytes);
   });
@@ -140,7 +140,7 @@ int SoftwareGpu::blocks_per_multiprocessor(const KernelInfo& kernel, int threads
   return blocks;
 }
 
-// Why the chip would not take the launch; empty where it would.
+// Returns why the chip would not take the launch, or an empty text where it would.
 std::string SoftwareGpu::refusal(const Launch& launch, const KernelInfo& info) const {
   const auto text = [](uint64_t n) { return std::to_string(n); };
   static constexpr uint32_t kGrid[3] = {0x7fffffff, 65535, 65535}, kBlock[3] = {1024, 1024, 64};

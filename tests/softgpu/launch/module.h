@@ -1,4 +1,4 @@
-// A module with its variables and the programs made of its kernels.
+// This file declares a module with its variables and the programs made of its kernels.
 #pragma once
 
 #include <map>
@@ -21,7 +21,7 @@ class ParsedModule : public Module {
   std::map<std::string, int> mnemonics() const override;
   void* variable(const std::string& name, size_t* bytes) override;
 
-  // nullptr where there is no such kernel.
+  // Returns nullptr where there is no such kernel.
   Program* program(const std::string& kernel);
   const std::map<int, std::string>& files() const { return text_.files; }
   struct Stored {

@@ -66,9 +66,9 @@ class Scheduler {
   }
 
  private:
-  // Clusters from the whole grid. Along each dimension one lies in the middle of each part, and the
-  // parts of one dimension meet different ones of the others, so that neither the first nor the
-  // last tiles of a causal mask, say, are seen more often than others.
+  // Chooses clusters from the whole grid. Along each dimension one lies in the middle of each part,
+  // and the parts of one dimension meet different ones of the others, so that neither the first nor
+  // the last tiles of a causal mask, say, are seen more often than others.
   void choose_clusters(uint64_t count) {
     uint64_t sizes[3];
     for (int d = 0; d < 3; ++d) sizes[d] = run_.launch->grid[d] / run_.launch->cluster[d];
@@ -92,7 +92,7 @@ class Scheduler {
 
   // Every warp of the cluster runs once or, without a seed, until the cluster is done or waits.
   Outcome turn(Cluster& cluster) {
-    // What asks in vain once may get it the second time: copies come only then.
+    // A warp that asks in vain once may get it the second time: copies come only then.
     constexpr int kTries = 4;
     for (int idle = 0;;) {
       bool progress = false, any = false;
@@ -111,7 +111,8 @@ class Scheduler {
     }
   }
 
-  // Whether any warp ran; `progress` where it did more than to ask whether it may go on.
+  // Returns whether any warp ran, and sets `progress` where one did more than to ask whether it may
+  // go on.
   bool round(Block& block, bool* progress) {
     const size_t count = block.warps.size();
     const size_t first = run_.options.seed == 0 ? 0 : run_.draw() % count;
@@ -135,7 +136,8 @@ class Scheduler {
     return any;
   }
 
-  // Mostly long ones, and some of a few instructions, between which much can happen.
+  // Draws how long a warp runs: mostly long, and sometimes a few instructions, between which much
+  // can happen.
   uint64_t slice() {
     const uint64_t r = run_.draw();
     return r % 4 == 0 ? 1 + (r >> 8) % 16 : 64 + (r >> 8) % 1024;
@@ -191,7 +193,7 @@ class Scheduler {
 }  // namespace
 
 uint64_t Run::draw() {
-  // splitmix64
+  // This is splitmix64.
   uint64_t z = random += 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;

@@ -5,8 +5,7 @@
 
 namespace fk::softgpu {
 
-// Throws Abandoned where a report ends the launch. `resident`: how many clusters may be under way
-// at once.
+// Throws Abandoned where a report ends the launch. `resident` clusters may be under way at once.
 void run_blocks(Run* run, uint64_t resident);
 
 }  // namespace fk::softgpu

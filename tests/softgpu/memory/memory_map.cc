@@ -24,7 +24,7 @@ MemoryMap::~MemoryMap() {
 
 void* MemoryMap::allocate(size_t bytes, const std::string& what) {
   if (bytes > limit_ - allocated_bytes_) return nullptr;
-  // Two allocations never touch: what runs past one is found.
+  // Two allocations never touch: an access that runs past one is found.
   void* pointer = ::operator new[](bytes + 256, kAlign, std::nothrow);
   if (pointer == nullptr) return nullptr;
   std::memset(pointer, kPoison, bytes);

@@ -1,5 +1,5 @@
-// Which addresses of global memory there are: allocations, host memory that is lent for a call,
-// variables of modules.
+// This file knows which addresses of global memory there are: allocations, host memory that is lent
+// for a call, variables of modules.
 #pragma once
 
 #include <map>
@@ -26,9 +26,10 @@ class MemoryMap : public Memory {
   size_t allocated_bytes() const override { return allocated_bytes_; }
   std::vector<std::string> leaks() const override;
 
-  // The range that an access belongs to; nullptr where there is none that holds all of it.
+  // Returns the range that an access belongs to, or nullptr where there is none that holds all of
+  // it.
   const KnownRange* find(uint64_t address, uint64_t bytes) const;
-  // Whether an allocation that was freed holds the address.
+  // Returns whether an allocation that was freed holds the address.
   bool was_freed(uint64_t address) const;
 
  private:

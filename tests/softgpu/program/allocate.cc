@@ -57,7 +57,7 @@ std::vector<BasicBlock> split(const std::vector<Instruction>& code,
 bool test(const Bits& bits, int i) { return (bits[i / 64] >> (i % 64)) & 1; }
 void set(Bits* bits, int i) { (*bits)[i / 64] |= uint64_t{1} << (i % 64); }
 
-// Which registers are needed at the edges of blocks: the usual iteration, from the end.
+// Finds which registers are needed at the edges of blocks: the usual iteration, from the end.
 void find_live(std::vector<BasicBlock>* blocks, const std::vector<RegisterUse>& uses,
                size_t registers) {
   const size_t words = (registers + 63) / 64;

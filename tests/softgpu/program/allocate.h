@@ -10,7 +10,7 @@
 
 namespace fk::softgpu {
 
-// A register that an instruction reads, writes, or both.
+// Names a register that an instruction reads, writes, or both.
 struct RegisterUse {
   int instruction = 0;
   int number = 0;

@@ -75,7 +75,7 @@ class Decoder {
   }
 
  private:
-  // A place in the code that is filled once registers have theirs.
+  // Names a place in the code that is filled once registers have theirs.
   struct Hole {
     int number;  // of the register
     bool in_list;
@@ -152,7 +152,7 @@ class Decoder {
     return place;
   }
 
-  // What a name stands for where a number is wanted.
+  // Returns what a name stands for where a number is wanted.
   uint64_t value_of_name(const Operand& operand) {
     const auto offset = static_cast<uint64_t>(operand.offset);
     if (const auto found = shared_.find(std::string(operand.text)); found != shared_.end()) {
@@ -170,7 +170,7 @@ class Decoder {
     fail("unknown name " + std::string(operand.text));
   }
 
-  // A register, an immediate or a name, as a place; registers leave a hole.
+  // Returns a register, an immediate or a name as a place; registers leave a hole.
   Place place_of(const Operand& operand, char letter, bool written, bool read, Hole hole) {
     const bool wide = letter == 'q';
     switch (operand.kind) {
@@ -316,7 +316,7 @@ class Decoder {
     }
   }
 
-  // The name of the operation: moves of vectors have names of their own.
+  // Returns the name of the operation: moves of vectors have names of their own.
   std::string operation_name() const {
     std::string name(statement_->mnemonic);
     if (name.compare(0, 4, "mov.") == 0 && statement_->operands.size() == 2) {

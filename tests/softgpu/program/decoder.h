@@ -9,7 +9,8 @@
 
 namespace fk::softgpu {
 
-// The address of a variable of the module in global or constant memory; 0 where there is none.
+// Returns the address of a variable of the module in global or constant memory, or 0 where there is
+// none.
 using FindVariable = std::function<uint64_t(std::string_view name)>;
 
 // Throws ParseError where an instruction or an operand is not known.

@@ -1,4 +1,4 @@
-// One decoded instruction, and a kernel made of them.
+// This file declares one decoded instruction, and a kernel made of them.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Instruction;
 // Runs an instruction for the lanes of a warp that take part; at least one does.
 using Execute = void (*)(Warp& warp, const Instruction& instruction, uint32_t lanes);
 
-// What the interpreter's loop must do beside calling `execute`.
+// Says what the interpreter's loop must do beside calling `execute`.
 enum class Control : uint8_t {
   kNone,
   kBranch,
@@ -30,7 +30,7 @@ enum class Control : uint8_t {
   kMayYield         // the warp may be waiting for another one: see Warp::yield
 };
 
-// What an instruction counts as.
+// Says what an instruction counts as.
 enum class Class : uint8_t {
   kTensor,
   kFma,
@@ -57,8 +57,8 @@ enum class Class : uint8_t {
 };
 const char* name_of(Class kind);
 
-// Where an operand is: a multiple of kLaneBytes, relative to one of two bases (Warp::base): bit 0
-// clear for the registers of the warp, set for the constants of the program.
+// Says where an operand is: a multiple of kLaneBytes, relative to one of two bases (Warp::base):
+// bit 0 clear for the registers of the warp, set for the constants of the program.
 using Place = uint32_t;
 constexpr Place kConstantBit = 1;
 constexpr uint32_t kNarrowBytes = kLanes * 4;  // of a register of up to 32 bits
@@ -82,7 +82,7 @@ struct Instruction {
   uint16_t used_bytes = 0xffff;  // of a load: those that matter
 };
 
-// What is known of an instruction beside what runs: for reports and counters.
+// Holds what is known of an instruction beside what runs: it is for reports and counters.
 struct InstructionText {
   std::string mnemonic;
   std::string text;
@@ -92,7 +92,7 @@ struct InstructionText {
   Class kind = Class::kOther;
 };
 
-// A special register that stands in the registers of a warp, filled when it starts.
+// Names a special register that stands in the registers of a warp, filled when it starts.
 enum class Special : uint8_t {
   kThreadX,
   kThreadY,
@@ -142,7 +142,7 @@ struct Program {
   size_t register_bytes = 0;  // of a warp
   int predicates = 0;         // of a warp
   std::vector<std::pair<Special, Place>> specials;
-  // The bytes that every launch copies its parameters to: their addresses are constants.
+  // Every launch copies its parameters to these bytes: their addresses are constants.
   AlignedArray<uint8_t> parameters;
   size_t shared_align = 16;     // of the dynamic shared memory
   uint32_t dynamic_shared = 0;  // where it begins, among the kernel's own arrays

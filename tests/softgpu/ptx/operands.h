@@ -1,4 +1,4 @@
-// Names of registers, and the operands of a statement.
+// This file reads the names of registers, and the operands of a statement.
 #pragma once
 
 #include <string_view>
@@ -10,17 +10,17 @@
 
 namespace fk::softgpu {
 
-// The registers of a body: those of an inner pair of braces hide the outer ones.
+// Holds the registers of a body: those of an inner pair of braces hide the outer ones.
 class RegisterScopes {
  public:
   explicit RegisterScopes(std::vector<RegisterBytes>* all) : all_(all), scopes_(1) {}
   void open() { scopes_.emplace_back(); }
-  // false where nothing was open.
+  // Returns false where nothing was open.
   bool close();
   void declare(std::string_view name, RegisterBytes bytes);
-  // name<count>: name0 to name(count - 1).
+  // Declares name<count>: name0 to name(count - 1).
   void declare_range(std::string_view name, int count, RegisterBytes bytes);
-  // -1 where there is no such register.
+  // Returns -1 where there is no such register.
   int find(std::string_view name) const;
 
  private:
@@ -37,7 +37,7 @@ class RegisterScopes {
 };
 
 Operand parse_operand(Scanner& scanner, const RegisterScopes& registers);
-// An integer, or the bits of a float (0f..., 0d...). `decimal` tells integers.
+// Reads an integer, or the bits of a float (0f..., 0d...). `decimal` tells integers.
 uint64_t parse_number(Scanner& scanner, bool* decimal);
 
 }  // namespace fk::softgpu

@@ -23,7 +23,7 @@ int parse_int(Scanner& scanner) {
   return static_cast<int>(parse_number(scanner, &decimal));
 }
 
-// One to three numbers with commas between them.
+// Reads one to three numbers with commas between them.
 void parse_three(Scanner& scanner, int (&to)[3]) {
   to[0] = to[1] = to[2] = 1;
   for (int i = 0; i < 3; ++i) {
@@ -32,7 +32,7 @@ void parse_three(Scanner& scanner, int (&to)[3]) {
   }
 }
 
-// What follows the space of a variable or a parameter: .align 4 .b8 name[16]
+// Holds what follows the space of a variable or a parameter: .align 4 .b8 name[16]
 struct Declared {
   size_t align = 0, element = 0, count = 1;
   std::string_view name;
@@ -156,7 +156,7 @@ KernelText parse_kernel(Scanner& scanner) {
   return kernel;
 }
 
-// How the statements of one body are read.
+// Reads the statements of one body.
 class BodyParser {
  public:
   explicit BodyParser(const KernelText& kernel)
@@ -224,7 +224,7 @@ class BodyParser {
     }
   }
 
-  // .pragma "used_bytes_mask 65280"; says of the load that follows which bytes matter.
+  // Reads a .pragma "used_bytes_mask 65280"; it says of the load that follows which bytes matter.
   void parse_pragma() {
     static constexpr std::string_view kUsed = "used_bytes_mask ";
     const std::string_view text = scanner_.quoted();

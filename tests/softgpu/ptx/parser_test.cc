@@ -5,7 +5,8 @@
 namespace fk::softgpu {
 namespace {
 
-// As nvcc writes it, and as it stands in fat binaries, without blanks ahead of the lines.
+// The text is as nvcc writes it, and as it stands in fat binaries, without blanks ahead of the
+// lines.
 TEST(Parser, SharedVariablesOfAKernel) {
   for (const std::string indent : {"\t", ""}) {
     const std::string text = ".version 9.0\n.target sm_80\n.address_size 64\n.entry k(\n" + indent +

@@ -17,7 +17,7 @@ class Scanner {
   size_t position() const { return at_; }
   std::string_view since(size_t begin) const { return text_.substr(begin, at_ - begin); }
 
-  // Over blanks and comments.
+  // Goes over blanks and comments.
   void skip() {
     while (at_ < text_.size()) {
       const char c = text_[at_];
@@ -42,7 +42,7 @@ class Scanner {
     skip();
     return at_ == text_.size();
   }
-  // The next character that is no blank; 0 at the end.
+  // Returns the next character that is no blank, or 0 at the end.
   char peek() {
     skip();
     return at_ < text_.size() ? text_[at_] : '\0';
@@ -55,7 +55,8 @@ class Scanner {
   void expect(char c) {
     if (!take(c)) fail(std::string("expected '") + c + "'");
   }
-  // Letters, digits and what stands in names and mnemonics, as in "ld.global.L1::no_allocate".
+  // Returns letters, digits and what stands in names and mnemonics, as in
+  // "ld.global.L1::no_allocate".
   std::string_view word() {
     skip();
     const size_t begin = at_;
@@ -73,7 +74,7 @@ class Scanner {
     if (at_ == text_.size()) fail("a string without an end");
     return text_.substr(begin, at_++ - begin);
   }
-  // From behind an opening brace to the one that closes it, which is passed.
+  // Returns the text from behind an opening brace to the one that closes it, which is passed.
   std::string_view braced() {
     const size_t begin = at_;
     for (int depth = 1; at_ < text_.size(); ++at_) {
@@ -88,7 +89,7 @@ class Scanner {
     }
     fail("a brace without an end");
   }
-  // Over the rest of a declaration.
+  // Goes over the rest of a declaration.
   void skip_past(char c) {
     while (at_ < text_.size() && text_[at_] != c) {
       if (text_[at_] == '\n') ++line_;

@@ -1,5 +1,5 @@
-// The PTX of a module as it is written: declarations, and the statements of a kernel with their
-// registers resolved. What a statement means is decided in program/.
+// This file describes the PTX of a module as it is written: declarations, and the statements of a
+// kernel with their registers resolved. What a statement means is decided in program/.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace fk::softgpu {
 
-// How many bytes a register holds for each lane; 0 is a predicate.
+// Says how many bytes a register holds for each lane; 0 is a predicate.
 using RegisterBytes = uint8_t;
 
 struct Operand {

@@ -1,5 +1,5 @@
-// Host memory that is the GPU's for the length of a call: a kernel that reads or writes behind a
-// tensor is found, though the tensor lies in the middle of somebody's heap.
+// This file makes host memory the GPU's for the length of a call: a kernel that reads or writes
+// behind a tensor is found, though the tensor lies in the middle of somebody's heap.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace fk::softgpu {
 
-// The bytes between a tensor's first and its last element; none of an empty tensor.
+// Holds the bytes between a tensor's first and its last element. An empty tensor has none.
 struct ByteRange {
   char* begin = nullptr;
   size_t bytes = 0;

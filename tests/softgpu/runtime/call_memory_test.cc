@@ -61,7 +61,7 @@ TEST(CallMemory, AnInputIsNotWritten) {
   memory.add(all, "x", false);
   EXPECT_EQ(launch_add_one_unchecked({dim3(1), dim3(32)}, x), cudaErrorIllegalAddress);
   forget_problems();
-  // But where an output lies on it.
+  // The kernel may write where an output lies on the input.
   memory.add(all, "y", true);
   EXPECT_EQ(launch_add_one_unchecked({dim3(1), dim3(32)}, x), cudaSuccess);
 }

@@ -1,4 +1,5 @@
-// What tests ask of the software GPU from Python, through ctypes: tests/softgpu/software_gpu.py.
+// This file answers what tests ask of the software GPU from Python, through ctypes:
+// tests/softgpu/software_gpu.py.
 #include <string>
 
 #include "flashkernel/abi.h"
@@ -9,7 +10,7 @@ using namespace fk::softgpu;
 
 namespace {
 
-// A text that lives until this thread's next call.
+// Returns a text that lives until this thread's next call.
 const char* keep(std::string text) {
   static thread_local std::string kept;
   kept = std::move(text);
@@ -20,10 +21,10 @@ const char* keep(std::string text) {
 
 extern "C" {
 
-// What went wrong since the last call, a line each, or "". The GPU takes launches again.
+// Returns what went wrong since the last call, a line each, or "". The GPU takes launches again.
 FK_API const char* fk_softgpu_take_problems() { return keep(forget_problems()); }
 
-// Allocations that were not freed, a line each.
+// Returns the allocations that were not freed, a line each.
 FK_API const char* fk_softgpu_allocations() {
   Device& device = Device::get();
   const std::lock_guard<std::mutex> lock(device.mutex);
@@ -32,21 +33,22 @@ FK_API const char* fk_softgpu_allocations() {
   return keep(lines);
 }
 
-// Whether launches are kept with their counters, for fk_softgpu_take_launches.
+// Says whether launches are kept with their counters, for fk_softgpu_take_launches.
 FK_API void fk_softgpu_record(bool on) {
   Device& device = Device::get();
   const std::lock_guard<std::mutex> lock(device.mutex);
   device.record_launches(on);
 }
 
-// A JSON list of the launches since the last call.
+// Returns a JSON list of the launches since the last call.
 FK_API const char* fk_softgpu_take_launches() {
   Device& device = Device::get();
   const std::lock_guard<std::mutex> lock(device.mutex);
   return keep(device.take_launches());
 }
 
-// The PTX of a kernel's translation unit, by its mangled name; "" where there is no such kernel.
+// Returns the PTX of a kernel's translation unit, by its mangled name, or "" where there is no such
+// kernel.
 FK_API const char* fk_softgpu_ptx(const char* kernel) {
   Device& device = Device::get();
   const std::lock_guard<std::mutex> lock(device.mutex);
@@ -61,8 +63,8 @@ FK_API const char* fk_softgpu_replace_ptx(const char* kernel, const char* ptx) {
   return keep(device.replace_ptx(kernel, ptx));
 }
 
-// Decodes every kernel of the library; *kernels becomes their number. What is not understood, a
-// line each.
+// Decodes every kernel of the library; *kernels becomes their number. Returns what is not
+// understood, a line each.
 FK_API const char* fk_softgpu_decode_all(uint64_t* kernels) {
   Device& device = Device::get();
   const std::lock_guard<std::mutex> lock(device.mutex);
@@ -72,7 +74,7 @@ FK_API const char* fk_softgpu_decode_all(uint64_t* kernels) {
   return keep(std::move(problems));
 }
 
-// The order in which things happen in later launches: LaunchOptions::seed and check_races.
+// Sets the order in which things happen in later launches: LaunchOptions::seed and check_races.
 FK_API void fk_softgpu_schedule(uint64_t seed, bool check_races) {
   Device& device = Device::get();
   const std::lock_guard<std::mutex> lock(device.mutex);
@@ -87,7 +89,7 @@ FK_API void fk_softgpu_sample(uint64_t clusters) {
   device.settings().launch.sample = clusters;
 }
 
-// The chip that the software GPU stands for.
+// Returns the chip that the software GPU stands for.
 FK_API const char* fk_softgpu_chip() { return keep(Device::get().chip().name); }
 
 }  // extern "C"

@@ -58,7 +58,8 @@ std::string shape_json(const uint32_t (&shape)[3]) {
 
 }  // namespace
 
-// Never destroyed: kernels are unregistered after everything else, and leaks are told at the end.
+// The device is never destroyed: kernels are unregistered after everything else, and leaks are told
+// at the end.
 Device& Device::get() {
   static Device* device = [] {
     auto* made = new Device;

@@ -1,4 +1,4 @@
-// The one GPU of the process, its kernels, and what was launched on it.
+// This file declares the one GPU of the process, its kernels, and what was launched on it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 
 namespace fk::softgpu {
 
-// One translation unit's device code, read when its first kernel is asked for.
+// Holds one translation unit's device code, read when its first kernel is asked for.
 struct LoadedBinary {
   explicit LoadedBinary(const void* wrapper) : wrapper(wrapper) {}
   const void* wrapper;
@@ -31,7 +31,7 @@ struct Kernel {
   std::unique_ptr<Module> replacement;  // runs in place of the binary's code, where there is one
 };
 
-// One thread at a time uses it: whoever calls a function holds `mutex`.
+// One thread at a time uses the device: whoever calls a function holds `mutex`.
 class Device {
  public:
   static Device& get();
@@ -45,24 +45,24 @@ class Device {
   LoadedBinary* add_binary(const void* wrapper);
   void add_kernel(const void* host_function, LoadedBinary* binary, const char* name);
 
-  // The kernel of a host function with its code loaded. cudaSuccess, or the error as
+  // Finds the kernel of a host function and loads its code. Returns cudaSuccess, or the error as
   // errors.h's fail() gives it.
   cudaError_t find(const void* host_function, Kernel** kernel, const KernelInfo** info,
                    Module** module);
 
-  // The PTX of a kernel's translation unit, or "" where no kernel has this mangled name.
+  // Returns the PTX of a kernel's translation unit, or "" where no kernel has this mangled name.
   std::string ptx_of(const std::string& kernel);
-  // Runs other PTX for one kernel from now on; an empty text restores the binary's. An empty
-  // string, or why that cannot be done.
+  // Runs other PTX for one kernel from now on; an empty text restores the binary's. Returns an
+  // empty string, or why that cannot be done.
   std::string replace_ptx(const std::string& kernel, const std::string& ptx);
 
-  // Decodes all kernels that this chip would run, and counts them. What is not understood, a line
-  // each.
+  // Decodes all kernels that this chip would run, and counts them. Returns what is not understood,
+  // a line each.
   std::string decode_all(size_t* kernels);
 
   // Appends one launch to the file of counters, if there is one, and to those that are taken.
   void record(const Launch& launch, const Counters& counters, double seconds);
-  // A JSON list of the launches since the last call; only while record_launches(true).
+  // Returns a JSON list of the launches since the last call; only while record_launches(true).
   std::string take_launches();
   void record_launches(bool on);
 

@@ -1,5 +1,5 @@
-// The one function of the driver that the library asks for: it describes a tensor to the copy
-// engine.
+// This file holds the one function of the driver that the library asks for: it describes a tensor
+// to the copy engine.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -14,7 +14,7 @@ using namespace fk::softgpu;
 
 namespace {
 
-// 0 where the type is not known here.
+// Returns 0 where the type is not known here.
 uint32_t bytes_of(CUtensorMapDataType type) {
   switch (type) {
     case CU_TENSOR_MAP_DATA_TYPE_UINT8:

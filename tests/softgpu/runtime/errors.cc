@@ -54,7 +54,7 @@ std::mutex mutex;           // of what follows
 std::string first_problem;  // of the sticky error
 std::string problems;
 
-// A text that lives as long as the process, as those of the CUDA runtime do.
+// Returns a text that lives as long as the process, as those of the CUDA runtime do.
 const char* keep(const std::string& text) {
   static std::set<std::string>* texts = new std::set<std::string>;
   const std::lock_guard<std::mutex> lock(mutex);

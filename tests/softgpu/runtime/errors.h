@@ -1,6 +1,6 @@
-// Errors as the CUDA runtime keeps them: one that a call returned stays with its thread until
-// cudaGetLastError takes it; one of a kernel that went wrong stays with the process, and every
-// later call returns it. Unlike CUDA's, the text of an error says what was wrong.
+// This file keeps errors as the CUDA runtime keeps them: one that a call returned stays with its
+// thread until cudaGetLastError takes it; one of a kernel that went wrong stays with the process,
+// and every later call returns it. Unlike CUDA's, the text of an error says what was wrong.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,19 +11,20 @@
 
 namespace fk::softgpu {
 
-// What a call returns: `error`, kept as the thread's last. `detail` is added to its text.
+// Returns `error` for a call, and keeps it as the thread's last. `detail` is added to its text.
 cudaError_t fail(cudaError_t error, const std::string& detail);
 
-// The error of a report, which stays until forget_problems.
+// Returns the error of a report, which stays until forget_problems.
 cudaError_t corrupt(const Report& report);
 
-// cudaSuccess, or the error that every call returns since a kernel went wrong.
+// Returns cudaSuccess, or the error that every call returns since a kernel went wrong.
 cudaError_t corrupted();
 
-// What was reported since the last call of this function, one line each; the process is as new.
+// Returns what was reported since the last call of this function, one line each; the process is as
+// new.
 std::string forget_problems();
 
-// What a report becomes.
+// Returns the error that a report becomes.
 cudaError_t error_of(Problem problem);
 
 }  // namespace fk::softgpu

@@ -7,7 +7,7 @@
 namespace fk::softgpu {
 namespace {
 
-// What the registration hands over: a pointer to the images behind a magic number.
+// This is what the registration hands over: a pointer to the images behind a magic number.
 struct Wrapper {
   uint32_t magic;
   uint32_t version;
@@ -24,7 +24,7 @@ struct Header {
 };
 constexpr uint32_t kHeaderMagic = 0xBA55ED50;
 
-// In front of each image. What lies between the named members is not needed here.
+// Stands in front of each image. What lies between the named members is not needed here.
 struct Entry {
   uint16_t kind;  // 1: PTX, 2: machine code
   uint16_t version;
@@ -41,7 +41,7 @@ struct Entry {
 constexpr uint16_t kPtx = 1;
 constexpr uint64_t kCompressed = 0x2000 | 0x8000;  // by LZ4, by Zstandard
 
-// The number in ".target sm_90a", which is what the compiler compiled for.
+// Returns the number in ".target sm_90a", which is what the compiler compiled for.
 int target_of(const std::string& ptx) {
   const size_t at = ptx.find(".target sm_");
   return at == std::string::npos ? 0 : std::atoi(ptx.c_str() + at + std::strlen(".target sm_"));

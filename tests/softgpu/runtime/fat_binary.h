@@ -21,7 +21,8 @@ struct FatBinary {
 // `wrapper` is what __cudaRegisterFatBinary is given.
 FatBinary read_fat_binary(const void* wrapper);
 
-// The image of the highest architecture that is not above the given one; nullptr where all are.
+// Returns the image of the highest architecture that is not above the given one, or nullptr where
+// all are.
 const PtxImage* choose_image(const FatBinary& binary, int architecture);
 
 }  // namespace fk::softgpu

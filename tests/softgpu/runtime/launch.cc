@@ -92,9 +92,9 @@ void put(const dim3& from, uint32_t (&to)[3]) {
   to[2] = from.z;
 }
 
-// Kernels that read shared memory which nobody wrote, or which is written meanwhile, and make
-// nothing of what they get: it is NaN here, which the tests of their results would show. And those
-// of which several threads store the same.
+// Names kernels that read shared memory which nobody wrote, or which is written meanwhile, and make
+// nothing of what they get: it is NaN here, which the tests of their results would show. Others are
+// those of which several threads store the same.
 struct Waiver {
   const char* part_of_name;
   bool LaunchOptions::*check;

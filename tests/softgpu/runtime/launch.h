@@ -19,7 +19,7 @@ struct LaunchRequest {
 cudaError_t launch_kernel(const void* host_function, const LaunchRequest& request,
                           cudaStream_t stream, void** arguments);
 
-// cudaSuccess where the stream is one that this stand-in has: the default ones.
+// Returns cudaSuccess where the stream is one that this stand-in has: the default ones.
 cudaError_t check_stream(cudaStream_t stream);
 
 }  // namespace fk::softgpu

@@ -1,5 +1,5 @@
-// Memory: allocated by the software GPU, or host memory that is presented as a GPU's for the length
-// of a call.
+// This file serves memory, which is allocated by the software GPU, or host memory that is presented
+// as a GPU's for the length of a call.
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -13,7 +13,7 @@ using namespace fk::softgpu;
 
 namespace {
 
-// Whether a copy's end is what its kind says: all of it memory of the GPU, or none of its own.
+// Checks that a copy's end is what its kind says: all of it memory of the GPU, or none of its own.
 cudaError_t check_end(Memory& memory, const void* pointer, size_t bytes, bool on_device,
                       const char* which) {
   if (on_device && !memory.contains(pointer, bytes)) {

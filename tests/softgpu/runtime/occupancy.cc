@@ -1,4 +1,4 @@
-// How many blocks fit on the GPU at once.
+// This file answers how many blocks fit on the GPU at once.
 #include <cuda_runtime_api.h>
 
 #include "softgpu/runtime/device.h"

@@ -1,4 +1,5 @@
-// Host memory that passes for a GPU's. Linked with -Wl,--wrap into the test library alone:
+// This file makes host memory pass for a GPU's. Two functions are replaced by -Wl,--wrap, in the
+// test library alone:
 //
 // - dlsym, by which the torch binding finds the functions of torch's C shim: those that tell a
 //   tensor's device, allocate one or give the current stream are replaced, so that CPU tensors are
@@ -17,7 +18,7 @@ using namespace fk::softgpu;
 
 namespace {
 
-// Torch's numbers for devices.
+// These are torch's numbers for devices.
 constexpr int32_t kTorchCpu = 0, kTorchCuda = 1;
 
 using DeviceType = int32_t (*)(void* tensor, int32_t* type);
@@ -27,7 +28,7 @@ using EmptyStrided = int32_t (*)(int64_t ndim, const int64_t* sizes, const int64
 DeviceType real_device_type;
 EmptyStrided real_empty_strided;
 
-// Whether torch's CPU tensors are CUDA tensors at the moment.
+// Says whether torch's CPU tensors are CUDA tensors at the moment.
 std::atomic<bool> presented{true};
 
 int32_t device_type(void* tensor, int32_t* type) {
@@ -55,7 +56,7 @@ int32_t current_stream(int32_t, void** stream) {
   return 0;
 }
 
-// The caller's allocator, whose memory becomes the GPU's for the length of the call.
+// Wraps the caller's allocator, whose memory becomes the GPU's for the length of the call.
 struct Allocator {
   CallMemory* memory;
   const fk_exec* caller;

@@ -1,4 +1,5 @@
-// What a program asks of the GPU, of its streams and of a kernel, answered as the chip does.
+// This file answers what a program asks of the GPU, of its streams and of a kernel, as the chip
+// does.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -17,7 +18,7 @@ cudaError_t check_device(int device) {
   return fail(cudaErrorInvalidDevice, "device " + std::to_string(device) + " of 1");
 }
 
-// false where the attribute is not known here.
+// Returns false where the attribute is not known here.
 bool attribute_of(const Chip& chip, cudaDeviceAttr attribute, int* value) {
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:

@@ -1,6 +1,6 @@
-// What nvcc's host code calls by itself: before main to register its kernels, and around each
-// <<<...>>>. The functions are documented nowhere; their types are those of CUDA 12 and 13's
-// crt/host_runtime.h.
+// This file holds what nvcc's host code calls by itself: before main to register its kernels, and
+// around each <<<...>>>. The functions are documented nowhere; their types are those of CUDA 12 and
+// 13's crt/host_runtime.h.
 #include <cuda_runtime_api.h>
 
 #include <vector>
@@ -17,7 +17,7 @@ struct Configuration {
   size_t shared_bytes;
   cudaStream_t stream;
 };
-// Of this thread's launches whose arguments are being made.
+// Holds this thread's launches whose arguments are being made.
 thread_local std::vector<Configuration> configurations;
 
 }  // namespace
@@ -71,7 +71,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
                        {grid, block, {1, 1, 1}, shared_bytes}, stream, arguments);
 }
 
-// What the host code of CUDA 12 calls instead.
+// The host code of CUDA 12 calls this instead.
 cudaError_t cudaLaunchKernel(const void* host_function, dim3 grid, dim3 block, void** arguments,
                              size_t shared_bytes, cudaStream_t stream) {
   return launch_kernel(host_function, {grid, block, {1, 1, 1}, shared_bytes}, stream, arguments);

@@ -1,5 +1,5 @@
-// The stand-in for the CUDA runtime, through the functions that the library calls. FK_SOFTGPU_ARCH
-// chooses the chip, as everywhere.
+// This file tests the stand-in for the CUDA runtime through the functions that the library calls.
+// FK_SOFTGPU_ARCH chooses the chip, as everywhere.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Runtime : public testing::Test {
   static size_t allocations() { return Device::get().memory().leaks().size(); }
 };
 
-// Floats on the device.
+// Holds floats on the device.
 struct Floats {
   explicit Floats(size_t n) : count(n) {
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data), n * sizeof(float)), cudaSuccess);

@@ -11,7 +11,7 @@ namespace {
   std::exit(2);
 }
 
-// A number from `least` on, or `otherwise` where the variable is not set.
+// Reads a number from `least` on, or `otherwise` where the variable is not set.
 uint64_t number(const char* name, uint64_t otherwise, uint64_t least = 0) {
   const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return otherwise;

@@ -1,4 +1,5 @@
-// What the environment says of the GPU to stand in for. docs/softgpu.md has the list.
+// This file reads what the environment says of the GPU to stand in for. docs/softgpu.md has the
+// list.
 #pragma once
 
 #include <string>

@@ -2,6 +2,8 @@
 
 import argparse
 import ctypes
+import dataclasses
+import importlib.util
 import sys
 
 import numpy as np
@@ -19,11 +21,15 @@ from .mamba import WORKLOADS as MAMBA
 from .mamba2 import WORKLOADS as MAMBA2
 from .mamba_agent import WORKLOADS as AGENT
 from .rnn import WORKLOADS as RNN
-from .suites import SUITES
+from .suites import NEEDS, SUITES
 from .timing import time_cpu, time_cuda
+from .triton_twins import TWINS
 from .workloads import WORKLOADS as GENERAL
 
 WORKLOADS = GENERAL | {w.op: w for w in [*LINEAR, *MAMBA, *MAMBA2, *AGENT, *RNN, *BACKBONES]}
+for _op, _twin in TWINS.items():
+    _own = WORKLOADS[_op]
+    WORKLOADS[_op] = dataclasses.replace(_own, peers={**_own.peers, "triton": _twin})
 DIRECTIONS = ("fwd", "bwd")
 
 
@@ -79,9 +85,8 @@ def parse(arguments):
     directions = FRAMEWORKS[options.framework].directions
     options.cases = [
         c
-        for c in SUITES[options.suite]()
+        for c in cases_here(parser, options)
         if (c.op, c.direction) in wanted
-        and c.device in ("", options.device)
         and options.dtype in (None, c.dtype)
         and c.direction in directions
         and options.direction in (None, c.direction)
@@ -94,6 +99,30 @@ def parse(arguments):
         except ValueError as error:
             parser.error(f"--json: {error}")
     return options
+
+
+def cases_here(parser, options) -> list:
+    """The suite's cases for this device and framework; an error where it has none."""
+    cases = list(SUITES[options.suite]())
+    here = [
+        c
+        for c in cases
+        if c.device in ("", options.device)
+        and (not c.frameworks or options.framework in c.frameworks)
+    ]
+    if not here:
+        devices = sorted({c.device for c in cases if c.device})
+        frameworks = sorted({f for c in cases for f in c.frameworks})
+        needed = [f"--device {' or '.join(devices)}"] if devices else []
+        needed += [f"--framework {' or '.join(frameworks)}"] if frameworks else []
+        parser.error(
+            f"{options.suite}: expected {' and '.join(needed)}, got --device {options.device} "
+            f"and --framework {options.framework}"
+        )
+    package = NEEDS.get(options.suite)
+    if package and importlib.util.find_spec(package) is None:
+        parser.error(f"{options.suite}: needs {package}, which is not installed")
+    return here
 
 
 def implementation_of(op: str, device: str) -> str:
@@ -130,17 +159,17 @@ class Bench:
     def graphs(self) -> bool:
         return self.options.device == "cuda" and self.options.framework == "torch"
 
-    def time(self, sets: list[dict], effort: tuple) -> tuple[dict, dict]:
-        """`sets`: the calls by name, once per set of inputs. Returns their statistics, and how many
-        runs there were."""
+    def time(self, sets: list[dict], effort: tuple, runs=0) -> tuple[dict, dict]:
+        """`sets`: the calls by name, once per set of inputs; `runs`: the least of ours. Returns
+        their statistics, and how many runs there were."""
         warmup, iterations, _ = effort
         if not self.graphs:
-            return time_cpu(sets[0], *effort, **self.framework.waits)
+            return time_cpu(sets[0], *effort, **self.framework.waits, runs_of_first=runs)
         # JAX's are not torch's to capture.
         foreign = {name: call for name, call in sets[0].items() if name.startswith("jax")}
         names = [name for name in sets[0] if name not in foreign]
         # A replay holds at least 4 calls, so fewer replays make as many runs.
-        warmup, iterations = warmup // 4, iterations // 4
+        warmup, iterations = warmup // 4, max(iterations // 4, -(-runs // len(sets)))
         times = time_cuda({n: [calls[n] for calls in sets] for n in names}, warmup, iterations)
         if foreign:
             times |= time_cpu(foreign, *effort, **jax_waits("cuda"))[0]
@@ -181,10 +210,11 @@ class Bench:
             for t in self.framework.copies(tensors, self.rotation(count.working_set))
         ]
         calls = sets[0]
-        for call in calls.values():  # what a call compiles in other processes is no disturbance
+        # What a call compiles in other processes is no disturbance; some do at their second.
+        for call in [*calls.values()] * 2:
             self.framework.waits.get("wait", lambda out: out)(call())
         before = self.watch.start()
-        times, runs = self.time(sets, self.effort)
+        times, runs = self.time(sets, self.effort, 0 if self.options.quick else case.runs)
         seen = self.watch.since(before)
         ours = times.pop("ours")
         rate = {}
@@ -215,8 +245,8 @@ class Bench:
             "disturbed": self.watch.reasons(seen, ours),
         }
         for name, peer in row["peers"].items():
-            if plain_name(name) in workload.loops:
-                peer["kind"] = report.LOOP
+            if kind := kind_of(name, workload):
+                peer["kind"] = kind
         return {**row, "ratio_to_best_peer": ratio_to_best_peer(row)}
 
     def judge(self) -> None:
@@ -229,6 +259,15 @@ class Bench:
             row["ceiling"] = ceiling.as_json()
             # No machine is faster than itself: then a count or a ceiling is wrong.
             row["impossible"] = row["percent_of_ceiling"] > 100
+
+
+def kind_of(peer: str, workload) -> str:
+    """Of a peer that walks through the steps of a sequence: whether Python does, or a program that
+    a compiler made of such a loop; nothing for any other."""
+    if plain_name(peer) not in workload.loops:
+        return ""
+    by_python = "_compile" not in peer and peer != "onnxruntime"
+    return report.LOOP if by_python else report.UNROLLED
 
 
 def ratio_to_best_peer(row: dict) -> float:

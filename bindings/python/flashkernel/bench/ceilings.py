@@ -65,7 +65,7 @@ class CpuProbe:
     def arithmetic(self, dtype: str) -> tuple:
         """Loops, the fastest of which bounds products of that type. float16 is computed on as
         float32, and so is bfloat16 where there are no dot products of it."""
-        return ("float32", "bfloat16") if dtype == "bfloat16" else ("float32",)
+        return {"bfloat16": ("float32", "bfloat16"), "int8": ("int8",)}.get(dtype, ("float32",))
 
     def working_set(self, count: Count) -> int:
         return count.working_set
@@ -113,7 +113,7 @@ class Ceilings:
         size = self._size(count)
         out = [(mix, size) for mix in self._mixes(count)]
         if count.flops:
-            out += [(name,) for name in self.probe.arithmetic(dtype)]
+            out += [(name,) for name in self._arithmetic(count, dtype)]
         return out
 
     def measure(self, needs, effort: float = 1.0) -> None:
@@ -129,7 +129,7 @@ class Ceilings:
         rate = self._bandwidth(count)
         where = level(self._size(count), self.probe.caches)
         out = Ceiling(count.bytes / rate, "memory", where, rate)
-        peaks = {n: self.peaks[n] for n in self.probe.arithmetic(dtype) if self.peaks.get(n)}
+        peaks = {n: self.peaks[n] for n in self._arithmetic(count, dtype) if self.peaks.get(n)}
         if count.flops and peaks:
             name = max(peaks, key=peaks.get)
             seconds = count.flops / peaks[name]
@@ -166,26 +166,40 @@ class Ceilings:
             "caches": self.probe.caches,
         }
 
+    def _arithmetic(self, count: Count, dtype: str) -> tuple:
+        return self.probe.arithmetic(count.arithmetic or dtype)
+
     def _size(self, count: Count) -> int:
         working_set = self.probe.working_set(count)
         return grid(min(max(working_set, self.probe.least), self.probe.largest))
 
-    def _mixes(self, count: Count) -> list[str]:
-        """Those just below and above the row's share of written bytes: between them traffic is at
-        least as quick as the quicker one of the two at most."""
+    def _mixes(self, count: Count) -> dict[str, float]:
+        """The kinds of traffic just below and above the row's share of written bytes, and what
+        share of the row's bytes each stands for, so that together they write as much as the row
+        does. A row that reads nearly all of its bytes is so held against `read` alone, even where
+        a processor moves more bytes when some of them are written. What is read and written in
+        place may go either of two ways."""
         if count.in_place:
-            return ["copy", "update"]
-        share = count.written / count.bytes if count.bytes else 0.0
-        below = max((m for m in MIXES if MIXES[m] <= share), key=MIXES.get)
-        above = min((m for m in MIXES if MIXES[m] >= share), key=MIXES.get)
-        return [below] if below == above else [below, above]
+            return {"copy": 1.0, "update": 1.0}
+        written = count.written / count.bytes if count.bytes else 0.0
+        below = max((m for m in MIXES if MIXES[m] <= written), key=MIXES.get)
+        above = min((m for m in MIXES if MIXES[m] >= written), key=MIXES.get)
+        if below == above:
+            return {below: 1.0}
+        share = (written - MIXES[below]) / (MIXES[above] - MIXES[below])
+        return {below: 1.0 - share, above: share}
 
     def _bandwidth(self, count: Count) -> float:
-        """The best at the row's size, or at a larger one, which is never quicker in truth."""
+        """Of each kind of traffic the best at the row's size, or at a larger one, which is never
+        quicker in truth; the times of the row's parts are added."""
         least, mixes = self._size(count), self._mixes(count)
-        return max(
-            v for (mix, size), v in self.bandwidths.items() if mix in mixes and size >= least
-        )
+        best = {
+            mix: max(v for (m, size), v in self.bandwidths.items() if m == mix and size >= least)
+            for mix in mixes
+        }
+        if count.in_place:
+            return max(best.values())
+        return 1.0 / sum(share / best[mix] for mix, share in mixes.items())
 
 
 def grid(size: int) -> int:

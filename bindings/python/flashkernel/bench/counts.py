@@ -17,6 +17,7 @@ class Count:
     written: int
     flops: int = 0  # additions, multiplications, comparisons, exponentials; 0: not counted
     in_place: int = 0  # bytes that are read and then written in the same place
+    arithmetic: str = ""  # what is multiplied, where that is not of the activations' type
 
     @property
     def bytes(self) -> int:
@@ -99,6 +100,12 @@ def linear(direction, p, size):
     # dy, what the activation was given where there is one, and a gradient of each input.
     before = y if p.get("activation") else 0
     return Count(x + weight + y + before, x + weight + bias, 4 * m * n * k)
+
+
+def scaled_linear(direction, p, size):
+    """Its result has two bytes an element."""
+    m, k, n = (p[key] for key in "MKN")
+    return Count((m + n) * k * size, 2 * m * n, 2 * m * n * k)
 
 
 def gated_linear(direction, p, size):

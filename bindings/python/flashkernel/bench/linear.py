@@ -1,5 +1,7 @@
 """The workloads of fused projections: linear layers and a language model's loss."""
 
+import numpy as np
+
 from . import counts
 from .linear_cpu import PACKED, linear_inputs, openvino, torch_linear, weight_of
 from .workloads import Workload, normal
@@ -25,6 +27,38 @@ def _torch_gated(m, t):
     functional = m.nn.functional
     gate = functional.silu(functional.linear(t["x"], t["w_gate"]))
     return gate * functional.linear(t["x"], t["w_up"])
+
+
+def _scaled_inputs(params, rng):
+    """One scale for each tensor, or the blocks of 128 that large models have."""
+    m, k, n = (params[key] for key in "MKN")
+    blocks = (-(-n // 128), -(-k // 128))
+    shapes = ((m, blocks[1]), blocks) if params.get("blocks") else ((1,), (1,))
+    scales = (np.full(shape, 0.5, np.float32) for shape in shapes)
+    drawn = {"x": normal(rng, m, k), "weight": normal(rng, n, k)}
+    return drawn | dict(zip(("x_scale", "weight_scale"), scales, strict=True))
+
+
+def _torch_scaled(m, t):
+    scales = {"scale_a": t["x_scale"][0], "scale_b": t["weight_scale"][0]}
+    return m._scaled_mm(
+        t["x"], t["weight"].t(), **scales, out_dtype=m.bfloat16, use_fast_accum=True
+    )
+
+
+def _in_bfloat16(params):
+    """Our own layer of the same numbers in bfloat16."""
+    made = {}  # of each set of inputs
+
+    def call(m, t):
+        import flashkernel as fk
+
+        key = t["x"].data_ptr()
+        if key not in made:
+            made[key] = [t[name].bfloat16() for name in ("x", "weight")]
+        return fk.linear(*made[key])
+
+    return call
 
 
 def _head_inputs(params, rng):
@@ -66,6 +100,16 @@ WORKLOADS = [
         ("x", "weight", "bias"),
         products=True,
         options=True,
+    ),
+    Workload(
+        "scaled_linear",
+        _scaled_inputs,
+        lambda params: lambda fk, t: fk.scaled_linear(**t),
+        {"torch": lambda params: _torch_scaled, "bfloat16": _in_bfloat16},
+        counts.scaled_linear,
+        products=True,
+        options=True,
+        errors=False,
     ),
     Workload(
         "linear_cross_entropy",

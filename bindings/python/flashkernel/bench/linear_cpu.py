@@ -111,12 +111,11 @@ def _unpacked(params):
 
 
 def _count(direction, p, size):
-    """As of linear, but that the weight is read as it is kept. Only float32's operations have a
-    ceiling, and are counted."""
+    """As of linear, but that the weight is read, and multiplied, as it is kept."""
     kept = {"float32": 4, "bfloat16": 2, "int8": 1}[p["kept"]]
     of_linear = counts.linear(direction, p, size)
     read = of_linear.read + p["N"] * p["K"] * (kept - size)
-    return counts.Count(read, of_linear.written, of_linear.flops if kept == 4 else 0)
+    return counts.Count(read, of_linear.written, of_linear.flops, arithmetic=p["kept"])
 
 
 PACKED = Workload(

@@ -1,5 +1,7 @@
-"""The workloads of Mamba-2: its scan beside Transformers' in torch and beside our own selective
-scan of the same model."""
+"""The workloads of Mamba-2: its scan beside Transformers' in torch, beside our own selective scan
+of the same model, and on a GPU beside mamba-ssm's kernels where they are installed."""
+
+import importlib.util
 
 import numpy as np
 
@@ -7,6 +9,11 @@ from . import counts
 from .workloads import Workload, normal
 
 TRANSFORMERS_CHUNK = 256  # the chunks of the models' own configurations
+
+
+def gpu_peers() -> tuple:
+    """Those that are installed."""
+    return ("mamba_ssm",) if importlib.util.find_spec("mamba_ssm") else ("selective_scan",)
 
 
 def _inputs(params, rng):
@@ -46,6 +53,20 @@ def _transformers(params):
     return call
 
 
+def _mamba_ssm(params):
+    """mamba-ssm's Triton kernels, on a GPU."""
+
+    def call(m, t):
+        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+        rest = {k: t[k] for k in ("D", "dt_bias")}
+        chunk = params.get("chunk", TRANSFORMERS_CHUNK)
+        x, dt, A, B, C = (t[k] for k in ("x", "dt", "A", "B", "C"))
+        return mamba_chunk_scan_combined(x, dt, A, B, C, chunk, dt_softplus=True, **rest)
+
+    return call
+
+
 def _selective_scan(params):
     """Each head's channels as channels of their own: the same numbers."""
 
@@ -73,7 +94,11 @@ WORKLOADS = [
         "ssd",
         _inputs,
         _ours,
-        {"transformers": _transformers, "selective_scan": _selective_scan},
+        {
+            "transformers": _transformers,
+            "selective_scan": _selective_scan,
+            "mamba_ssm": _mamba_ssm,
+        },
         counts.ssd,
         ("x", "dt", "A", "B", "C", "D", "dt_bias"),
         products=True,

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 
-from . import roofline
+from . import frames, roofline
 
 
 def commit() -> str:
@@ -99,6 +99,8 @@ def now() -> str:
 
 #: What a peer is called that is a loop in Python over the steps of a sequence.
 LOOP = "python loop"
+#: And one that a compiler has unrolled into one program, as torch.compile and an export do.
+UNROLLED = "unrolled loop"
 
 COLUMNS = ("case", "p50 us", "runs", "rate", "of peak", "best peer", "p50 us", "ratio")
 _PEER_TIME = 6  # the column that a narrow terminal has no room for
@@ -109,7 +111,8 @@ def cells(row: dict) -> list[str]:
     case = row["case"]
     sizes = " x ".join(str(v) for v in case.values() if type(v) is int)
     flags = "".join(f" +{k}" for k, v in case.items() if v is True)
-    name = f"{row['op']} {sizes} {case['dtype']}{flags}"
+    net = f"{case['net']} " if "net" in case else ""
+    name = f"{row['op']} {net}{sizes} {case['dtype']}{flags}"
     rate = f"{row['tbps'] * 1e3:.1f} GB/s"
     if "tflops" in row:
         rate = (
@@ -135,10 +138,11 @@ def cells(row: dict) -> list[str]:
     ratio = f"{time / row['ms']['p50']:.2f}x"
     if row["peers"][best].get("kind") == LOOP:
         return out + [f"({LOOP})", f"{time * 1e3:.1f}", f"({ratio})"]
-    return out + [best, f"{time * 1e3:.1f}", ratio]
+    unrolled = " #" if row["peers"][best].get("kind") == UNROLLED else ""
+    return out + [best + unrolled, f"{time * 1e3:.1f}", ratio]
 
 
-_SHORT = {"memory": "mem", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_SHORT = {"memory": "mem", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8"}
 
 
 def best_peer(row: dict) -> str | None:
@@ -153,10 +157,14 @@ def notes(result: dict) -> list[str]:
     """What a reader of the table has to know of it."""
     rows = result["rows"]
     out = ["runs: to warm up + timed. of peak: of what the cache or memory (mem) that holds the "
-           "row's data gives, or of the peak of such arithmetic (f32, bf16)."]  # fmt: skip
+           "row's data gives, or of the peak of such arithmetic (f32, bf16, i8)."]  # fmt: skip
     if any(row["peers"] and best_peer_is_loop(row) for row in rows):
         out.append(
             f"({LOOP}): a peer that nobody would use, for want of another; its ratio says little."
+        )
+    if any(row["peers"] and row["peers"][best_peer(row)].get("kind") == UNROLLED for row in rows):
+        out.append(
+            "#: a peer made of a loop over the steps of a sequence, which a compiler unrolled."
         )
     busy = result.get("busy") or {}
     disturbed = sum(1 for row in rows if row.get("disturbed"))
@@ -195,7 +203,7 @@ def print_table(result: dict) -> None:
         widths = [max(len(line[i]) for line in table) for i in range(len(COLUMNS))]
         for line in table:
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
-        print(*notes(result), sep="\n")
+        print(*notes(result), *frames.lines(result["rows"]), sep="\n")
         return
     # A file or a pipe has no width of its own; rich would take 80 columns for it.
     console = Console(
@@ -211,7 +219,7 @@ def print_table(result: dict) -> None:
         table.add_row(*(line[i] for i in shown))
     console.print(title(result), style="bold", markup=False)
     console.print(table)
-    for note in notes(result):
+    for note in notes(result) + frames.lines(result["rows"]):
         console.print(note, markup=False)
 
 
@@ -246,6 +254,10 @@ def write_html(path: str, result: dict) -> None:
     said = "".join(f"<p>{html.escape(note)}</p>\n" for note in notes(result))
     if plot := roofline.svg(labelled, result["ceilings"]):
         plot = f"<h2>Roofline</h2>\n<p>{ROOFLINE}</p>\n{plot}\n"
+    budget = "".join(
+        f"<h2>Frame budget, {precision}</h2>\n{frames.svg(nets)}\n"
+        for precision, nets in frames.budgets(result["rows"]).items()
+    )
     page = f"""<!doctype html><meta charset="utf-8"><title>{html.escape(title(result))}</title>
 <style>
 :root {{ color-scheme: light dark }}
@@ -255,10 +267,10 @@ th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #8884; text-align: left
 .n {{ text-align: right; font-variant-numeric: tabular-nums }}
 .bar {{ background: #8883; height: 4px }} .bar i {{ background: #2a7; display: block; height: 4px }}
 .slow td:last-child {{ color: #d50 }} code {{ font-size: 12px; color: #888 }}
-{roofline.STYLE}</style>
+{roofline.STYLE}{frames.STYLE}</style>
 <h1>{html.escape(title(result))}</h1>
 <p>Ratio: the best peer's median over ours, measured in turns in one run; above 1 we are faster.</p>
-{said}<table><tr>{head}</tr>{"".join(lines)}</table>
+{said}{budget}<table><tr>{head}</tr>{"".join(lines)}</table>
 {plot}<p><code>{details}</code></p>
 """
     pathlib.Path(path).write_text(page)

@@ -13,6 +13,8 @@ class Case:
     params: tuple  # of (name, value)
     peers: tuple = ()  # instead of the framework's own
     device: str = ""  # the only one that it is for
+    frameworks: tuple = ()  # the only ones that it is for
+    runs: int = 0  # so many of ours, for the tail of their times; 0: as many as the others have
 
     @property
     def name(self) -> str:
@@ -30,7 +32,8 @@ def _case(op, direction, dtype, **params):
 
 
 def demo():
-    """One case or two per op family: half a minute, with --quick a few seconds."""
+    """One case or two per op family, and the frames of a real-time agent: half a minute, with
+    --quick a few seconds."""
     yield _case("rms_norm", "fwd", "float32", rows=4096, cols=768, residual=True)
     yield _case("layer_norm", "fwd", "float32", rows=4096, cols=768, residual=True)
     yield _case("softmax", "fwd", "float32", rows=4096, cols=768)
@@ -40,6 +43,9 @@ def demo():
     # By these names no other framework finds them.
     yield _attention("fwd", "float32", ("torch_eager",), 1, 512, 8, 64, True)
     yield _scan("fwd", "float32", ("torch_eager",), 1, 256, 512, 16)
+    from .agent_suite import frames
+
+    yield from frames()
 
 
 def rows():
@@ -249,7 +255,11 @@ def mamba_jax():
 
 
 def mamba2():
-    """Mamba-2's scan, long and short, and a small one in chunks of 16, on a CPU."""
+    """Mamba-2's scan, long and short, and on a CPU a small one in chunks of 16."""
+    return [*_mamba2_cpu(), *_mamba2_cuda()]
+
+
+def _mamba2_cpu():
     shapes = (
         {"B": 1, "L": 2048, "H": 24, "P": 64, "N": 128},
         {"B": 8, "L": 256, "H": 24, "P": 64, "N": 128},
@@ -259,7 +269,22 @@ def mamba2():
         for dtype in ("float32", "bfloat16"):
             for shape in shapes:
                 peers = ("transformers", "selective_scan")
-                yield Case("ssd", direction, dtype, tuple(shape.items()), peers)
+                yield Case("ssd", direction, dtype, tuple(shape.items()), peers, "cpu")
+
+
+def _mamba2_cuda():
+    from .mamba2 import gpu_peers
+
+    shapes = (
+        {"B": 8, "L": 2048, "H": 80, "P": 64, "N": 128},
+        {"B": 1, "L": 2048, "H": 32, "P": 64, "N": 128},
+        {"B": 2, "L": 16384, "H": 80, "P": 64, "N": 128},
+        {"B": 32, "L": 64, "H": 16, "P": 64, "N": 16, "chunk": 64},
+    )
+    for direction in ("fwd", "bwd"):
+        for dtype in ("bfloat16", "float32"):
+            for shape in shapes:
+                yield Case("ssd", direction, dtype, tuple(shape.items()), gpu_peers(), "cuda")
 
 
 def mamba_step():
@@ -355,6 +380,11 @@ def _linear_cuda():
             params = (("M", m), ("K", k), ("N", n))
             yield Case("gated_linear", direction, "bfloat16", params, ("torch_eager",), "cuda")
         yield _head(direction, "bfloat16", "cuda")
+    for m, k, n in ((16, 2048, 8192), (4096, 2048, 8192), (8192, 4096, 16384)):
+        sizes = {"M": m, "K": k, "N": n}
+        for extra, peers in (({}, ("torch_eager", "bfloat16")), ({"blocks": True}, ("bfloat16",))):
+            params = tuple((sizes | extra).items())
+            yield Case("scaled_linear", "fwd", "float8_e4m3fn", params, peers, "cuda")
 
 
 def rnn():
@@ -390,26 +420,16 @@ def _rnn_cuda():
 
 def agent():
     """The backbones of a real-time agent: windows of 60 frames, single frames, training."""
-    return list(_backbones())
+    from .agent_suite import cases
+
+    return [*cases("cpu"), *cases("cuda")]
 
 
-def _backbones():
-    from . import agent as workloads
+def triton():
+    """Every kernel that is written in Triton beside its twin in CUDA, on a GPU."""
+    from .triton_twins import cases
 
-    def case(op, net, dtype="float32", **params):
-        peers = {"agent": workloads.peers(), "agent_training": ("torch_eager",)}.get(op, ())
-        device = "cpu" if "int8" in params else ""
-        return Case(op, "fwd", dtype, (("net", net), *params.items()), peers, device)
-
-    for net in workloads.NETS:
-        for b in (1, 32):
-            for dtype in ("float32", "bfloat16"):
-                yield case("agent", net, dtype, B=b, L=60)
-                yield case("agent_step", net, dtype, B=b)
-            yield case("agent", net, B=b, L=60, int8=True)
-            yield case("agent_step", net, B=b, int8=True)
-        for length in (60, 120, 180):
-            yield case("agent_training", net, B=32, L=length)
+    return cases()
 
 
 _ALL = (
@@ -417,6 +437,9 @@ _ALL = (
     attention, attention_portable, attention_more, attention_packed, attention_long,
     attention_float8, attention_grid, attention_cpu,
     mamba, mamba_cpu, mamba_algorithms, mamba_agent, mamba_agent_cpu, mamba_jax, mamba2, mamba_step,
-    conv1d, conv1d_large, linear, rnn, agent,
+    conv1d, conv1d_large, linear, rnn, agent, triton,
 )  # fmt: skip
 SUITES = {f.__name__: f for f in _ALL}
+
+#: What a suite needs to be installed, beside a framework.
+NEEDS = {"triton": "triton"}

@@ -21,12 +21,26 @@ def statistics(seconds) -> dict:
     return {k: round(float(v), 6) for k, v in values.items()}
 
 
+#: Seconds after which a first call has been run often enough, whatever was asked for.
+_LONGEST_S = 60.0
+
+
 def time_cpu(
-    calls: dict, warmup: int, iterations: int, budget_s: float, wait=lambda out: out, grain_s=20e-6
+    calls: dict,
+    warmup: int,
+    iterations: int,
+    budget_s: float,
+    wait=lambda out: out,
+    grain_s=20e-6,
+    runs_of_first: int = 0,
 ) -> tuple[dict, dict]:
     """Seconds of each call, taken in turns. A sample of a call under `grain_s` is the mean of
     several, for the last of which `wait` waits. Stops after `budget_s` even if fewer samples were
-    taken; returns the runs there were, too: to warm up, and timed."""
+    taken; returns the runs there were, too: to warm up, and timed.
+
+    runs_of_first: so many samples of the first call, each of one call, for the tail of its times.
+    In every turn it then has as many as make up that number, and the others, whose turns still end
+    after `budget_s`, have one."""
     for call in calls.values():  # the first may compile
         wait(call())
     shortest = dict.fromkeys(calls, float("inf"))
@@ -49,23 +63,33 @@ def time_cpu(
     longest = max(shortest.values())
     settle_s = min(longest / 2, 0.25) if len(calls) > 1 and 0.01 < longest < 1.0 else 0.0
     fewest = 5 if longest < 1.0 else 3
+    first, *others = calls
+    in_a_turn = dict.fromkeys(calls, 1)
+    if runs_of_first:
+        a_turn = sum(settle_s + shortest[name] * repeats[name] for name in others)
+        iterations = max(fewest, min(iterations, int(budget_s / a_turn) if others else iterations))
+        in_a_turn[first] = -(-runs_of_first // iterations)
+        repeats[first] = 1
+        budget_s = _LONGEST_S
     samples = {name: [] for name in calls}
     deadline = time.perf_counter() + budget_s
     for i in range(iterations):
         for name, call in calls.items():
-            n = repeats[name]
+            n, holds = repeats[name], getattr(call, "holds", 1)  # calls in one
             settled = time.perf_counter() + settle_s
             while settle_s and time.perf_counter() < settled:
                 wait(call())
-            start = time.perf_counter()
-            for _ in range(n):
-                out = call()
-            wait(out)
-            holds = getattr(call, "holds", 1)  # calls in one
-            samples[name].append((time.perf_counter() - start) / (n * holds))
+            for _ in range(in_a_turn[name]):
+                start = time.perf_counter()
+                for _ in range(n):
+                    out = call()
+                wait(out)
+                samples[name].append((time.perf_counter() - start) / (n * holds))
         if i + 1 >= fewest and time.perf_counter() > deadline:
             break
-    runs = {"warmup": warmed, "iterations": i + 1}
+    runs = {"warmup": warmed, "iterations": len(samples[first])}
+    if runs_of_first:
+        runs["peer_iterations"] = i + 1
     return {name: statistics(s) for name, s in samples.items()}, runs
 
 

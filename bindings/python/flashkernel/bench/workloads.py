@@ -28,15 +28,17 @@ class Workload:
     options: bool = False
     errors: bool = True  # torch's formula is quick enough to compare with
     # Peers that are a loop in Python over the steps of a sequence: nobody would use them, so that
-    # a ratio to one of them says little, and is none to a best peer.
-    loops: tuple = ()
+    # a ratio to one of them says little, and is none to a best peer. Where a compiler unrolls the
+    # loop it is one, and is called so. Of an op with options a function of the case's params.
+    loops: tuple | Callable = ()
 
     def bound(self, params: dict) -> "Workload":
         """The workload of one case."""
         if not self.options:
             return self
         peers = {name: make(params) for name, make in self.peers.items()}
-        return replace(self, ours=self.ours(params), peers=peers)
+        loops = self.loops(params) if callable(self.loops) else self.loops
+        return replace(self, ours=self.ours(params), peers=peers, loops=loops)
 
 
 class WithoutValues:
@@ -340,4 +342,4 @@ WORKLOADS = {
 }
 
 #: Inputs that stay float32 when the activations are half precision.
-PARAMETERS = ("cos", "sin", "A", "D", "delta_bias", "dt_bias")
+PARAMETERS = ("cos", "sin", "A", "D", "delta_bias", "dt_bias", "x_scale", "weight_scale")

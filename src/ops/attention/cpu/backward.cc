@@ -1,4 +1,4 @@
-// attention on the CPU, backward: dq, dk and dv.
+// This file computes attention's gradients dq, dk and dv on the CPU.
 //
 // Floor: 3 D + 2 E multiply-adds per query and key it sees, five products where the forward has
 // two: scores again, dp = v dout^T, dv = p dout, dk = ds q and dq^T = k^T ds.
@@ -27,7 +27,7 @@ namespace {
 // Items of one key head have at least this many blocks of queries: each costs a pass over its dk
 // and dv.
 constexpr int64_t kFewestBlocks = 4;
-// From here on gradients go past the caches, see should_stream.
+// From this size on gradients go past the caches, see should_stream.
 constexpr int64_t kStreamFromMib = 8;
 
 struct GradientJob {
@@ -317,9 +317,9 @@ namespace {
 FK_CPU_EXPORT(backward_item);
 FK_CPU_EXPORT(add_items);
 
-// Whether gradients should go past the caches: where products write each row once and where it
-// belongs, and a mask leaves so little to compute that the lines which an ordinary store first
-// fetches are waited for.
+// Returns whether gradients should go past the caches: they do where products write each row once
+// and where it belongs, and a mask leaves so little to compute that the lines which an ordinary
+// store first fetches are waited for.
 bool should_stream(const BackwardJob& job) {
   const Problem& p = job.call.p;
   if (p.packed || p.mask.unlimited() || p.group() > 1 || p.q_len > attention::kQueryBlock ||

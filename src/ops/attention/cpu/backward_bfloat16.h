@@ -1,5 +1,6 @@
-// The gradients of attention on the CPU for bfloat16, where there are instructions that multiply
-// such numbers in pairs: p and ds are rounded to bfloat16, sums are float.
+// This file computes the gradients of attention on the CPU for bfloat16, where there are
+// instructions that multiply such numbers in pairs: p and ds are rounded to bfloat16, sums are
+// float.
 //
 // Five products as in cpu/backward.cc, but each with pairs along what it sums over (see
 // cpu/gemm/tiles_bfloat16.h). So p stands by key, in pairs of queries; ds as well, for dk, and once

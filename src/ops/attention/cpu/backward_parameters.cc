@@ -1,4 +1,4 @@
-// attention on the CPU, backward: dbias and dsinks.
+// This file computes attention's gradients dbias and dsinks on the CPU.
 //
 // The gradient of bias is ds, before softcap, summed over whatever bias is repeated along. It is
 // found apart from dq, dk and dv, by items that each own a piece of it: where bias has queries, 64

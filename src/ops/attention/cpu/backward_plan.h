@@ -1,11 +1,12 @@
-// What the CPU kernels of attention's backward share: the job and the memory a worker works in.
+// This file holds what the CPU kernels of attention's backward share: the job and the memory a
+// worker works in.
 #pragma once
 
 #include "ops/attention/cpu/plan.h"
 
 namespace fk::attention {
 
-// Keys that a block of queries meets at a time: p and ds of both fill the first-level cache.
+// A block of queries meets this many keys at a time: p and ds of both fill the first-level cache.
 constexpr int64_t kBackwardKeys = 64;
 
 struct BackwardJob {
@@ -27,7 +28,7 @@ struct KeyMemory {
   float *dkeys, *dvalues;
 };
 
-// What a block of queries reads of its keys and adds to their gradients.
+// Names what a block of queries reads of its keys and adds to their gradients.
 struct KeyRows {
   const float *keys, *values;
   int64_t key_stride, value_stride;  // where not in pairs
@@ -36,7 +37,7 @@ struct KeyRows {
   bool are_empty;  // dkeys and dvalues hold nothing yet, and all rows are going to be written
 };
 
-// One worker's memory, for a block of queries at a time.
+// Holds one worker's memory, for a block of queries at a time.
 struct BackwardScratch {
   float *queries, *queries_t, *douts, *douts_t, *dqueries;
   float *p, *ds, *slope, *bias;  // [kBackwardKeys, kQueryBlock] each

@@ -1,5 +1,5 @@
-// Vector code that the gradients of attention on the CPU share: a block of queries made ready, and
-// p and ds of a tile.
+// This file holds the vector code that the gradients of attention on the CPU share: it makes a
+// block of queries ready, and computes p and ds of a tile.
 
 #include "ops/attention/cpu/backward_plan.h"
 
@@ -135,10 +135,10 @@ struct KeyRun {
   int64_t begin, end;  // lanes
 };
 
-// A tile is a block of queries and the keys [from, to), four of which are worked on together. Of
-// its p and ds only what belongs to a run is ever made or used. Products that sum over keys or over
-// lanes take few rows at a time where a mask cuts the tile, and leave out what none of these rows
-// sees.
+// A tile is a block of queries and the keys [from, to), four of which are worked on together. Only
+// the parts of its p and ds that belong to a run are ever made or used. Products that sum over keys
+// or over lanes take few rows at a time where a mask cuts the tile, and leave out what none of
+// these rows sees.
 class BlockTile {
  public:
   BlockTile(const QueryGroup& q, const Mask& mask, int64_t from, int64_t to)

@@ -1,4 +1,4 @@
-// attention on the CPU, forward.
+// This file computes attention's forward on the CPU.
 //
 // Floor: D + E multiply-adds per query and key it sees; an exponential adds about an eighth to that
 // at D = E = 64. Memory traffic is small beside it.

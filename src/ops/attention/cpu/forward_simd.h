@@ -1,5 +1,5 @@
-// Vector code that the forward and the backward of attention on the CPU share: rows of q and k as
-// floats, rotated; and what happens to scores between q.k and the softmax.
+// This file holds the vector code that the forward and the backward of attention on the CPU share:
+// rows of q and k as floats, rotated; and what happens to scores between q.k and the softmax.
 //
 // Scores stand as s[key, query]: a vector holds one key's scores with neighbouring queries, so that
 // maxima and sums over keys need no shuffles.
@@ -115,8 +115,8 @@ HWY_INLINE void for_each_few(int64_t keys, const Body& body) {
   for (; j < keys; ++j) body(j, std::integral_constant<int, 1>());
 }
 
-// Queries that are worked on together: the same n of one head, or of each of a few neighbouring
-// heads that share their keys. Lane i holds query i % n of head i / n.
+// Describes queries that are worked on together: the same n of one head, or of each of a few
+// neighbouring heads that share their keys. Lane i holds query i % n of head i / n.
 struct QueryGroup {
   Sequence s;
   int64_t b, h, heads;

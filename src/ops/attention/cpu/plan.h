@@ -1,5 +1,5 @@
-// What the CPU kernels of attention share: the call, how it is cut into blocks of queries, and the
-// memory they work in.
+// This file holds what the CPU kernels of attention share: the call, how it is cut into blocks of
+// queries, and the memory they work in.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using cpu::MatrixView;
 using cpu::padded_columns;
 using cpu::worker_limit;
 
-// Queries that are worked on together: a multiple of every instruction set's panel_width().
+// This many queries are worked on together: a multiple of every instruction set's panel_width().
 constexpr int64_t kQueryBlock = 64;
 
 // Calls of fewer multiply-adds are over before a second thread has woken.
@@ -200,10 +200,10 @@ inline int64_t workers_for(const Problem& p, int64_t items) {
   return std::clamp<int64_t>(items, 1, worker_limit());
 }
 
-// body(worker, item, next) for all items, where `next` is the item the worker will do after this
-// one, or -1. Each worker has a run of neighbours to itself, so that call after call it finds what
-// it touches in the caches near it, and helps others with theirs when it is done. Which worker gets
-// an item is up to chance; what it does must not depend on it.
+// Calls body(worker, item, next) for all items, where `next` is the item the worker will do after
+// this one, or -1. Each worker has a run of neighbours to itself, so that call after call it finds
+// what it touches in the caches near it, and helps others with theirs when it is done. Which worker
+// gets an item is up to chance; what it does must not depend on it.
 template <class Body>
 void run_neighbours_on_workers(const Exec& exec, int64_t workers, int64_t items, const Body& body) {
   struct alignas(64) Counter {

@@ -1,5 +1,5 @@
-// Attention's backward on any GPU from Turing on: the host side, and the passes over rows before
-// and after the kernels of cuda/backward.cuh. Those read dout and out once.
+// This file runs attention's backward on any GPU from Turing on: the host side, and the passes over
+// rows before and after the kernels of cuda/backward.cuh. Those read dout and out once.
 #include "cuda/reduce.cuh"
 #include "ops/attention/cuda/backward_launch.h"
 #include "ops/attention/cuda/plan.h"

@@ -1,5 +1,5 @@
-// Attention's backward on mma.sync. With P = exp(s - lse), dP = dout v^T, delta = rowsum(dout out)
-// - dlse and dS = P (dP - delta):
+// This is attention's backward on mma.sync. With P = exp(s - lse), dP = dout v^T, delta =
+// rowsum(dout out) - dlse and dS = P (dP - delta):
 //   dv = P^T dout,  dk = scale dS^T q,  dq = scale dS k,  dbias = dS, summed where bias repeats.
 //
 // FLOPs: 5 products of 2 Lq Lk D a head (half of it causal), three times that for two-term

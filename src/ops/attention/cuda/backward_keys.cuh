@@ -1,4 +1,5 @@
-// The kernel of attention's backward that makes dk, dv and, by atomics, dq: see cuda/backward.cuh.
+// This is the kernel of attention's backward that makes dk, dv and, by atomics, dq: see
+// cuda/backward.cuh.
 #pragma once
 
 #include "cuda/dependent_launch.cuh"
@@ -105,7 +106,7 @@ __device__ __forceinline__ void backward_keys_block(const Backward& p) {
   float dk[Tile::kWithKeys ? kKeyTiles : 1][kWarpColumns / 8][4] = {};
   float dv[Tile::kWithValues ? kKeyTiles : 1][kWarpColumns / 8][4] = {};
 
-  // Of the warps that make the same S and dP, one stores them.
+  // One of the warps that make the same S and dP stores them.
   const bool stores =
       Tile::kSplit * Tile::kWarpQueries <= kQueries || part * Tile::kWarpQueries < kQueries;
   const auto store_terms = [&](uint32_t at, const uint32_t(&words)[kTerms]) {

@@ -1,4 +1,4 @@
-// The backward's tiles, and the kernels that are made of them.
+// This file lists the backward's tiles, and the kernels that are made of them.
 #include "ops/attention/cuda/backward_keys.cuh"
 #include "ops/attention/cuda/backward_launch.h"
 #include "ops/attention/cuda/backward_queries.cuh"

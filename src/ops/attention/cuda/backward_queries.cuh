@@ -1,5 +1,5 @@
-// The parts of attention's backward that walk along keys: dq without atomics, and dbias. See
-// cuda/backward.cuh.
+// These are the parts of attention's backward that walk along keys: dq without atomics, and dbias.
+// See cuda/backward.cuh.
 #pragma once
 
 #include "ops/attention/cuda/backward.cuh"

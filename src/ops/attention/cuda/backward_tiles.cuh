@@ -1,5 +1,5 @@
-// What cuda/backward_keys.cuh is made of: its tiles, how queries come in, and the products it has
-// of its own.
+// This file holds the parts of cuda/backward_keys.cuh: its tiles, how queries come in, and the
+// products it has of its own.
 #pragma once
 
 #include "ops/attention/cuda/backward.cuh"

@@ -1,5 +1,5 @@
-// The pass behind the attention kernels (cuda/rotate.h): sums become gradients, rotated back.
-// Floor: one read and one write of each element.
+// This is the pass behind the attention kernels (cuda/rotate.h): sums become gradients, rotated
+// back. Its floor is one read and one write of each element.
 #include "cuda/dependent_launch.cuh"
 #include "ops/attention/cuda/rotate.cuh"
 

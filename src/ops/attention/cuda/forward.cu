@@ -1,5 +1,4 @@
-// Attention's forward on any GPU from Turing on: the host's side. The kernels are in
-// cuda/forward.cuh.
+// This file is the host's side of attention's forward on any GPU from Turing on.
 #include "ops/attention/cuda/forward_launch.h"
 #include "ops/attention/cuda/forward_plan.h"
 

@@ -1,5 +1,5 @@
-// Attention's forward on mma.sync: a block takes kRows queries of one head and walks along the keys
-// they see, kKeys at a time, with the running maximum and sum of the softmax in registers.
+// This is attention's forward on mma.sync: a block takes kRows queries of one head and walks along
+// the keys they see, kKeys at a time, with the running maximum and sum of the softmax in registers.
 //
 // FLOPs: 4 Lq Lk D a head (half of it causal), three times that for two-term operands. Bytes: q, k,
 // v and out once, if the queries of a head run together and k, v stay in L2.

@@ -1,4 +1,4 @@
-// The forward's tiles, and the kernels that are made of them.
+// This file lists the forward's tiles, and the kernels that are made of them.
 #include "ops/attention/cuda/forward_launch.h"
 #include "ops/attention/cuda/plan.h"
 

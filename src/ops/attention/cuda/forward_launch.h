@@ -1,4 +1,4 @@
-// How the forward's kernels are launched, by the type of their operands.
+// This file says how the forward's kernels are launched, by the type of their operands.
 #pragma once
 
 #include "cuda/launch.h"

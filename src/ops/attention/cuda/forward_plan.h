@@ -1,5 +1,5 @@
-// How a call of attention's forward is prepared for the kernels on mma.sync, and for Hopper's
-// kernel of float32: its operands, and the kernel's arguments.
+// This file says how a call of attention's forward is prepared for the kernels on mma.sync, and for
+// Hopper's kernel of float32: its operands, and the kernel's arguments.
 #pragma once
 
 #include "ops/attention/cuda/forward.cuh"

@@ -1,5 +1,5 @@
-// Host side of attention on mma.sync: the workspace's parts, operands as the kernels take them, and
-// the choice of a tile.
+// This is the host side of attention on mma.sync: it lays out the workspace's parts, describes
+// operands as the kernels take them, and chooses a tile.
 #pragma once
 
 #include <cmath>
@@ -37,7 +37,8 @@ struct Maxima {
   uint32_t* of(int operand) const { return data == nullptr ? nullptr : data + operand * elements; }
 };
 
-// An operand on its way to the kernels, with the place where it is prepared, if it has to be.
+// Describes an operand on its way to the kernels, with the place where it is prepared, if it has to
+// be.
 struct Prepared {
   const Tensor* tensor;
   bool queries;

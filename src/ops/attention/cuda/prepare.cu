@@ -1,5 +1,5 @@
-// The pass ahead of the attention kernels (cuda/rotate.h). Floor: one read and one write of each
-// element; once more where scaled forms do not take the usual scale.
+// This is the pass ahead of the attention kernels (cuda/rotate.h). Its floor is one read and one
+// write of each element, and another where scaled forms do not take the usual scale.
 #include "cuda/dependent_launch.cuh"
 #include "cuda/float8.cuh"
 #include "cuda/reduce.cuh"

@@ -1,5 +1,5 @@
-// Products of tiles (cuda/tiles.cuh) by one warp, and what goes into them. With two terms an
-// operand, three products are added up, the small ones apart from the large.
+// This file computes products of tiles (cuda/tiles.cuh) by one warp, and what goes into them. With
+// two terms an operand, three products are added up, the small ones apart from the large.
 #pragma once
 
 #include "ops/attention/cuda/tiles.cuh"

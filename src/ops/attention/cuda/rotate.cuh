@@ -1,5 +1,5 @@
-// What the passes before and after the attention kernels share: the rows of a tensor, and how their
-// columns are rotated.
+// This file holds what the passes before and after the attention kernels share: the rows of a
+// tensor, and how their columns are rotated.
 #pragma once
 
 #include "cuda/launch.h"

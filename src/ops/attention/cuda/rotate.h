@@ -1,7 +1,7 @@
-// Passes before and after the attention kernels on CUDA: operands rotated by their position, or
-// brought into a form that tensor cores take (cuda/tiles.cuh), and gradients rotated back. Operands
-// go into the workspace, without gaps, as (B, L, heads, columns) or (T, heads, columns), their
-// columns filled up with zeros to a multiple of 8.
+// This file declares the passes before and after the attention kernels on CUDA: operands rotated by
+// their position, or brought into a form that tensor cores take (cuda/tiles.cuh), and gradients
+// rotated back. Operands go into the workspace, without gaps, as (B, L, heads, columns) or (T,
+// heads, columns), their columns filled up with zeros to a multiple of 8.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,7 @@ namespace fk::cuda::attention {
 
 using fk::attention::Problem;
 
-// Tables of cosines and sines, (M, R).
+// Holds tables of cosines and sines, (M, R).
 struct Rotation {
   const void *cos = nullptr, *sin = nullptr;
   DType cos_dtype = DType::kFloat32, sin_dtype = DType::kFloat32;
@@ -76,7 +76,7 @@ struct RowStatistics {
   }
 };
 
-// A tensor (q, k, v or dout) that is to be written in another form.
+// Describes a tensor (q, k, v or dout) that is to be written in another form.
 struct Preparation {
   const Tensor* x;
   bool queries;  // its rows are those of q
@@ -100,7 +100,7 @@ inline int64_t most_slices(int64_t batch) {
 
 // The tensors of one call of prepare are all of one dtype, and at most so many.
 constexpr int kMostPreparations = 4;
-// Sums that are added to later are zeroed on the way: a multiple of 4.
+// Sums that are added to later are zeroed on the way; their number is a multiple of 4.
 Status prepare(const Problem& problem, Form form, const Preparation* tensors, int count,
                cudaStream_t stream, float* sums = nullptr, int64_t sum_count = 0);
 

@@ -1,5 +1,5 @@
-// What every CUDA kernel of attention does to a score between q.k and the softmax: the softcap, and
-// ALiBi's slope. Masks follow each kernel's own order of elements.
+// This file holds what every CUDA kernel of attention does to a score between q.k and the softmax:
+// the softcap, and ALiBi's slope. Masks follow each kernel's own order of elements.
 #pragma once
 
 #include "cuda/math.cuh"

@@ -1,5 +1,5 @@
-// What the attention kernels on mma.sync share: operands, which tile of which sequence a block
-// works on, and tiles of 16-bit elements in shared memory.
+// This file holds what the attention kernels on mma.sync share: operands, which tile of which
+// sequence a block works on, and tiles of 16-bit elements in shared memory.
 //
 // Operands are float16 or bfloat16. Others become so in a pass of their own (cuda/rotate.h):
 // float32 as two float16 terms, x = scale * (high + low), of which products keep three parts
@@ -69,8 +69,8 @@ struct Operand {
   const uint16_t* data = nullptr;
   int64_t batch = 0, row = 0, head = 0, column = 0;  // strides, in elements
   int64_t low = 0;                                   // from a high term to its low one
-  // The largest finite magnitudes of scaled operands as bits, (batch, key heads). NULL means that
-  // they are not scaled.
+  // Holds the largest finite magnitudes of scaled operands as bits, (batch, key heads). NULL means
+  // that they are not scaled.
   const uint32_t* maxima = nullptr;
   int kv_heads = 0;
   int columns = 0;       // others are read as 0
@@ -103,7 +103,7 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t* rest) {
   return quotient;
 }
 
-// A block's work: rows [begin, begin + kRows) of a sequence.
+// Describes a block's work: rows [begin, begin + kRows) of a sequence.
 struct BlockRows {
   int64_t batch;  // of the tensors: 0 where sequences are packed
   int64_t b;      // the sequence
@@ -233,17 +233,17 @@ struct Block {
   Window window;
 };
 
-// A tile in shared memory: kDim columns of 16 bits; the 16-byte pieces of row r are swapped among 8
-// neighbours by r % 8 (narrow tiles: among as many as there are), so that both rows and columns of
-// 8 pieces spread over all banks.
+// Addresses a tile in shared memory, which has kDim columns of 16 bits; the 16-byte pieces of row r
+// are swapped among 8 neighbours by r % 8 (narrow tiles: among as many as there are), so that both
+// rows and columns of 8 pieces spread over all banks.
 template <int kDim>
 __device__ __forceinline__ uint32_t piece(uint32_t tile, int row, int column_piece) {
   const int swap = kDim >= 64 ? row & 7 : kDim == 32 ? (row >> 1) & 3 : (row >> 2) & 1;
   return tile + row * (kDim * 2) + ((column_piece ^ swap) << 4);
 }
 
-// How a lane addresses the four 8x8 matrices of a 16x16 patch: stacked (two along rows, then two
-// along columns) or side by side (columns first).
+// Says how a lane addresses the four 8x8 matrices of a 16x16 patch: stacked (two along rows, then
+// two along columns) or side by side (columns first).
 enum class Patch { kStacked, kSide };
 
 template <int kDim>

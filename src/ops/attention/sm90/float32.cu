@@ -1,5 +1,5 @@
-// Attention's forward of float32 on Hopper: which calls, and with which tiles. The kernel is in
-// sm90/float32.cuh.
+// This file says which calls of attention's forward of float32 run on Hopper's kernel, and with
+// which tiles. The kernel is in sm90/float32.cuh.
 #include "ops/attention/cuda/forward_plan.h"
 #include "ops/attention/sm90/float32.cuh"
 

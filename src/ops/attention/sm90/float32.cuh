@@ -1,6 +1,6 @@
-// Attention's forward of float32 on Hopper, at float32 accuracy: operands become two float16 terms
-// (cuda/tiles.cuh), of whose products wgmma makes three, and sums over keys are added up outside
-// the tensor cores, which truncate.
+// This is attention's forward of float32 on Hopper, at float32 accuracy: operands become two
+// float16 terms (cuda/tiles.cuh), of whose products wgmma makes three, and sums over keys are added
+// up outside the tensor cores, which truncate.
 //
 // Floor: 12 Lq Lk D FLOPs a head on the tensor cores (half of it causal). A step of 128 queries and
 // 128 keys at D 128 takes 6144 clocks of them; splitting its keys and values takes the schedulers
@@ -275,7 +275,8 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
     fence_barrier_init();
   }
   __syncthreads();
-  // By a shuffle, for the compiler to see that it is the same in all threads of a warp.
+  // The number comes by a shuffle, for the compiler to see that it is the same in all threads of a
+  // warp.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup < 2) {
     take_registers<208>();

@@ -1,6 +1,6 @@
-// Tiles of the float32 forward on Hopper (sm90/float32.cuh) that several blocks share, each with
-// a part of the keys: the blocks of a cluster, counted along z, which read each other's sums in
-// shared memory.
+// This file is about tiles of the float32 forward on Hopper (sm90/float32.cuh) that several blocks
+// share, each with a part of the keys: the blocks of a cluster, counted along z, which read each
+// other's sums in shared memory.
 #pragma once
 
 #include "cuda/tma.cuh"

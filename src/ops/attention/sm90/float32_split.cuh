@@ -1,5 +1,5 @@
-// How the float32 forward on Hopper (sm90/float32.cuh) cuts its work, and the warps that bring
-// float32 into shared memory as two terms.
+// This file says how the float32 forward on Hopper (sm90/float32.cuh) cuts its work, and holds the
+// warps that bring float32 into shared memory as two terms.
 #pragma once
 
 #include "cuda/tma.cuh"
@@ -100,7 +100,7 @@ struct TileSplitter {
                  : "memory");
   }
 
-  // What is not finite gets no low term if kGuarded, and else is found in `largest`.
+  // A number that is not finite gets no low term if kGuarded, and else is found in `largest`.
   template <bool kGuarded>
   static __device__ __forceinline__ void split(const float4& x, uint32_t place, int access,
                                                float factor, __half2& largest) {
@@ -136,8 +136,8 @@ struct TileSplitter {
     return __reduce_max_sync(0xffffffffu, slots[turn + lane % kWarps]);
   }
 
-  // Whether the scale fits what is split, with the largest magnitude that this thread has found:
-  // from 4 to 2^15 the two terms are exact enough.
+  // Returns whether the scale fits what is split, with the largest magnitude that this thread has
+  // found: from 4 to 2^15 the two terms are exact enough.
   __device__ __forceinline__ bool fits(__half2 largest) {
     const uint32_t bits =
         all(max(__half_as_ushort(__low2half(largest)), __half_as_ushort(__high2half(largest))));

@@ -1,5 +1,6 @@
-// Attention forward on Hopper for 8-bit floats: which calls, and with which tiles. The kernel is in
-// sm90/float8.cuh, the pass ahead of it in sm90/float8_values.cuh.
+// This file says which calls of attention's forward with 8-bit floats run on Hopper's kernel, and
+// with which tiles. The kernel is in sm90/float8.cuh, the pass ahead of it in
+// sm90/float8_values.cuh.
 #include <algorithm>
 
 #include "core/workspace.h"

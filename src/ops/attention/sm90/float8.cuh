@@ -1,5 +1,5 @@
-// Attention forward on Hopper for 8-bit floats (e4m3): out = softmax(scale q k^T) v in bfloat16,
-// with a scale for each head's q, k and v.
+// This is attention's forward on Hopper for 8-bit floats (e4m3): out = softmax(scale q k^T) v in
+// bfloat16, with a scale for each head's q, k and v.
 //
 // Floor: 4 Lq Lk D FLOPs per head, 8192 a clock and multiprocessor: twice the rate of bfloat16, so
 // that at D = 128 the exponentials (16 a clock) take as long as the multiplications.
@@ -193,7 +193,7 @@ struct Float8Consumer {
   }
 
   // Waits for the product with the values of the block before and puts this block's probabilities
-  // in its place. Called after a branch only: the compiler would move the wait to before the
+  // in its place. Call this after a branch only: the compiler would move the wait to before the
   // softmax.
   __device__ __forceinline__ void next_probabilities(float (&o)[Tile::kWidth / 2],
                                                      const float (&s)[kScores],
@@ -340,7 +340,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   __syncthreads();
   cuda::wait_for_earlier_kernels();
-  // By a shuffle, for the compiler to see that it is the same in all threads of a warp.
+  // The number comes by a shuffle, for the compiler to see that it is the same in all threads of a
+  // warp.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     cuda::give_registers<Tile::kProducerRegisters>();

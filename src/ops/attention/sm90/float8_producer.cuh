@@ -1,5 +1,5 @@
-// Attention of 8-bit floats on Hopper (sm90/float8.cuh): what the kernel is told, how shared
-// memory is cut, and the warp that fills it.
+// This file holds a part of attention of 8-bit floats on Hopper (sm90/float8.cuh): what the kernel
+// is told, how shared memory is cut, and the warp that fills it.
 #pragma once
 
 #include "cuda/async_copy.cuh"
@@ -18,7 +18,7 @@ struct Float8Arguments {
   attention::Scales scales;
 };
 
-// A tile as the producer found it, with what depends on its head.
+// Describes a tile as the producer found it, with what depends on its head.
 struct alignas(16) Float8Head {
   TileOfQueries tile;
   // The softmax wants a positive scale, so the queries change their signs where it is negative. 0
@@ -33,7 +33,7 @@ struct Float8Barriers {
   uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
 };
 
-// How a head size is cut. A row of the table of tiles (float8.cu) says:
+// Says how a head size is cut. A row of the table of tiles (float8.cu) says:
 //   kWidth       the head size, rounded up
 //   kKeys        keys of a block
 //   kWarpgroups  warpgroups that multiply, 64 queries each
@@ -49,8 +49,8 @@ struct Float8Tile : Row {
   // rows they do, as measured.
   static constexpr bool kTurnsAtExponentials = Row::kKeys == 224;
   static constexpr int kThreads = 128 * (Row::kWarpgroups + 1);
-  // Registers of a thread that loads and of one that multiplies: together no more than the block
-  // starts with.
+  // A thread that loads and one that multiplies have so many registers: together no more than the
+  // block starts with.
   static constexpr int kProducerRegisters = 40;
   static constexpr int kRegisters = Row::kWarpgroups == 2 ? 232 : 152;
   // Shared memory holds two tiles of queries, a place of each warpgroup's output, blocks of keys,

@@ -1,5 +1,5 @@
-// The running softmax of 8-bit attention on Hopper (sm90/float8.cuh), and the rounding of its
-// probabilities.
+// This is the running softmax of 8-bit attention on Hopper (sm90/float8.cuh), and the rounding of
+// its probabilities.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Values as the 8-bit kernel multiplies them (sm90/float8.cuh): transposed, in blocks of kKeys
-// keys of one head.
+// This file brings values into the form in which the 8-bit kernel multiplies them
+// (sm90/float8.cuh): transposed, in blocks of kKeys keys of one head.
 //
 // Floor: one read and one write of v. A thread turns four columns of 16 keys by byte permutes; the
 // block is put together in shared memory and written in order.

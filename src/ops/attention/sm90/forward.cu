@@ -1,5 +1,5 @@
-// Attention forward on Hopper: which calls, with which tiles and in which order. The kernel is in
-// sm90/forward.cuh.
+// This file says which calls of attention's forward run on Hopper's kernel, with which tiles and in
+// which order. The kernel is in sm90/forward.cuh.
 #include <algorithm>
 #include <cmath>
 

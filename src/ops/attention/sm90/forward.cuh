@@ -1,4 +1,4 @@
-// Attention forward on Hopper: out = softmax(scale q k^T) v, tile by tile.
+// This is attention's forward on Hopper: out = softmax(scale q k^T) v, tile by tile.
 //
 // Floor: 4 Lq Lk D FLOPs per head on the tensor cores (half of it causal). With 16 exponentials a
 // clock and multiprocessor against 4096 FLOPs, the exponentials take as long as the multiplications
@@ -43,7 +43,7 @@ using cuda::stage_of;
 template <class T_, int kWidth_, int kValueWidth_ = kWidth_>
 struct ForwardRow {
   using T = T_;
-  // The head size, and that of the values, rounded up to what is multiplied.
+  // These are the head size, and that of the values, rounded up to what is multiplied.
   static constexpr int kWidth = kWidth_, kValueWidth = kValueWidth_;
   static constexpr int kKeyStages = 2, kValueStages = 2;
   static constexpr bool kScoreChange = false;  // whether there may be softcap or ALiBi
@@ -57,8 +57,8 @@ struct ForwardTile : Row {
   // and makes every multiplication wait for the one before.
   static constexpr bool kHalfBlocks = Row::kWidth == 128 && Row::kKeys == 128 && !Row::kScoreChange;
   static constexpr int kThreads = 128 * (Row::kWarpgroups + 1);
-  // Registers of a thread that loads and of one that multiplies: together what the block starts
-  // with.
+  // A thread that loads and one that multiplies have so many registers: together what the block
+  // starts with.
   static constexpr int kProducerRegisters = Row::kWarpgroups == 2 ? 24 : 32;
   static constexpr int kRegisters = Row::kWarpgroups == 2 ? 240 : 160;
 
@@ -144,7 +144,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   __syncthreads();
   cuda::wait_for_earlier_kernels();
-  // By a shuffle, for the compiler to see that it is the same in all threads of a warp.
+  // The number comes by a shuffle, for the compiler to see that it is the same in all threads of a
+  // warp.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     cuda::give_registers<Tile::kProducerRegisters>();
@@ -398,8 +399,8 @@ struct Consumer {
                                         const float (&factor)[2], int round);
 
   // Waits for the product with the values of the block before (if there is one), which takes as
-  // long as the softmax of this one, and puts this block's probabilities in its place. Called after
-  // a branch only: the compiler would move the wait to before the softmax.
+  // long as the softmax of this one, and puts this block's probabilities in its place. Call this
+  // after a branch only: the compiler would move the wait to before the softmax.
   __device__ __forceinline__ void next_probabilities(float (&o)[Tile::kValueWidth / 2],
                                                      const float (&s)[kScores],
                                                      uint32_t (&p)[Tile::kKeys / 16][4],

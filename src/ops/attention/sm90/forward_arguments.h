@@ -1,4 +1,4 @@
-// The arguments of a Hopper forward, of 16-bit elements or of 8-bit floats.
+// This file declares the arguments of a Hopper forward, of 16-bit elements or of 8-bit floats.
 #pragma once
 
 #include "core/integers.h"

@@ -1,4 +1,4 @@
-// What a warpgroup of the Hopper forward does with its rows: the members of Consumer
+// This file says what a warpgroup of the Hopper forward does with its rows: the members of Consumer
 // (sm90/forward.cuh) that change and mask scores, rescale sums, and bring the output to memory.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a warpgroup of the Hopper forwards, of 16-bit elements and of 8-bit floats, does with its 64
-// rows beside the products: it masks scores, and brings the output to memory.
+// This file says what a warpgroup of the Hopper forwards, of 16-bit elements and of 8-bit floats,
+// does with its 64 rows beside the products: it masks scores, and brings the output to memory.
 #pragma once
 
 #include "cuda/wgmma.cuh"

@@ -1,4 +1,4 @@
-// The tiles of queries of a Hopper forward, and which of them comes when.
+// This file finds the tiles of queries of a Hopper forward, and says which of them comes when.
 #pragma once
 
 #include "cuda/tma.cuh"
@@ -7,7 +7,7 @@
 namespace fk::cuda_sm90 {
 
 // A warpgroup needs these blocks of keys: from `first` on, and `end_halves` says how many half
-// blocks there are before the end. Those outside [inner_first, inner_end) need a mask.
+// blocks there are before the end. Blocks outside [inner_first, inner_end) need a mask.
 struct BlocksOfKeys {
   int first, end_halves, inner_first, inner_end;
 };

@@ -1,5 +1,5 @@
-// The running softmax of a warpgroup's 64 rows of scores, as one thread sees it: two rows, a
-// quarter of the columns of each (wgmma.cuh says where).
+// This is the running softmax of a warpgroup's 64 rows of scores, as one thread sees it: two rows,
+// a quarter of the columns of each (wgmma.cuh says where).
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,5 @@
-// What attention on Hopper asks of a call's tensors, and how the copy engine sees them.
+// This file says what attention on Hopper asks of a call's tensors, and how the copy engine sees
+// them.
 #pragma once
 
 #include <algorithm>

@@ -1,11 +1,11 @@
-// causal_conv1d on the CPU, backward.
+// This file computes the gradients of causal_conv1d on the CPU.
 //
 // Floor: memory, x and dy read, dx written.
 //
-// As the forward, a tile of 64 steps and a vector of channels at a time. The gradient of an input
-// takes those of the W-1 sums after it, so a tile computes these again: 3 of 64 for W = 4. dweight
-// and dbias are summed over tiles by a fixed number of items, each in memory of its own, so that
-// nothing depends on the number of threads.
+// As the forward does, threads take a tile of 64 steps and a vector of channels at a time. The
+// gradient of an input takes those of the W-1 sums after it, so a tile computes these again: 3 of
+// 64 for W = 4. dweight and dbias are summed over tiles by a fixed number of items, each in memory
+// of its own, so that nothing depends on the number of threads.
 
 #include "ops/causal_conv1d/causal_conv1d.h"
 

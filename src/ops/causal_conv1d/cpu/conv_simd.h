@@ -1,5 +1,5 @@
-// Vector code that causal_conv1d, its backward and its update share: some steps of one vector of
-// channels, in float, with the W-1 inputs before them.
+// This file holds the vector code that causal_conv1d, its backward and its update share: some steps
+// of one vector of channels, in float, with the W-1 inputs before them.
 
 // Highway includes this file once for each target.
 #if defined(FK_OPS_CAUSAL_CONV1D_CPU_SIMD_PER_TARGET) == defined(HWY_TARGET_TOGGLE)

@@ -1,4 +1,4 @@
-// causal_conv1d on the CPU, forward and update.
+// This file computes causal_conv1d and its update on the CPU.
 //
 // Floor: memory, one read and one write of x; W multiply-adds and one exponential a step hide
 // behind it.

@@ -1,4 +1,4 @@
-// What the CPU kernels of causal_conv1d share.
+// This file holds what the CPU kernels of causal_conv1d share.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Gradients of causal_conv1d on CUDA.
+// This file computes the gradients of causal_conv1d on CUDA.
 //
 // Floor: reads of x and dy, a write of dx.
 //
@@ -18,7 +18,7 @@ namespace fk::cuda {
 namespace {
 
 constexpr int kBackWarps = 4, kBackThreads = 32 * kBackWarps;
-// So many blocks share a multiprocessor.
+// This many blocks share a multiprocessor.
 template <int kTaps>
 constexpr int kBackBlocks = kTaps == kUsualTaps ? 4 : 3;
 // A thread's channels take 8 bytes, or 4 where more taps need its registers.

@@ -1,4 +1,4 @@
-// The gradients of causal_conv1d where time is contiguous.
+// This file computes the gradients of causal_conv1d where time is contiguous.
 #pragma once
 
 #include "ops/causal_conv1d/cuda/forward_time.cuh"

@@ -1,5 +1,5 @@
-// What the kernels of causal_conv1d share: their arguments, the taps, the inputs at the edges of
-// sequences, and how a call is cut into pieces.
+// This file holds what the kernels of causal_conv1d share: their arguments, the taps, the inputs at
+// the edges of sequences, and how a call is cut into pieces.
 #pragma once
 
 #include <algorithm>

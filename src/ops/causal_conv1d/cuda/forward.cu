@@ -1,4 +1,4 @@
-// causal_conv1d on CUDA, forward, and its update.
+// This file computes causal_conv1d and its update on CUDA.
 //
 // Floor: one read of x and one write of y.
 //
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kWarps = kConvThreads / 32;
 constexpr int kTimeWarps = 2;
-// So many blocks share a multiprocessor.
+// This many blocks share a multiprocessor.
 constexpr int kChannelBlocks = 2;
 template <int kTaps>
 constexpr int kTimeBlocks = kTaps == kUsualTaps ? 16 : 12;

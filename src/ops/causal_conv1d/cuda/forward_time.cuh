@@ -1,6 +1,6 @@
-// Time contiguous: what both kernels share. A warp takes a channel over a part of a sequence, an
-// item, in rows of 32 vectors of 16 bytes, then its next item; rows come through a ring in shared
-// memory, those of the next item behind the last ones of this.
+// This file holds what both kernels for contiguous time share. A warp takes a channel over a part
+// of a sequence, an item, in rows of 32 vectors of 16 bytes, then its next item; rows come through
+// a ring in shared memory, those of the next item behind the last ones of this.
 #pragma once
 
 #include "cuda/mma.cuh"

@@ -1,5 +1,5 @@
-// Rows of time that a warp walks along, each lane a vector of channels: what both kernels of this
-// walk share.
+// This file holds what the kernels share in which a warp walks along rows of time, each lane with a
+// vector of channels.
 #pragma once
 
 #include <climits>

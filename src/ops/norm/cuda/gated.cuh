@@ -9,7 +9,7 @@
 // comes from L1. Blocks of the backward walk rows and keep sums of dweight, as without a gate.
 #pragma once
 
-#include "cuda/gates.cuh"
+#include "cuda/activations.cuh"
 #include "cuda/norm/rows.cuh"
 
 namespace fk::cuda::norm {
@@ -24,6 +24,10 @@ struct Gated {
   float eps = 0;
   bool norm_before_gate = false;
 };
+
+// The gate's silu has float's accuracy where the outputs can show it.
+template <class T>
+constexpr bool kExact = std::is_same_v<T, float>;
 
 template <int kWidth, class T>
 __device__ __forceinline__ void load_columns(const UntypedRows& rows, const T* row, int64_t column,
@@ -57,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) gated_forward(const __grid_constant_
       float z[kWidth];
       load_columns(p.gate, gate, c, z);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) v[j] *= z[j] * sigmoid(z[j]);
+      for (int j = 0; j < kWidth; ++j) v[j] *= activate<Activation::kSilu, kExact<T>>(z[j]);
     };
     const auto each = [&](auto&& body) {
       for (int64_t c = threadIdx.x * kWidth; c < p.group; c += kThreads * kWidth) body(first + c);
@@ -114,9 +118,8 @@ __global__ void __launch_bounds__(kThreads) gated_backward(const __grid_constant
         load_columns(p.gate, gate_row, c, z);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
-          const float s = sigmoid(z[j]);
-          g[j] = z[j] * s;
-          slope[j] = s * (1.f + z[j] * (1.f - s));
+          g[j] = activate<Activation::kSilu, kExact<T>>(z[j]);
+          slope[j] = activation_slope<Activation::kSilu, kExact<T>>(z[j]);
           if (gates_x) v[j] *= g[j];
           if (gates_y) dn[j] *= g[j];
         }

@@ -1,4 +1,4 @@
-// Gradients of sum and max on the CPU.
+// This file computes the gradients of sum and max on the CPU.
 //
 // Floor: dx written once; max also reads x, first to count the entries that share the gradient,
 // then from cache. Rows and columns: see cpu/axis_plan.h.

@@ -1,4 +1,4 @@
-// sum and max on the CPU, forward.
+// This file computes sum and max on the CPU.
 //
 // Floor: x is read once. Each vector loaded costs one addition, or a NaN-propagating maximum; sums
 // are accumulated in fp32 within blocks and in double between them. Where there are few rows the

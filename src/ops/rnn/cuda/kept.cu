@@ -1,8 +1,10 @@
 // The host's side of the kernels that keep the recurrent weights (kept.cuh): which calls they take,
 // the workspace, and the launches: weights are packed, then x is multiplied, then all steps are
 // walked.
+#include <string>
 #include <type_traits>
 
+#include "core/refusal.h"
 #include "ops/rnn/cuda/cells.cuh"
 #include "ops/rnn/cuda/kept.h"
 #include "ops/rnn/cuda/kept_kernels.h"
@@ -27,17 +29,33 @@ struct Choice {
   KeptPlan plan = {};
 };
 
+// Whether there are kernels for such a call, whatever its size; gives the reason where not.
 template <class Args>
 bool has_kernel(const Args& a) {
-  bool simple;
+  const auto refuse = [](const char* why) {
+    RefusalReason::give([&] { return std::string(why); });
+    return false;
+  };
   if constexpr (kIsLstm<Args>) {
-    simple = !a.w_hr;
+    if (a.w_hr) return refuse("its kernels have no projection (w_hr)");
   } else {
-    simple = a.reset_after;
+    if (!a.reset_after) return refuse("its kernels reset after the product with the state only");
   }
-  const bool multiplies =
-      a.x.dtype != DType::kBFloat16 || device_properties(a.x.device_id).code >= 80;
-  return simple && multiplies && a.x.size(1) > 1;
+  if (a.x.dtype == DType::kBFloat16 && device_properties(a.x.device_id).code < 80) {
+    return refuse("this GPU's tensor cores do not multiply bfloat16");
+  }
+  return a.x.size(1) > 1 || refuse("it takes two steps or more");
+}
+
+// Gives as the reason that blocks, of which there are so many at once, do not hold the weights.
+template <class Args>
+void refuse_weights(const Args& a, int64_t blocks, const char* of) {
+  RefusalReason::give([&] {
+    const Problem p = fk::rnn::problem_of(a);
+    return "the recurrent weights of " + std::to_string(p.hidden) + " units with " +
+           std::to_string(p.gates) + " gates do not fit the registers of " +
+           std::to_string(blocks) + " blocks, the most that " + of + " at once";
+  });
 }
 
 template <class Args>
@@ -66,17 +84,33 @@ Choice persistent_choice(const Args& a) {
   if (c.found || !has_kernel(a)) return c;
   c.exchange = Exchange::kGlobal;
   const int64_t multiprocessors = device_properties(a.x.device_id).multiprocessors;
-  if (!plan_kept(kept_call(a, multiprocessors), Exchange::kGlobal, &c.plan)) return c;
+  if (!plan_kept(kept_call(a, multiprocessors), Exchange::kGlobal, &c.plan)) {
+    refuse_weights(a, multiprocessors, "this GPU's multiprocessors run");
+    return c;
+  }
   const void* const kernel = kept_through_global(kDirectionOf<Args>, kIsLstm<Args>, a.x.dtype);
   const int bytes = c.plan.shared_bytes(a.x.dtype, c.exchange);
-  c.found = resident_blocks(kernel, kKeptThreads, bytes) >= int64_t{c.plan.blocks} * c.plan.teams;
+  const int64_t resident = resident_blocks(kernel, kKeptThreads, bytes);
+  const int64_t needed = int64_t{c.plan.blocks} * c.plan.teams;
+  c.found = resident >= needed;
+  if (!c.found) {
+    RefusalReason::give([&] {
+      return "it needs " + std::to_string(needed) + " blocks at once, and this GPU holds " +
+             std::to_string(resident);
+    });
+  }
   return c;
 }
 
 template <class Args>
 Choice cluster_choice(const Args& a) {
-  if (device_properties(a.x.device_id).code < 90 || trial() == 2) return {};
-  return shared_choice(a, kBlocksOfCluster);
+  if (device_properties(a.x.device_id).code < 90 || trial() == 2) {
+    RefusalReason::give([] { return std::string("this GPU has no clusters of blocks"); });
+    return {};
+  }
+  const Choice c = shared_choice(a, kBlocksOfCluster);
+  if (!c.found && has_kernel(a)) refuse_weights(a, kBlocksOfCluster, "a cluster has");
+  return c;
 }
 
 // Whether the kernel's lanes load their vectors of W_hh as it lies. Its address counts, too, so a

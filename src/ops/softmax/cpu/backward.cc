@@ -1,4 +1,4 @@
-// Gradients of softmax, log_softmax and logsumexp on the CPU.
+// This file computes the gradients of softmax, log_softmax and logsumexp on the CPU.
 //
 // Floor: each input read once, dx written once. softmax and log_softmax need a sum over the row
 // first and read the row a second time from cache; logsumexp needs one pass, since the forward

@@ -1,4 +1,4 @@
-// softmax, log_softmax and logsumexp on the CPU, forward.
+// This file computes softmax, log_softmax and logsumexp on the CPU.
 //
 // Floor: x read once, the output written once; the exponentials (about 12 vector instructions) cost
 // as much as reading the third-level cache. The statistics of a row, its maximum and the sum of

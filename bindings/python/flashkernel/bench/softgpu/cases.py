@@ -117,7 +117,8 @@ def mamba_step():
 
 def linear():
     """Linear layers: a product alone, with what rides along, few rows, few tiles and a long K,
-    backward, and with a gate."""
+    backward, with a gate, with a model's loss behind it, and of 8-bit floats with their scales, one
+    for each tensor or each block."""
     sizes = {"M": 256, "K": 256, "N": 512}
     for dtype in ("float32", "float16", "bfloat16"):
         yield _counted("linear", "fwd", dtype, dtype == "float16", **sizes)
@@ -132,6 +133,12 @@ def linear():
         for direction in ("fwd", "bwd"):
             quick = dtype == "float16"
             yield _counted("gated_linear", direction, dtype, quick, M=256, K=256, N=256)
+            head = {"N": 64, "K": 256, "V": 2048}
+            yield _counted("linear_cross_entropy", direction, dtype, quick, **head)
+    float8 = "float8_e4m3fn"
+    yield _counted("scaled_linear", "fwd", float8, **sizes)
+    yield _counted("scaled_linear", "fwd", float8, True, **sizes, blocks=True)
+    yield _counted("scaled_linear", "fwd", float8, M=16, K=1024, N=1024)
 
 
 def _recurrent(op, direction, dtype, b, length, inputs, hidden, quick=False):

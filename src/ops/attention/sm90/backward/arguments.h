@@ -1,4 +1,4 @@
-// What the host and the kernels of attention's backward on Hopper share.
+// This file holds what the host and the kernels of attention's backward on Hopper share.
 #pragma once
 
 #include <cuda.h>
@@ -25,9 +25,9 @@ FK_HOST_DEVICE constexpr int dq_parts(int64_t head_size) {
   return head_size == 64 ? 8 : static_cast<int>(head_size / 16);
 }
 
-// What a kernel is made for: batches (at D 128 with 80 queries a block: no masks, and keys that
-// fill their blocks); packed sequences (the same, but for the keys); both; both with softcap and
-// slopes.
+// Says what a kernel is made for: batches (at D 128 with 80 queries a block: no masks, and keys
+// that fill their blocks); packed sequences (the same, but for the keys); both; both with softcap
+// and slopes.
 enum class Kind { kBatch, kPacked, kEither, kFeatures };
 
 struct TileSize {

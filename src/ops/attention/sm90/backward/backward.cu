@@ -1,4 +1,4 @@
-// Attention's backward on Hopper: which calls it takes, head sizes up to 128.
+// This file says which calls attention's backward on Hopper takes, for head sizes up to 128.
 // Rotated q and k are made ahead, and their gradients rotated back, by passes of cuda/rotate.h.
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,5 @@
-// The main kernel of attention's backward on Hopper. For each pair of query block and key block:
+// This is the main kernel of attention's backward on Hopper. For each pair of query block and key
+// block:
 //
 //   S^T = K Q^T,  dP^T = V dO^T,  P = exp(scale S - lse),  dS = P (dP - delta),
 //   dV += P^T dO,  dK += dS^T Q,  dQ^T = K^T dS^T.
@@ -27,7 +28,7 @@
 
 namespace fk::cuda_sm90::backward {
 
-// What a block has in shared memory. Tiles are as the copy engine writes them: columns of 64
+// Lists what a block has in shared memory. Tiles are as the copy engine writes them: columns of 64
 // elements, rows of 128 bytes, swizzled. Rings have two places.
 template <int kHeadSize, int kQueries>
 struct alignas(1024) SharedTiles {

@@ -1,6 +1,7 @@
-// Attention's backward on Hopper: dQ from sums of floats in the order of the registers to rows of
-// q's type, beside the multiplications, by warps that have nothing else to do. Reads and clears 4
-// bytes and writes 2 for each element; the sums hardly ever leave the L2 cache.
+// This file is a part of attention's backward on Hopper: it brings dQ from sums of floats in the
+// order of the registers to rows of q's type, beside the multiplications, by warps that have
+// nothing else to do. Reads and clears 4 bytes and writes 2 for each element; the sums hardly ever
+// leave the L2 cache.
 #pragma once
 
 #include <cuda_fp16.h>

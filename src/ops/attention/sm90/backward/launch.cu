@@ -1,4 +1,5 @@
-// Attention's backward on Hopper: what runs around the main kernel, and the launches of a call.
+// This file holds what runs around the main kernel of attention's backward on Hopper, and the
+// launches of a call.
 //   prepare_kernel: delta = rowsum(dout * out) - dlse and lse, in blocks as the main kernel loads
 //     them; zeroes the sums of dQ and the counters; lists the tiles of packed sequences. Reads dout
 //     and out once.
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kRowThreads) convert_kernel(const RowParams p)
   });
 }
 
-// The passes around the main kernel, by its head size and the queries of its blocks.
+// Holds the passes around the main kernel, by its head size and the queries of its blocks.
 struct Passes {
   void (*prepare)(RowParams);
   void (*convert)(RowParams);

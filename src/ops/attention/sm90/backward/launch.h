@@ -1,4 +1,5 @@
-// Attention's backward on Hopper, the host's side: which kernel takes a call, and its plan.
+// This file is the host's side of attention's backward on Hopper: it says which kernel takes a
+// call, and its plan.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Attention's backward on Hopper: the thread that loads what a block works on, for whichever map of
-// shared memory (SharedTiles, WideTiles, PairTiles) the kernel has.
+// This file is a part of attention's backward on Hopper: the thread that loads what a block works
+// on, for whichever map of shared memory (SharedTiles, WideTiles, PairTiles) the kernel has.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@
 
 namespace fk::cuda_sm90::backward {
 
-// A block of dQ that is to be brought into its final form.
+// Names a block of dQ that is to be brought into its final form.
 struct DqBlock {
   float* sum;
   void* to;

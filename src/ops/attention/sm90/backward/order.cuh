@@ -1,6 +1,7 @@
-// Attention's backward on Hopper: the tiles a block works on, and in which order blocks take them.
-// Tiles of a batch are found when they are taken. Those of packed sequences are listed by the pass
-// ahead: the one thread that loads would need longer to find them than a short tile takes.
+// This file says which tiles a block of attention's backward on Hopper works on, and in which order
+// blocks take them. Tiles of a batch are found when they are taken. Those of packed sequences are
+// listed by the pass ahead: the one thread that loads would need longer to find them than a short
+// tile takes.
 #pragma once
 
 #include <cuda.h>
@@ -53,7 +54,7 @@ FK_HOST_DEVICE HeadOrder order_heads(const TileParams& p, int heads, int row, in
   return {max(p.together / blocks, 1), min(heads, min(last, p.most_together / blocks))};
 }
 
-// The head and the key block of tile t of `heads` heads with `row` tiles each.
+// Names the head and the key block of tile t of `heads` heads with `row` tiles each.
 struct HeadTile {
   int head, n;
 };

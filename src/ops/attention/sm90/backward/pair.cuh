@@ -1,5 +1,5 @@
-// The main kernel of attention's backward on Hopper for heads of 192 with values of 128 columns.
-// What it computes, and how dQ is added up, is said in sm90/backward/backward.cuh.
+// This is the main kernel of attention's backward on Hopper for heads of 192 with values of 128
+// columns. What it computes, and how dQ is added up, is said in sm90/backward/backward.cuh.
 //
 // Floor: 2 L^2 (3 D + 2 E) flops a head on the tensor cores. What wide heads wait for is the sum of
 // dQ: with 64 keys a block, all that registers hold, each product of 64 queries and 64 keys adds a

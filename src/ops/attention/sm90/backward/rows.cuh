@@ -1,5 +1,5 @@
-// Attention's backward on Hopper: which rows the passes around the main kernel work on, where these
-// have their places in the workspace.
+// This file is a part of attention's backward on Hopper: it says which rows the passes around the
+// main kernel work on, where these have their places in the workspace.
 #pragma once
 
 #include <cmath>
@@ -87,7 +87,7 @@ __device__ __forceinline__ int place_of_sum(const RowParams& p, const Rows& rows
 template <int kM>
 __device__ __forceinline__ void begin_slots(const RowParams& p, int row, int head, int first) {
   const int batch = static_cast<int>(p.problem.batch), end = row + kM;
-  // Rows that are not there get lse = inf.
+  // Rows beyond the last get lse = inf.
   const auto fill = [&](int slot, int from, int64_t to) {
     float* stats = p.stats + (static_cast<int64_t>(head) * p.slots + slot) * (2 * kM);
     for (int64_t i = from + threadIdx.x; i < to; i += kRowThreads) {

@@ -1,5 +1,6 @@
-// Attention's backward on Hopper: what warpgroups that compute have in common, whatever the head
-// size: probabilities from scores, adding to the sum of dQ, storing dK and dV.
+// This file is a part of attention's backward on Hopper: what warpgroups that compute have in
+// common, whatever the head size: probabilities from scores, adding to the sum of dQ, storing dK
+// and dV.
 #pragma once
 
 #include <cuda_fp16.h>

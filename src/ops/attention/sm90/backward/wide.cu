@@ -1,5 +1,5 @@
-// Attention's backward on Hopper, head sizes above 128; values of 128 columns beside 192 have
-// kernels of their own.
+// This file launches attention's backward on Hopper for head sizes above 128; values of 128 columns
+// beside 192 have kernels of their own.
 #include "ops/attention/sm90/backward/launch.h"
 #include "ops/attention/sm90/backward/pair.cuh"
 #include "ops/attention/sm90/backward/wide.cuh"

@@ -1,5 +1,5 @@
-// The main kernel of attention's backward on Hopper for head sizes above 128, where one warpgroup
-// cannot keep both dK and dV. What it computes, and how dQ is added up, is said in
+// This is the main kernel of attention's backward on Hopper for head sizes above 128, where one
+// warpgroup cannot keep both dK and dV. What it computes, and how dQ is added up, is said in
 // sm90/backward/backward.cuh.
 //
 // Floor: 10 L^2 D flops a head on the tensor cores. A block owns 64 keys of one key head and walks
@@ -22,8 +22,8 @@
 
 namespace fk::cuda_sm90::backward {
 
-// What a block has in shared memory, in the form of SharedTiles (sm90/backward/backward.cuh). Rings
-// have as many places as there is room for.
+// Lists what a block has in shared memory, in the form of SharedTiles (sm90/backward/backward.cuh).
+// Rings have as many places as there is room for.
 template <int kHeadSize>
 struct alignas(1024) WideTiles {
   static constexpr bool kWide = true, kPair = false;
