@@ -52,20 +52,18 @@ struct FewRowsStep {
   }
 };
 
-struct NoNorm {};
-
-// Norm is RowNorm or NoNorm. With a norm, the last block to store its columns normalises the rows;
-// K is not split then.
-template <class T, int kBlocks, class Norm>
-__global__ void __launch_bounds__(FewRows::kThreads)
-    product_of_few_rows(const __grid_constant__ PortableArguments a,
-                        const __grid_constant__ Norm norm) {
+// Whether there are tensor cores for T.
+template <class T>
+constexpr bool kRunsFewRows =
 #if __CUDA_ARCH__ >= 800
-  constexpr bool kRuns = true;
+    true;
 #else
-  constexpr bool kRuns = std::is_same_v<T, __half>;
+    std::is_same_v<T, __half>;
 #endif
-  if constexpr (kRuns) {
+
+template <class T, int kBlocks>
+__device__ __forceinline__ void multiply_few_rows_of(const PortableArguments& a) {
+  if constexpr (kRunsFewRows<T>) {
     using Step = FewRowsStep<T, kBlocks>;
     constexpr int kWidth = kVecWidth<T>, kDepth = 4 * kWidth;  // of a step
     __shared__ float sums[FewRows::kWarps][8 * kBlocks][FewRows::kPitch];
@@ -142,30 +140,41 @@ __global__ void __launch_bounds__(FewRows::kThreads)
         for (int i = 0; i < kWidth; ++i) to[i] += sums[s][m][c + i];
       }
     };
-    const auto finish = [&] {
-      const bool pairs = a.gated && a.partials == nullptr;
-      const int along = (pairs ? FewRows::kColumns / 2 : FewRows::kColumns) / kWidth;
-      const int m = threadIdx.x / along, c = threadIdx.x % along * kWidth;
-      if (m >= a.rows || m >= 8 * kBlocks) return;
-      float to[kWidth], up[kWidth] = {};
-      total(m, c, to);
-      if (a.partials != nullptr) {
-        float* const at = a.partials + (blockIdx.y * a.rows + m) * a.partial_width + column + c;
+    const bool pairs = a.gated && a.partials == nullptr;
+    const int along = (pairs ? FewRows::kColumns / 2 : FewRows::kColumns) / kWidth;
+    const int m = threadIdx.x / along, c = threadIdx.x % along * kWidth;
+    if (m >= a.rows || m >= 8 * kBlocks) return;
+    float to[kWidth], up[kWidth] = {};
+    total(m, c, to);
+    if (a.partials != nullptr) {
+      float* const at = a.partials + (blockIdx.y * a.rows + m) * a.partial_width + column + c;
 #pragma unroll
-        for (int i = 0; i < kWidth; i += 4) {
-          if (column + c + i >= a.partial_width) continue;
-          store(at + i, Vec<float, 4>{{to[i], to[i + 1], to[i + 2], to[i + 3]}});
-        }
-        return;
+      for (int i = 0; i < kWidth; i += 4) {
+        if (column + c + i >= a.partial_width) continue;
+        store(at + i, Vec<float, 4>{{to[i], to[i + 1], to[i + 2], to[i + 3]}});
       }
-      if (pairs) total(m, c + 8, up);
-      const int64_t n = (pairs ? outputs : column) + c;
-      if (n < a.columns) ResultVector<T>(a, m, n).finish(to, up);
-    };
-    finish();
-    if constexpr (std::is_same_v<Norm, RowNorm>) {
-      if (norm.last.here(gridDim.x)) normalise_rows<T>(a, norm);
+      return;
     }
+    if (pairs) total(m, c + 8, up);
+    const int64_t n = (pairs ? outputs : column) + c;
+    if (n < a.columns) ResultVector<T>(a, m, n).finish(to, up);
+  }
+}
+
+template <class T, int kBlocks>
+__global__ void __launch_bounds__(FewRows::kThreads)
+    product_of_few_rows(const __grid_constant__ PortableArguments a) {
+  multiply_few_rows_of<T, kBlocks>(a);
+}
+
+// The same where K is not split, and the last block to store its columns normalises the rows.
+template <class T, int kBlocks>
+__global__ void __launch_bounds__(FewRows::kThreads)
+    product_of_few_rows_with_norm(const __grid_constant__ PortableArguments a,
+                                  const __grid_constant__ RowNorm norm) {
+  if constexpr (kRunsFewRows<T>) {
+    multiply_few_rows_of<T, kBlocks>(a);
+    if (norm.last.here(gridDim.x)) normalise_rows<T>(a, norm);
   }
 }
 
@@ -232,15 +241,17 @@ __global__ void __launch_bounds__(kFinishThreads)
                 [&](float x) { return block_sum<kFinishThreads>(x, scratch[turn++]); });
 }
 
-template <class T, class Norm>
-Status launch_few_rows(const PortableArguments& f, const Norm& norm, cudaStream_t stream) {
+LaunchShape shape_of_few_rows(const PortableArguments& f) {
   const int64_t columns = f.gated ? ceil_div(f.columns, 8) * 16 : f.columns;
-  const LaunchShape shape{{static_cast<unsigned>(ceil_div(columns, int64_t{FewRows::kColumns})),
-                           static_cast<unsigned>(f.splits)},
-                          {FewRows::kThreads}};
-  return launch_early(
-      f.rows <= 8 ? product_of_few_rows<T, 1, Norm> : product_of_few_rows<T, 2, Norm>,
-      "product_of_few_rows", shape, stream, f, norm);
+  return {{static_cast<unsigned>(ceil_div(columns, int64_t{FewRows::kColumns})),
+           static_cast<unsigned>(f.splits)},
+          {FewRows::kThreads}};
+}
+
+template <class T>
+Status launch_few_rows(const PortableArguments& f, cudaStream_t stream) {
+  return launch_early(f.rows <= 8 ? product_of_few_rows<T, 1> : product_of_few_rows<T, 2>,
+                      "product_of_few_rows", shape_of_few_rows(f), stream, f);
 }
 
 template <class T>
@@ -253,7 +264,11 @@ Status launch_add_splits(const PortableArguments& f, cudaStream_t stream) {
 
 template <class T>
 Status launch_with_norm(const PortableArguments& f, const RowNorm& norm, cudaStream_t stream) {
-  if (f.splits == 1) return launch_few_rows<T>(f, norm, stream);
+  if (f.splits == 1) {
+    return launch_early(
+        f.rows <= 8 ? product_of_few_rows_with_norm<T, 1> : product_of_few_rows_with_norm<T, 2>,
+        "product_of_few_rows_with_norm", shape_of_few_rows(f), stream, f, norm);
+  }
   return launch_early(add_splits_and_normalise<T>, "add_splits_and_normalise",
                       {{static_cast<unsigned>(f.rows)}, {kFinishThreads}}, stream, f, norm);
 }
@@ -279,9 +294,9 @@ bool holds_rows(const PortableArguments& f, const RowNorm& norm, DType dtype) {
 }
 
 Status multiply_few_rows(const PortableArguments& f, DType dtype, cudaStream_t stream) {
-  if (dtype == DType::kFloat32) return launch_few_rows<float>(f, NoNorm(), stream);
-  if (dtype == DType::kFloat16) return launch_few_rows<__half>(f, NoNorm(), stream);
-  return launch_few_rows<__nv_bfloat16>(f, NoNorm(), stream);
+  if (dtype == DType::kFloat32) return launch_few_rows<float>(f, stream);
+  if (dtype == DType::kFloat16) return launch_few_rows<__half>(f, stream);
+  return launch_few_rows<__nv_bfloat16>(f, stream);
 }
 
 Status finish_with_norm(const PortableArguments& f, const RowNorm& norm, DType dtype,

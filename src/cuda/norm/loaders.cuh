@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/async_copy.cuh"
-#include "cuda/pipeline.cuh"
 #include "cuda/norm/rows.cuh"
+#include "cuda/pipeline.cuh"
 
 namespace fk::cuda::norm {
 

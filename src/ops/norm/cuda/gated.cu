@@ -1,7 +1,7 @@
 // rms_norm with a gate or with groups of columns, on CUDA: chooses the kernel of cuda/gated.cuh,
 // and launches.
-#include "ops/norm/cuda/gated.cuh"
 #include "cuda/norm/views.cuh"
+#include "ops/norm/cuda/gated.cuh"
 #include "ops/norm/norm.h"
 
 namespace fk::cuda_gated {

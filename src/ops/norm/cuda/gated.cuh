@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) gated_forward(const __grid_constant_
       for (int j = 0; j < kWidth; ++j) square += v[j] * v[j];
     });
     const float mean = block_sum<kThreads>(square, scratch) / static_cast<float>(p.group);
-    const float rstd = rsqrtf(mean + p.eps);
+    const float rstd = 1.f / sqrtf(mean + p.eps);
     if (threadIdx.x == 0 && first == 0 && p.rstd) *p.rstd.row<float>(row) = rstd;
     T* y = p.y ? p.y.row<T>(row) : nullptr;
     T* sum = p.sum ? p.sum.row<T>(row) : nullptr;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads) gated_backward(const __grid_constant
         }
       });
       sums = block_reduce<kThreads>(sums, SumPair(), scratch);
-      const float rstd = rsqrtf(sums.first * scale + p.eps);
+      const float rstd = 1.f / sqrtf(sums.first * scale + p.eps);
       const float along = sums.second * scale * rstd * rstd;
       T* dx = p.dx ? p.dx.row<T>(row) : nullptr;
       T* dgate = p.dgate ? p.dgate.row<T>(row) : nullptr;
