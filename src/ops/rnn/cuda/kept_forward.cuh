@@ -21,8 +21,8 @@ struct ForwardWalk {
   const TeamOfBlock& team;
   const Pairs pairs;
   float from_x[kPairs][kGates] = {}, from_h[kPairs][kGates] = {}, state[kPairs] = {};
-  bool active[kPairs] = {};            // is_at
-  int64_t published_row[kPairs] = {};  // where the output goes; -1: nowhere
+  bool active[kPairs] = {};    // is_at
+  T* publish_at[kPairs] = {};  // null: nobody waits for the output
 
   // The row of a matrix with one for each position.
   __device__ __forceinline__ int64_t row(const Place& at, int64_t t) const {
@@ -70,14 +70,16 @@ struct ForwardWalk {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       active[i] = is_at(i, t, first);
-      published_row[i] = -1;
+      publish_at[i] = nullptr;
 #pragma unroll
       for (int g = 0; g < kGates; ++g) from_x[i][g] = from_h[i][g] = 0;
       if (!active[i]) continue;
       const int s = first + pairs.s[i], u = pairs.u[i];
       const Place& at = team.places[s];
       const int64_t r = row(at, t);
-      if (t + 1 < at.steps) published_row[i] = r;
+      if (t + 1 < at.steps) {
+        publish_at[i] = static_cast<T*>(a.published) + r * team.plan.depth() + team.first_unit + u;
+      }
       const float* const from = a.views.from_x + r * kGates * team.p.hidden + team.first_unit + u;
 #pragma unroll
       for (int g = 0; g < kGates; ++g) {
@@ -114,9 +116,8 @@ struct ForwardWalk {
         if (t + 1 < team.longest) {
           team.share(t + 1, is_there, s, static_cast<int>(unit), output_now[i]);
         }
-      } else if (published_row[i] >= 0) {
-        publish(static_cast<T*>(a.published) + published_row[i] * team.plan.depth() + unit,
-                output_now[i]);
+      } else if (publish_at[i] != nullptr) {
+        publish(publish_at[i], output_now[i]);
       }
     }
 #pragma unroll
