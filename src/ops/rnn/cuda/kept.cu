@@ -75,7 +75,7 @@ Choice persistent_choice(const Args& a) {
 
 template <class Args>
 Choice cluster_choice(const Args& a) {
-  if (device_properties(a.x.device_id).code < 90 || trial() == 2) return {};
+  if (device_properties(a.x.device_id).code < 90) return {};
   return shared_choice(a, kBlocksOfCluster);
 }
 

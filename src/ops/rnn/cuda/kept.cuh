@@ -160,15 +160,12 @@ struct Product {
         if (is_there) v[i] = load_published(row + (first + i) * kTensorBlock);
       }
     }
-    __device__ __forceinline__ void wait(const T* row, int first, int slab, int pause) {
+    __device__ __forceinline__ void wait(const T* row, int first, int slab) {
       while (true) {
         uint32_t found = 0;
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) found |= missing<T>(v[i]);
         if (!__any_sync(0xffffffff, found != 0)) break;
-#if __CUDA_ARCH__ >= 700
-        if (pause > 0) __nanosleep(pause);
-#endif
         if (found != 0) ask(row, first, slab);
       }
     }
@@ -202,7 +199,7 @@ struct Product {
         } else if (!is_last) {
           next.ask(next_row, 0, plan.slab);
         }
-        now.wait(row, batch * kBatch, plan.slab, plan.pause);
+        now.wait(row, batch * kBatch, plan.slab);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           if ((batch * kBatch + i) * kTensorBlock < plan.slab) {

@@ -51,7 +51,6 @@ struct KeptPlan {
   int vectors;      // of weights that a lane really keeps
   int pitch;        // elements from one vector in shared memory to the next
   int sum_pitch;    // floats from one sequence's sums to the next
-  int pause;        // nanoseconds between two looks at what is not published yet
   int bias_sums;    // 1 going backward, where threads sum up what they made of their units
 
   FK_HOST_DEVICE int depth() const { return slices * slab; }
@@ -75,9 +74,6 @@ struct KeptCall {
   int64_t most_blocks;           // on the device at once (kGlobal) or in a cluster (kShared)
   int64_t most_shared_bytes;     // of a block
 };
-
-// FK_TRIAL, while variants are timed.
-int trial();
 
 // Finds the plan with the fewest rounds of kTogether sequences a step, and among those the one with
 // the most blocks. False where no plan keeps all weights.
