@@ -104,7 +104,7 @@ Choice persistent_choice(const Args& a) {
 
 template <class Args>
 Choice cluster_choice(const Args& a) {
-  if (device_properties(a.x.device_id).code < 90 || trial() == 2) {
+  if (device_properties(a.x.device_id).code < 90) {
     RefusalReason::give([] { return std::string("this GPU has no clusters of blocks"); });
     return {};
   }

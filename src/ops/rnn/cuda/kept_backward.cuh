@@ -70,6 +70,7 @@ struct BackwardWalk {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       t_of[i] = -2;
+      loaded[i] = {};  // what was there before need not stay in registers
       if (!is_at(i, w, first)) continue;
       const BackwardViews& v = a.views;
       const int s = first + pairs.s[i];
@@ -100,11 +101,13 @@ struct BackwardWalk {
   __device__ __forceinline__ void prepare(int64_t w, int first) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
+      dh[i] = next[i] = 0;
+#pragma unroll
+      for (int f = 0; f < Cell::kFactors; ++f) by[i][f] = 0;
       if (t_of[i] == -2) continue;
       const BackwardViews& v = a.views;
       const Loaded& own = loaded[i];
-      dh[i] = w == 0 ? number_of<T>(own.dh, v.dh.is_float) : 0.f;
-      next[i] = 0;
+      if (w == 0) dh[i] = number_of<T>(own.dh, v.dh.is_float);
       if (w > 0) {
         next[i] = team.carried[(first + pairs.s[i]) * team.plan.units + pairs.u[i]];
       } else if constexpr (Cell::kHasCell) {
@@ -132,57 +135,61 @@ struct BackwardWalk {
     return static_cast<const T*>(a.views.of_h) + row(at, at.steps - w) * a.views.pitch;
   }
 
+  // What others wait for comes first, of all pairs.
   __device__ __forceinline__ void finish(int64_t w, int first, const float* sums) {
+    const BackwardViews& v = a.views;
+    float of_x[kPairs][kGates] = {}, of_h[kPairs][kGates] = {};
+    int64_t to_row[kPairs] = {};
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      const BackwardViews& v = a.views;
-      const bool active = t_of[i] != -2;
-      const int s = first + pairs.s[i], u = pairs.u[i], t = t_of[i];
-      const int64_t sequence = team.first_sequence + s, unit = team.first_unit + u;
-      float of_x[kGates] = {}, of_h[kGates] = {};
-      if (active) {
-        if (w > 0) {
-          float sum[1] = {dh[i]};
-          team.add_sums(sums, u, pairs.s[i], sum);
-          dh[i] = sum[0];
-          if (!Cell::kHasCell) dh[i] += next[i];
-        }
-        if (t >= 0) {
-          Cell::backward(by[i], dh[i], &next[i], of_x, of_h);
-        } else {
-          v.dh0.store<T>(sequence, unit, dh[i]);
-          v.dc0.store<T>(sequence, unit, next[i]);
-        }
+      const int s = pairs.s[i], u = pairs.u[i];
+      const int64_t unit = team.first_unit + u;
+      if (t_of[i] != -2 && w > 0) {
+        float sum[1] = {dh[i]};
+        team.add_sums(sums, u, s, sum);
+        dh[i] = sum[0];
+        if (!Cell::kHasCell) dh[i] += next[i];
+      }
+      if (t_of[i] >= 0) {
+        Cell::backward(by[i], dh[i], &next[i], of_x[i], of_h[i]);
+        to_row[i] = row(team.places[first + s], t_of[i]) * v.pitch + unit;
       }
       if constexpr (TeamOfBlock::kShared) {
-        const bool is_there = pairs.s[i] < team.round_of(first) && unit < team.plan.gate_stride;
+        const bool is_there = s < team.round_of(first) && unit < team.plan.gate_stride;
         if (w < team.longest) {
 #pragma unroll
           for (int g = 0; g < kGates; ++g) {
             team.share(w + 1, is_there, s, g * team.plan.gate_stride + static_cast<int>(unit),
-                       of_h[g]);
+                       of_h[i][g]);
           }
         }
+      } else if (t_of[i] >= 0) {
+        T* const to = static_cast<T*>(v.of_h) + to_row[i];
+#pragma unroll
+        for (int g = 0; g < kGates; ++g) publish(to + g * team.p.hidden, of_h[i][g]);
       }
-      if (t < 0) continue;
-      const int64_t to_row = row(team.places[s], t) * v.pitch + unit;
-      T* const to = static_cast<T*>(v.of_h) + to_row;
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int s = first + pairs.s[i], u = pairs.u[i];
+      if (t_of[i] == -1) {
+        v.dh0.store<T>(team.first_sequence + s, team.first_unit + u, dh[i]);
+        v.dc0.store<T>(team.first_sequence + s, team.first_unit + u, next[i]);
+      }
+      if (t_of[i] < 0) continue;
+      team.carried[s * team.plan.units + u] = next[i];
+      float4* const sum = bias_sums() + threadIdx.x + i * kKeptThreads;
+      const float4 more = Cell::for_biases(of_x[i], of_h[i]);
+      *sum = make_float4(sum->x + more.x, sum->y + more.y, sum->z + more.z, sum->w + more.w);
 #pragma unroll
       for (int g = 0; g < kGates; ++g) {
         if constexpr (TeamOfBlock::kShared) {
-          to[g * team.p.hidden] = from_float<T>(of_h[g]);
-        } else {
-          publish(to + g * team.p.hidden, of_h[g]);
+          static_cast<T*>(v.of_h)[to_row[i] + g * team.p.hidden] = from_float<T>(of_h[i][g]);
+        }
+        if (!Cell::kHasCell) {
+          static_cast<T*>(v.of_x)[to_row[i] + g * team.p.hidden] = from_float<T>(of_x[i][g]);
         }
       }
-      team.carried[s * team.plan.units + u] = next[i];
-      float4* const sum = bias_sums() + threadIdx.x + i * kKeptThreads;
-      const float4 more = Cell::for_biases(of_x, of_h);
-      *sum = make_float4(sum->x + more.x, sum->y + more.y, sum->z + more.z, sum->w + more.w);
-      if (Cell::kHasCell) continue;
-      T* const to_x = static_cast<T*>(v.of_x) + to_row;
-#pragma unroll
-      for (int g = 0; g < kGates; ++g) to_x[g * team.p.hidden] = from_float<T>(of_x[g]);
     }
   }
 };

@@ -21,8 +21,8 @@ struct ForwardWalk {
   const TeamOfBlock& team;
   const Pairs pairs;
   float from_x[kPairs][kGates] = {}, from_h[kPairs][kGates] = {}, state[kPairs] = {};
-  bool active[kPairs] = {};            // is_at
-  int64_t published_row[kPairs] = {};  // where the output goes; -1: nowhere
+  bool active[kPairs] = {};    // is_at
+  T* publish_at[kPairs] = {};  // null: nobody waits for the output
 
   // The row of a matrix with one for each position.
   __device__ __forceinline__ int64_t row(const Place& at, int64_t t) const {
@@ -70,12 +70,16 @@ struct ForwardWalk {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       active[i] = is_at(i, t, first);
-      published_row[i] = -1;
+      publish_at[i] = nullptr;
+#pragma unroll
+      for (int g = 0; g < kGates; ++g) from_x[i][g] = from_h[i][g] = 0;
       if (!active[i]) continue;
       const int s = first + pairs.s[i], u = pairs.u[i];
       const Place& at = team.places[s];
       const int64_t r = row(at, t);
-      if (t + 1 < at.steps) published_row[i] = r;
+      if (t + 1 < at.steps) {
+        publish_at[i] = static_cast<T*>(a.published) + r * team.plan.depth() + team.first_unit + u;
+      }
       const float* const from = a.views.from_x + r * kGates * team.p.hidden + team.first_unit + u;
 #pragma unroll
       for (int g = 0; g < kGates; ++g) {
@@ -95,39 +99,44 @@ struct ForwardWalk {
     return static_cast<const T*>(a.published) + r * team.plan.depth();
   }
 
+  // What others wait for comes first, of all pairs; then what only goes to memory.
   __device__ __forceinline__ void finish(int64_t t, int first, const float* sums) {
+    float kept[kPairs][kKeptGates], output_now[kPairs];
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
+      const int s = pairs.s[i], u = pairs.u[i];
+      const int64_t unit = team.first_unit + u;
+      output_now[i] = 0;
+      if (active[i]) {
+        team.add_sums(sums, u, s, from_h[i]);
+        output_now[i] = Cell::template forward<T>(from_x[i], from_h[i], &state[i], kept[i]);
+      }
+      if constexpr (TeamOfBlock::kShared) {
+        const bool is_there = s < team.round_of(first) && unit < team.plan.gate_stride;
+        if (t + 1 < team.longest) {
+          team.share(t + 1, is_there, s, static_cast<int>(unit), output_now[i]);
+        }
+      } else if (publish_at[i] != nullptr) {
+        publish(publish_at[i], output_now[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (!active[i]) continue;
       const ForwardViews& v = a.views;
       const int s = first + pairs.s[i], u = pairs.u[i];
       const int64_t unit = team.first_unit + u;
-      float kept[kKeptGates], output_now = 0;
-      if (active[i]) {
-        team.add_sums(sums, u, pairs.s[i], from_h[i]);
-        output_now = Cell::template forward<T>(from_x[i], from_h[i], &state[i], kept);
-      }
-      if constexpr (TeamOfBlock::kShared) {
-        const bool is_there = pairs.s[i] < team.round_of(first) && pairs.u[i] < team.plan.units &&
-                              unit < team.plan.gate_stride;
-        if (t + 1 < team.longest) {
-          team.share(t + 1, is_there, s, static_cast<int>(unit), output_now);
-        }
-      } else if (published_row[i] >= 0) {
-        publish(static_cast<T*>(a.published) + published_row[i] * team.plan.depth() + unit,
-                output_now);
-      }
-      if (!active[i]) continue;
       const Place& at = team.places[s];
       team.carried[s * team.plan.units + u] = state[i];
       const int64_t position = at.position(team.p, t);
-      v.y.store<T>(at.batch, position, unit, output_now);
+      v.y.store<T>(at.batch, position, unit, output_now[i]);
 #pragma unroll
       for (int g = 0; g < kKeptGates; ++g) {
-        v.gates.store<T>(at.batch, position, g * team.p.hidden + unit, kept[g]);
+        v.gates.store<T>(at.batch, position, g * team.p.hidden + unit, kept[i][g]);
       }
       v.cells.store<T>(at.batch, position, unit, state[i]);
       if (t + 1 < at.steps) continue;
-      v.h.store<T>(team.first_sequence + s, unit, output_now);
+      v.h.store<T>(team.first_sequence + s, unit, output_now[i]);
       v.c.store<T>(team.first_sequence + s, unit, state[i]);
     }
   }

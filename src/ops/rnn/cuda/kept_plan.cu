@@ -1,6 +1,5 @@
 // Plans of the kernels that keep the recurrent weights.
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/integers.h"
 #include "ops/rnn/cuda/kept_plan.h"
@@ -69,11 +68,6 @@ bool try_cut(const KeptCall& call, Exchange exchange, int slices, int lanes, Kep
 
 }  // namespace
 
-int trial() {
-  static const int value = std::getenv("FK_TRIAL") ? std::atoi(std::getenv("FK_TRIAL")) : 0;
-  return value;
-}
-
 bool plan_kept(const KeptCall& call, Exchange exchange, KeptPlan* plan) {
   if (call.hidden == 0 || call.count == 0 || call.count > INT32_MAX / kTogether ||
       call.hidden > INT16_MAX) {
@@ -86,8 +80,7 @@ bool plan_kept(const KeptCall& call, Exchange exchange, KeptPlan* plan) {
       KeptPlan p;
       if (!try_cut(call, exchange, slices, lanes, &p)) continue;
       const bool better = !found || p.sequences < plan->sequences ||
-                          (p.sequences == plan->sequences &&
-                           (trial() == 1 ? p.blocks < plan->blocks : p.blocks > plan->blocks));
+                          (p.sequences == plan->sequences && p.blocks > plan->blocks);
       if (better) *plan = p;
       found = true;
     }

@@ -75,9 +75,6 @@ struct KeptCall {
   int64_t most_shared_bytes;     // of a block
 };
 
-// FK_TRIAL, while variants are timed.
-int trial();
-
 // Finds the plan with the fewest rounds of kTogether sequences a step, and among those the one with
 // the most blocks. False where no plan keeps all weights.
 bool plan_kept(const KeptCall& call, Exchange exchange, KeptPlan* plan);
