@@ -318,7 +318,7 @@ struct VectorWalk {
 
 template <class Tile, bool kOutputs>
 __global__ void __launch_bounds__(128, 3) walk_vectors(const __grid_constant__ ForwardArguments a) {
-  if constexpr (kMultiplies<typename Tile::T>) {
+  if constexpr (kTakesVectors<typename Tile::T>) {
     extern __shared__ __align__(16) char shared[];
     const WalkPlace& place = WalkPlace::of_block<typename Tile::T>(a, block_index());
     if (!place.segment.exists || (!kOutputs && place.segment.closes)) return;

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(256, 2)
   using StatesTile = typename Tile::StatesTile;
   using Map = SharedMap<Tile>;
   constexpr int kStates = Tile::kStates;
-  if constexpr (kMultiplies<T>) {
+  if constexpr (kTakesVectors<T>) {
     extern __shared__ __align__(16) char shared[];
     const Inputs& in = a.in;
     const int64_t row = divide_likely_small(block_index(), a.parts);
