@@ -15,6 +15,8 @@ namespace {
 
 // A walk has at least so many chunks where sequences are cut.
 constexpr int64_t kLeastWalkChunks = 8, kLeastVectorChunks = 4;
+// So many blocks of walk_vectors a multiprocessor runs at once, at the registers it takes.
+constexpr int64_t kVectorBlocks = 3;
 // Products C B^T are kept for blocks to share where so many would make the same ones. For fewer, it
 // takes less to make them again than to write and read them.
 constexpr int64_t kLeastSharing = 3;
@@ -104,7 +106,7 @@ struct ForwardPlan {
     const int64_t whole = ceil_div(std::max<int64_t>(p.length, 1), chunk);
     const int64_t blocks = std::max<int64_t>(1, heads * p.sequences.count);
     const int64_t least = vectors ? kLeastVectorChunks : kLeastWalkChunks;
-    const int64_t pieces = multiprocessors * (vectors ? 2 : 1) / blocks;
+    const int64_t pieces = multiprocessors * (vectors ? kVectorBlocks : 1) / blocks;
     if (pieces < 2 || whole < 2 * least) return whole * chunk;
     return std::max(ceil_div(whole, pieces), least) * chunk;
   }

@@ -37,6 +37,7 @@ struct VectorWalk {
   const ForwardArguments& a;
   const WalkPlace& place;
   char* shared;
+  float* skip;  // D of the block's 64 channels
 
   WarpState<T, kStates> state;
 
@@ -95,10 +96,12 @@ struct VectorWalk {
 
   // y = grown o y + M x + D x, and moves the state on if `advances`.
   __device__ __forceinline__ void finish(const XTile& x, const StatesTile& B, const Matrix& matrix,
-                                         const ChunkDecays& own, const float (&D)[2], bool advances,
-                                         float (&y)[8][4]) {
+                                         const ChunkDecays& own, bool advances, float (&y)[8][4]) {
     const int warp = threadIdx.x / 32, pair = threadIdx.x % 4 * 2;
+    float D[2] = {};
     if constexpr (kOutputs) {
+      D[0] = skip[warp * 16 + threadIdx.x % 32 / 4];
+      D[1] = skip[warp * 16 + threadIdx.x % 32 / 4 + 8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float2 grown = *reinterpret_cast<const float2*>(own.grown + i * 8 + pair);
@@ -126,32 +129,39 @@ struct VectorWalk {
     }
   }
 
-  // Gates and stores y of `count` steps; `y_at` and `z_at` are the lane's places.
-  __device__ __forceinline__ static void store(float (&y)[8][4], T* y_at, int64_t y_row,
-                                               const T* z_at, int64_t z_row, int count) {
+  // Gates y of `count` steps from `step` on.
+  __device__ __forceinline__ static void gate(float (&y)[8][4], const Rows& z, int64_t batch,
+                                              int64_t step, const WarpChannels& own, int count) {
     using Turned = TurnedOutputs<T>;
-    const int left = count - static_cast<int>(threadIdx.x) % 32 / 4;
-    if (z_at != nullptr) {
-      Turned gate[8] = {};
+    const int first = static_cast<int>(threadIdx.x) % 32 / 4;
+    const T* const from = static_cast<const T*>(z.data) +
+                          z.offset(batch, step + first, own.head, own.channel + Turned::channel(0));
+    Turned gate[8] = {};
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (i * 8 < left) gate[i].pieces[0] = *reinterpret_cast<const uint2*>(z_at);
-        z_at += 8 * z_row;
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        float by[4];
-        gate[i].get(by);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) y[i][e] = gated_output<T>(y[i][e], by[e]);
+    for (int i = 0; i < 8; ++i) {
+      if (first + i * 8 < count) {
+        gate[i].pieces[0] = *reinterpret_cast<const uint2*>(from + i * 8 * z.strides[1]);
       }
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      Turned turned;
+      float by[4];
+      gate[i].get(by);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) y[i][e] = gated_output<T>(y[i][e], by[e]);
+    }
+  }
+
+  // Stores y of `count` steps; `to` is the lane's place.
+  __device__ __forceinline__ static void store(const float (&y)[8][4], T* to, int64_t row,
+                                               int count) {
+    const int left = count - static_cast<int>(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      TurnedOutputs<T> turned;
       turned.set(y[i]);
-      if (i * 8 < left) *reinterpret_cast<uint2*>(y_at) = turned.pieces[0];
-      y_at += 8 * y_row;
+      if (i * 8 < left) *reinterpret_cast<uint2*>(to) = turned.pieces[0];
+      to += 8 * row;
     }
   }
 
@@ -245,23 +255,15 @@ struct VectorWalk {
       copy_ahead(0);
       if (!kOutputs) copy_inputs(0);
     }
-    float D[2] = {};
     T* y_at = nullptr;
-    const T* z_at = nullptr;
-    int64_t y_row = 0, z_row = 0;
+    int64_t y_row = 0;
     if constexpr (kOutputs) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        D[r] = number_of_head<T>(in.D, place.head, own.channel + lane / 4 + r * 8);
+      if (threadIdx.x < 64) {
+        skip[threadIdx.x] = number_of_head<T>(in.D, place.head, channel + threadIdx.x);
       }
       const int at = own.channel + TurnedOutputs<T>::channel(0);
       y_row = a.y.strides[1];
       y_at = static_cast<T*>(a.y.data) + a.y.offset(batch, step, place.head, at) + lane / 4 * y_row;
-      if (in.z.data != nullptr) {
-        z_row = in.z.strides[1];
-        z_at = static_cast<const T*>(in.z.data) + in.z.offset(batch, step, place.head, at) +
-               lane / 4 * z_row;
-      }
     }
     bool is_zero = !load_state(own);
     float decay = 1.f;
@@ -290,12 +292,14 @@ struct VectorWalk {
         if (!kOutputs) copy_inputs(chunk + 1);
       }
       const uint32_t stage = base + (kOutputs ? 0 : chunk % 2 * kStageBytes);
-      finish({stage}, {stage + XTile::kBytes}, matrix, decays(chunk), D,
+      finish({stage}, {stage + XTile::kBytes}, matrix, decays(chunk),
              last_state || chunk + 1 < chunks, y);
       if constexpr (kOutputs) {
-        store(y, y_at, y_row, z_at, z_row, count(chunk));
+        if (in.z.data != nullptr) {
+          gate(y, in.z, batch, step + chunk * chunk_steps, own, count(chunk));
+        }
+        store(y, y_at, y_row, count(chunk));
         y_at += chunk_steps * y_row;
-        if (z_at != nullptr) z_at += chunk_steps * z_row;
       } else {
         decay *= decays(chunk).whole;
       }
@@ -314,11 +318,12 @@ struct VectorWalk {
 
 template <class Tile, bool kOutputs>
 __global__ void __launch_bounds__(128, 3) walk_vectors(const __grid_constant__ ForwardArguments a) {
-  if constexpr (kMultiplies<typename Tile::T>) {
+  if constexpr (kTakesVectors<typename Tile::T>) {
     extern __shared__ __align__(16) char shared[];
     const WalkPlace& place = WalkPlace::of_block<typename Tile::T>(a, block_index());
     if (!place.segment.exists || (!kOutputs && place.segment.closes)) return;
-    VectorWalk<Tile, kOutputs>{a, place, shared}.run();
+    __shared__ float skip[64];
+    VectorWalk<Tile, kOutputs>{a, place, shared, skip}.run();
   }
 }
 

@@ -8,6 +8,16 @@
 
 namespace fk::cuda::ssd {
 
+// Whether this architecture has the kernels for whole vectors: from sm_80 on, where copies run in
+// the background.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+template <class T>
+constexpr bool kTakesVectors = false;
+#else
+template <class T>
+constexpr bool kTakesVectors = true;
+#endif
+
 struct PrepareArguments {
   Inputs in;
   Segments chunks;
@@ -139,7 +149,7 @@ constexpr int kPreparedHeads = 8;  // of one block of four warps
 
 template <class Tile>
 __global__ void __launch_bounds__(128) prepare_chunks(const __grid_constant__ PrepareArguments a) {
-  if constexpr (kMultiplies<typename Tile::T>) {
+  if constexpr (kTakesVectors<typename Tile::T>) {
     using T = typename Tile::T;
     extern __shared__ __align__(16) char shared[];
     if (block_index() < a.product_blocks) {

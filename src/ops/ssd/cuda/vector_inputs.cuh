@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(128, 2)
   using StatesTile = typename Tile::StatesTile;
   using Map = InputsMap<Tile>;
   constexpr int kStates = Tile::kStates;
-  if constexpr (kMultiplies<T>) {
+  if constexpr (kTakesVectors<T>) {
     extern __shared__ __align__(16) char shared[];
     const Inputs& in = a.in;
     const int64_t row = divide_likely_small(block_index(), a.V_parts_count);

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(256, 2)
   using StatesTile = typename Tile::StatesTile;
   using Map = SharedMap<Tile>;
   constexpr int kStates = Tile::kStates;
-  if constexpr (kMultiplies<T>) {
+  if constexpr (kTakesVectors<T>) {
     extern __shared__ __align__(16) char shared[];
     const Inputs& in = a.in;
     const int64_t row = divide_likely_small(block_index(), a.parts);
@@ -74,27 +74,28 @@ __global__ void __launch_bounds__(256, 2)
     const bool wanted = thread % kRow * 8 < in.states;
     const Rows& rows = of_B ? in.x : a.dy;
     constexpr int64_t kSize = sizeof(T);
-    const int64_t row_bytes = rows.strides[1] * kSize, state_row = a.state_pitch * kSize;
-    const char* const rows_from =
-        static_cast<const char*>(rows.data) +
-        rows.offset(chunk.batch, chunk.first, first, thread % 8 * 8) * kSize +
-        thread / 8 * row_bytes;
-    const char* const states_from = static_cast<const char*>(of_B ? a.dstates : a.states) +
-                                    a.state_at(slot, first) * kSize + thread / kRow * state_row +
-                                    thread % kRow * 16;
-    const char* const decays_from = reinterpret_cast<const char*>(
-        static_cast<const ChunkDecays*>(a.decays) + slot * in.heads + first);
+    const int64_t row_bytes = rows.strides[1] * kSize;
+    const int state_row = a.state_pitch * static_cast<int>(kSize);
+    const char* rows_from = static_cast<const char*>(rows.data) +
+                            rows.offset(chunk.batch, chunk.first, first, thread % 8 * 8) * kSize +
+                            thread / 8 * row_bytes;
+    const char* states_from = static_cast<const char*>(of_B ? a.dstates : a.states) +
+                              a.state_at(slot, first) * kSize + thread / kRow * state_row +
+                              thread % kRow * 16;
+    const char* decays_from =
+        reinterpret_cast<const char*>(static_cast<const ChunkDecays*>(a.decays) + slot * in.heads +
+                                      first) +
+        threadIdx.x * 16;
     const auto copy = [&](int i) {
       const uint32_t to = base + i % 2 * Map::kStage;
-      copy_rows<64>(to + rows_to, rows_from + i * rows.strides[2] * kSize, row_bytes, count, true,
-                    thread);
-      copy_rows<kStates>(to + states_to, states_from + i * 64 * state_row, state_row, 64, wanted,
-                         thread);
+      copy_rows<64>(to + rows_to, rows_from, row_bytes, count, true, thread);
+      copy_rows<kStates>(to + states_to, states_from, state_row, 64, wanted, thread);
       if (threadIdx.x < sizeof(ChunkDecays) / 16) {
-        copy_16_bytes(to + Map::kDecays + threadIdx.x * 16,
-                      decays_from + i * static_cast<int>(sizeof(ChunkDecays)) + threadIdx.x * 16,
-                      true);
+        copy_16_bytes(to + Map::kDecays + threadIdx.x * 16, decays_from, true);
       }
+      rows_from += rows.strides[2] * kSize;
+      states_from += 64 * state_row;
+      decays_from += sizeof(ChunkDecays);
       copies_commit();
     };
     for (int stage = 0; stage < 2; ++stage) {

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(128, 3) keep_states(const __grid_constant__ Ba
   using ChannelsTile = typename Tile::ChannelsTile;
   using StatesTile = typename Tile::StatesTile;
   constexpr int kStates = Tile::kStates, kStage = Tile::kStageBytes;
-  if constexpr (kMultiplies<T>) {
+  if constexpr (kTakesVectors<T>) {
     extern __shared__ __align__(16) char shared[];
     const Inputs& in = a.in;
     int64_t block = block_index();
