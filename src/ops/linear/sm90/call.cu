@@ -140,8 +140,7 @@ Status launch_tile(const ProductArguments& f, const Product& p, int device, cuda
   const auto with = [&](auto type) {
     using T = decltype(type);
     const int64_t narrow = ceil_div(f.rows, 128) * ceil_div(f.columns, 128) * f.splits;
-    if (narrow <= multiprocessors && trial(10) != 1)
-      return launch<T, SharedTile, kA, kB>(f, p, device, stream);
+    if (narrow <= multiprocessors) return launch<T, SharedTile, kA, kB>(f, p, device, stream);
     return takes_wide(f, multiprocessors) ? launch<T, WideTile, kA, kB>(f, p, device, stream)
                                           : launch<T, NarrowTile, kA, kB>(f, p, device, stream);
   };

@@ -50,8 +50,7 @@ Status launch_few_rows(FewRowsArguments f, const Product& p, DType operands, int
   const int64_t tiles = ceil_div(p.columns, int64_t{Plan::kColumns / (p.gated ? 2 : 1)});
   f.splits = few_rows_splits(tiles, f.slices, p.gated ? 4 : 8, device);
   // All blocks together leave most of the cache to others.
-  constexpr int kPrefetched[] = {16, 0, 8, 32};
-  f.prefetched = kPrefetched[trial(1) % 4] / Plan::kHigh;
+  f.prefetched = 16 / Plan::kHigh;
   cuda::LaunchShape shape{{static_cast<unsigned>(tiles), 1, static_cast<unsigned>(f.splits)},
                           {Plan::kThreads},
                           Plan::kSharedBytes,
