@@ -116,7 +116,9 @@ def test_parameters_in_the_activations_dtype(rows, backend, dtype):
 # Blocks of every size: more than one of K, of rows and of columns, and what is left over.
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 @pytest.mark.parametrize("backend", WITH_GRADIENTS)
-@pytest.mark.parametrize("shape", [(515, 300, 523), (97, 531, 257), (16, 200, 700), (9, 70, 33)])
+@pytest.mark.parametrize(
+    "shape", [(515, 300, 523), (97, 531, 257), (40, 200, 904), (16, 200, 700), (9, 70, 33)]
+)
 def test_large(shape, backend, dtype):
     for recompute in (False, True):
         case = gated_case(*shape, "gelu_tanh", stacked=recompute, recompute=recompute)

@@ -140,8 +140,7 @@ Status launch_tile(const ProductArguments& f, const Product& p, int device, cuda
   const auto with = [&](auto type) {
     using T = decltype(type);
     const int64_t narrow = ceil_div(f.rows, 128) * ceil_div(f.columns, 128) * f.splits;
-    if (narrow <= multiprocessors && trial(10) != 1)
-      return launch<T, SharedTile, kA, kB>(f, p, device, stream);
+    if (narrow <= multiprocessors) return launch<T, SharedTile, kA, kB>(f, p, device, stream);
     return takes_wide(f, multiprocessors) ? launch<T, WideTile, kA, kB>(f, p, device, stream)
                                           : launch<T, NarrowTile, kA, kB>(f, p, device, stream);
   };
@@ -204,7 +203,7 @@ int64_t partial_floats(int64_t rows, int64_t columns, int64_t depth, bool gated,
 }
 
 Status multiply(const Product& p, int device, cudaStream_t stream) {
-  if (p.rows <= kMostFewRows && !p.gated && p.second_a.data == nullptr && p.a_major == Major::kK) {
+  if (p.rows <= kMostFewRows && p.second_a.data == nullptr && p.a_major == Major::kK) {
     return multiply_few_rows(p, p.dtype, nullptr, device, stream);
   }
   ProductArguments f = {};

@@ -2,8 +2,6 @@
 // copy engine can fetch, and which tile and how many parts of K a product takes.
 #pragma once
 
-#include <cstdlib>
-
 #include "core/rows.h"
 #include "core/workspace.h"
 #include "cuda/gemm/epilogue.cuh"
@@ -12,15 +10,6 @@
 #include "ops/linear/cuda/inner.h"
 
 namespace fk::cuda_sm90 {
-
-// TRIAL: a decimal digit of FK_TRIAL.
-inline int trial(int place) {
-  static const int value = [] {
-    const char* const text = std::getenv("FK_TRIAL");
-    return text == nullptr ? 0 : std::atoi(text);
-  }();
-  return value / place % 10;
-}
 
 // A tensor's rows as one matrix whose rows the copy engine can fetch, in place or, where strides or
 // dtype do not allow that, copied into the workspace.

@@ -11,12 +11,12 @@ namespace {
 
 // With how many blocks that share K the last multiprocessor ends first, in slices. To share costs
 // as much as some slices.
-int few_rows_splits(int64_t tiles, int64_t slices, int device) {
+int few_rows_splits(int64_t tiles, int64_t slices, int most, int device) {
   constexpr int64_t kLeastSlices = 3, kCost = 4;
   const int64_t multiprocessors = cuda::device_properties(device).multiprocessors;
   int best = 1;
   int64_t least = INT64_MAX;
-  for (int splits = 1; splits <= 8 && (splits == 1 || slices / splits >= kLeastSlices);
+  for (int splits = 1; splits <= most && (splits == 1 || slices / splits >= kLeastSlices);
        splits *= 2) {
     const int64_t time =
         ceil_div(tiles * splits, multiprocessors) * ceil_div(slices, int64_t{splits}) +
@@ -44,13 +44,13 @@ Status launch_few_rows(FewRowsArguments f, const Product& p, DType operands, int
                        cudaStream_t stream) {
   using Plan = FewRowsPlan<T, kX>;
   FK_RETURN_IF_ERROR(few_rows_map(&f.x, p.a, operands, kX));
-  FK_RETURN_IF_ERROR(few_rows_map(&f.weight, p.b, operands, 64));
+  FK_RETURN_IF_ERROR(few_rows_map(&f.weight, p.b, operands, p.gated ? 32 : 64));
+  if (p.gated) FK_RETURN_IF_ERROR(few_rows_map(&f.second, p.second_b, operands, 32));
   f.slices = static_cast<int>(ceil_div(p.depth, int64_t{Plan::kDepth}));
-  const int64_t tiles = ceil_div(p.columns, int64_t{Plan::kColumns});
-  f.splits = few_rows_splits(tiles, f.slices, device);
+  const int64_t tiles = ceil_div(p.columns, int64_t{Plan::kColumns / (p.gated ? 2 : 1)});
+  f.splits = few_rows_splits(tiles, f.slices, p.gated ? 4 : 8, device);
   // All blocks together leave most of the cache to others.
-  constexpr int kPrefetched[] = {16, 0, 8, 32};
-  f.prefetched = kPrefetched[trial(1) % 4] / Plan::kHigh;
+  f.prefetched = 16 / Plan::kHigh;
   cuda::LaunchShape shape{{static_cast<unsigned>(tiles), 1, static_cast<unsigned>(f.splits)},
                           {Plan::kThreads},
                           Plan::kSharedBytes,
@@ -85,7 +85,9 @@ Status multiply_few_rows(const Product& p, DType operands, const ScaledLinearFwd
   cuda::PortableArguments& results = f.results;
   results.out = cuda::result(p.out);
   results.before = cuda::result(p.before);
+  results.before_up = cuda::result(p.before_up);
   results.residual = cuda::result(p.residual);
+  results.gated = p.gated;
   results.rows = p.rows;
   results.columns = p.columns;
   results.epilogue = p.epilogue;

@@ -13,6 +13,8 @@
 //
 // Tensor cores add up products of 8-bit floats with about 14 bits: such sums begin at 0 in each
 // stage, which is one block of scales, and are scaled and added up in float.
+//
+// With gates, out = act(x gate^T) * (x up^T), half of a block's rows are those of a second weight.
 #pragma once
 
 #include "cuda/dependent_launch.cuh"
@@ -26,8 +28,8 @@
 namespace fk::cuda_sm90 {
 
 struct FewRowsArguments {
-  CUtensorMap x, weight;  // in boxes of 128 bytes of K
-  int slices, splits;     // of K
+  CUtensorMap x, weight, second;  // in boxes of 128 bytes of K; second: what gates belong to
+  int slices, splits;             // of K
   int prefetched;  // slices of the weight that come to the L2 cache ahead of earlier kernels' end
   Scales x_scale, weight_scale;     // of 8-bit floats
   cuda::PortableArguments results;  // what becomes of sums
@@ -68,16 +70,24 @@ struct FewRowsSums {
   }
 };
 
-// Gives the coordinates of each part of a slice of the weight.
+// Gives the parts of a slice of the weight: how many bytes further each goes, its map, and its
+// coordinates. Of pairs, each 64 columns are 32 gates and the 32 that belong to them.
 template <class Plan, cuda::Major kWeight, class Body>
-__device__ __forceinline__ void load_of_weight(int slice, const Body& body) {
+__device__ __forceinline__ void load_of_weight(const FewRowsArguments& a, int slice,
+                                               const Body& body) {
+  const int k = slice * Plan::kDepth, first = blockIdx.x * Plan::kColumns;
 #pragma unroll
   for (int h = 0; h < Plan::kHigh; ++h) {
-    const int k = slice * Plan::kDepth, n = blockIdx.x * Plan::kColumns + 64 * h;
     if constexpr (kWeight == cuda::Major::kK) {
-      body(h, k, n);
+      if (a.results.gated) {
+        const int n = first / 2 + 32 * h;
+        body(h * 64 * 128, &a.weight, k, n);
+        body(h * 64 * 128 + 32 * 128, &a.second, k, n);
+      } else {
+        body(h * 64 * 128, &a.weight, k, first + 64 * h);
+      }
     } else {
-      body(h, n, k);
+      body(h * 64 * 128, &a.weight, first + 64 * h, k);
     }
   }
 }
@@ -93,8 +103,8 @@ __device__ __forceinline__ void load_few_rows(const FewRowsArguments& a, char* s
     uint64_t* const full = &barriers->full[turn.place];
     char* const to = shared + turn.place * Plan::kStageBytes;
     cuda::barrier_arrive_expect(full, Plan::kStageBytes);
-    load_of_weight<Plan, kWeight>(slice, [&](int h, int c0, int c1) {
-      cuda::tensor_load(to + h * 64 * 128, &a.weight, full, c0, c1);
+    load_of_weight<Plan, kWeight>(a, slice, [&](int at, const CUtensorMap* map, int c0, int c1) {
+      cuda::tensor_load(to + at, map, full, c0, c1);
     });
     cuda::tensor_load(to + Plan::kWeightBytes, &a.x, full, slice * Plan::kDepth, 0);
   }
@@ -228,10 +238,14 @@ struct FewRowsMultiplier {
       const int h = i / kSums, at = i % kSums;
       const int n = 64 * h + 16 * warp + lane / 4 + at / 2 % 2 * 8;
       const int m = at / 4 * 8 + 2 * (lane % 4) + at % 2;
+      // Of pairs, a block of the cluster has gates and, behind them, what belongs to them.
+      const int half = sums.width / 2, pair = n / 64 * 32 + n % 32;
+      const int owner = a.results.gated ? pair / half : n / sums.width;
+      const int place = a.results.gated ? pair % half + n / 32 % 2 * half : n % sums.width;
       if (a.splits == 1) {
-        *sums.at(0, m, n) = total[h][at];
+        *sums.at(0, m, place) = total[h][at];
       } else {
-        cuda::store_in_block(sums.at(blockIdx.z, m, n % sums.width), n / sums.width, total[h][at]);
+        cuda::store_in_block(sums.at(blockIdx.z, m, place), owner, total[h][at]);
       }
     }
   }
@@ -239,28 +253,32 @@ struct FewRowsMultiplier {
   // A thread's vectors of eight columns of a row.
   __device__ __forceinline__ void finish(const FewRowsSums& sums) const {
     using Result = std::conditional_t<kScaled, __nv_bfloat16, T>;
-    const int along = sums.width / 8, rows = static_cast<int>(a.results.rows);
-    const int first = blockIdx.x * Plan::kColumns + blockIdx.z * sums.width;
+    const bool gated = a.results.gated;
+    const int width = gated ? sums.width / 2 : sums.width;  // of results
+    const int along = width / 8, rows = static_cast<int>(a.results.rows);
+    const int first = (blockIdx.x * a.splits + blockIdx.z) * width;
 #pragma unroll 1
     for (int i = threadIdx.x; i < rows * along; i += Plan::kMultiplying) {
       const int m = i / along, n = i % along * 8;
+      if (first + n >= a.results.columns) continue;
       float x[8] = {}, up[8] = {};
 #pragma unroll 1
       for (int split = 0; split < a.splits; ++split) {
-        const float4* const from = reinterpret_cast<const float4*>(sums.at(split, m, n));
-        const float4 low = from[0], high = from[1];
-        x[0] += low.x;
-        x[1] += low.y;
-        x[2] += low.z;
-        x[3] += low.w;
-        x[4] += high.x;
-        x[5] += high.y;
-        x[6] += high.z;
-        x[7] += high.w;
+        add(x, sums.at(split, m, n));
+        if (gated) add(up, sums.at(split, m, n + width));
       }
-      if (first + n < a.results.columns) {
-        cuda::ResultVector<Result>(a.results, m, first + n).finish(x, up);
-      }
+      cuda::ResultVector<Result>(a.results, m, first + n).finish(x, up);
+    }
+  }
+
+  __device__ __forceinline__ static void add(float (&x)[8], const float* from) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      const float4 some = *reinterpret_cast<const float4*>(from + i);
+      x[i] += some.x;
+      x[i + 1] += some.y;
+      x[i + 2] += some.z;
+      x[i + 3] += some.w;
     }
   }
 };
@@ -292,8 +310,9 @@ __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, FewRowsPlan<T, k
   if (threadIdx.x == Plan::kMultiplying) {
     // Into the L2 cache, which it does not matter who still writes to.
     for (int i = begin; i < end && i < begin + a.prefetched; ++i) {
-      load_of_weight<Plan, kWeight>(
-          i, [&](int, int c0, int c1) { cuda::tensor_prefetch(&a.weight, c0, c1); });
+      load_of_weight<Plan, kWeight>(a, i, [&](int, const CUtensorMap* map, int c0, int c1) {
+        cuda::tensor_prefetch(map, c0, c1);
+      });
     }
   }
   prefetch_bias<Plan>(a);

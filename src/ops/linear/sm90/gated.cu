@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/linear/sm90/call.h"
+#include "ops/linear/sm90/few_rows.h"
 
 namespace fk::cuda_sm90 {
 
@@ -10,9 +11,11 @@ namespace {
 
 using cuda::Major;
 
-// So few rows are a stream of the weights, which is the portable room's.
+// So few rows are a stream of the weights, which is the portable room's where the copy engine
+// cannot fetch them.
 bool streams_pairs(const GatedLinearFwd& a, const GatedWeights& weights) {
-  return few_rows(a.x) && in_vectors_but_for_address(weights.gate, a.x.dtype) &&
+  return few_rows(a.x) && !(takes_few_rows(a.x, weights.gate) && takes_few_rows(a.x, weights.up)) &&
+         in_vectors_but_for_address(weights.gate, a.x.dtype) &&
          in_vectors_but_for_address(weights.up, a.x.dtype);
 }
 

@@ -22,7 +22,6 @@ namespace fk::cuda_sm90 {
 struct ScaledArguments {
   ProductArguments product;  // operands in boxes of 128 of K
   Scales x_scale, weight_scale;
-  bool ordered;  // the warpgroups' products take turns
 };
 
 // kRowBlocks: how many times 64 rows of a tile a warpgroup has.
@@ -139,21 +138,15 @@ struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda:
       for (int b = 0; b < kBlocks; ++b) {
         float sum[kSums];
         cuda::keep_registers(sum);
-        if (scaled.ordered) this->wait_for_turn();
         cuda::warpgroup_fence();
 #pragma unroll
         for (int i = 0; i < Plan::kDepth / 32; ++i) {
-          if (i == Plan::kDepth / 32 - 1) cuda::warpgroup_commit();
           cuda::multiply<__nv_fp8_e4m3>(sum, cuda::advance(left, b * 64 * 128 + 32 * i),
                                         cuda::advance(right, 32 * i), i > 0);
         }
         cuda::warpgroup_commit();
         // On their way while products run.
         if (b == 0 && moves && slice + 1 < slices) load_scales();
-        if (scaled.ordered) {
-          cuda::warpgroup_wait<1>();
-          this->pass_turn();
-        }
         cuda::warpgroup_wait<0>();
         cuda::keep_registers(sum);
         if (b == kBlocks - 1) this->release(turn.place);
@@ -178,7 +171,6 @@ struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda:
 
   __device__ __forceinline__ void run() {
     const ProductArguments& a = scaled.product;
-    if (scaled.ordered && warpgroup == 1) this->pass_turn();
     int next_row, next_column;
     const auto begin = [&](int index) {
       int row_tile, column_tile;
