@@ -203,7 +203,7 @@ int64_t partial_floats(int64_t rows, int64_t columns, int64_t depth, bool gated,
 }
 
 Status multiply(const Product& p, int device, cudaStream_t stream) {
-  if (p.rows <= kMostFewRows && p.second_a.data == nullptr && p.a_major == Major::kK) {
+  if (p.rows <= most_few_rows(p.dtype) && p.second_a.data == nullptr && p.a_major == Major::kK) {
     return multiply_few_rows(p, p.dtype, nullptr, device, stream);
   }
   ProductArguments f = {};

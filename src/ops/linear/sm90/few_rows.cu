@@ -49,8 +49,6 @@ Status launch_few_rows(FewRowsArguments f, const Product& p, DType operands, int
   f.slices = static_cast<int>(ceil_div(p.depth, int64_t{Plan::kDepth}));
   const int64_t tiles = ceil_div(p.columns, int64_t{Plan::kColumns / (p.gated ? 2 : 1)});
   f.splits = few_rows_splits(tiles, f.slices, p.gated ? 4 : 8, device);
-  // All blocks together leave most of the cache to others.
-  f.prefetched = 16 / Plan::kHigh;
   cuda::LaunchShape shape{{static_cast<unsigned>(tiles), 1, static_cast<unsigned>(f.splits)},
                           {Plan::kThreads},
                           Plan::kSharedBytes,
@@ -62,8 +60,10 @@ template <class T, cuda::Major kWeight>
 Status launch_rows(const FewRowsArguments& f, const Product& p, DType operands, int device,
                    cudaStream_t stream) {
   if (p.rows <= 16) return launch_few_rows<T, 16, kWeight>(f, p, operands, device, stream);
-  if (p.rows <= 32) return launch_few_rows<T, 32, kWeight>(f, p, operands, device, stream);
-  return launch_few_rows<T, 64, kWeight>(f, p, operands, device, stream);
+  if constexpr (sizeof(T) == 1) {
+    if (p.rows > 32) return launch_few_rows<T, 64, kWeight>(f, p, operands, device, stream);
+  }
+  return launch_few_rows<T, 32, kWeight>(f, p, operands, device, stream);
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ bool takes_few_rows(const Tensor& x, const Tensor& weight) {
            t.size(-1) < (int64_t{1} << 30) && (t.stride(-1) == 1 || t.size(-1) == 1) &&
            cuda::tensor_map_takes(r.count, r.last_stride * size_of(t.dtype));
   };
-  return rows_of(x).count <= kMostFewRows && lies_well(x) && lies_well(weight);
+  return rows_of(x).count <= most_few_rows(x.dtype) && lies_well(x) && lies_well(weight);
 }
 
 Status multiply_few_rows(const Product& p, DType operands, const ScaledLinearFwd* scaled,

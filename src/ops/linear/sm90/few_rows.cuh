@@ -1,4 +1,4 @@
-// A product of up to 64 rows of x on Hopper, C[m, n] = sum over k of x[m, k] W[n, k], of 16-bit
+// A product of few rows of x on Hopper, C[m, n] = sum over k of x[m, k] W[n, k], of 16-bit
 // numbers or of 8-bit floats with their scales. The weight may lie the other way round.
 //
 // Floor: the weight is read once, at the bandwidth of memory. What hides its latency is how many
@@ -28,9 +28,8 @@
 namespace fk::cuda_sm90 {
 
 struct FewRowsArguments {
-  CUtensorMap x, weight, second;  // in boxes of 128 bytes of K; second: what gates belong to
-  int slices, splits;             // of K
-  int prefetched;  // slices of the weight that come to the L2 cache ahead of earlier kernels' end
+  CUtensorMap x, weight, second;    // in boxes of 128 bytes of K; second: what gates belong to
+  int slices, splits;               // of K
   Scales x_scale, weight_scale;     // of 8-bit floats
   cuda::PortableArguments results;  // what becomes of sums
 };
@@ -38,12 +37,11 @@ struct FewRowsArguments {
 // kX: rows of x that there is room for.
 template <class T, int kX>
 struct FewRowsPlan {
-  // Each 64 columns of the product, rows of the weight, are multiplied by one instruction. Blocks
-  // with twice as many load x half as often, which matters where x is large.
-  static constexpr int kHigh = kX == 64 && sizeof(T) == 2 ? 2 : 1, kColumns = 64 * kHigh;
+  // A block has as many columns of the product, rows of the weight, as one instruction multiplies.
+  static constexpr int kColumns = 64;
   static constexpr int kDepth = 128 / static_cast<int>(sizeof(T));
-  static constexpr int kBlocks = kHigh == 2 ? 1 : 2;  // of a multiprocessor
-  static constexpr int kStages = kHigh == 2 ? 7 : kX == 64 ? 6 : kX == 32 ? 8 : 10;
+  static constexpr int kBlocks = 2;  // of a multiprocessor
+  static constexpr int kStages = kX == 64 ? 6 : kX == 32 ? 8 : 10;
   static constexpr int kThreads = 256, kMultiplying = 128;
   static constexpr int kWeightBytes = kColumns * 128, kStageBytes = kWeightBytes + kX * 128;
   static constexpr int kSumsAt = kStages * kStageBytes;
@@ -76,19 +74,15 @@ template <class Plan, cuda::Major kWeight, class Body>
 __device__ __forceinline__ void load_of_weight(const FewRowsArguments& a, int slice,
                                                const Body& body) {
   const int k = slice * Plan::kDepth, first = blockIdx.x * Plan::kColumns;
-#pragma unroll
-  for (int h = 0; h < Plan::kHigh; ++h) {
-    if constexpr (kWeight == cuda::Major::kK) {
-      if (a.results.gated) {
-        const int n = first / 2 + 32 * h;
-        body(h * 64 * 128, &a.weight, k, n);
-        body(h * 64 * 128 + 32 * 128, &a.second, k, n);
-      } else {
-        body(h * 64 * 128, &a.weight, k, first + 64 * h);
-      }
+  if constexpr (kWeight == cuda::Major::kK) {
+    if (a.results.gated) {
+      body(0, &a.weight, k, first / 2);
+      body(32 * 128, &a.second, k, first / 2);
     } else {
-      body(h * 64 * 128, &a.weight, first + 64 * h, k);
+      body(0, &a.weight, k, first);
     }
+  } else {
+    body(0, &a.weight, first, k);
   }
 }
 
@@ -122,12 +116,12 @@ __device__ __forceinline__ void prefetch_bias(const FewRowsArguments& a) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-// Of a thread's sums, those of one column are two rows of x side by side: sum[h][4 i + 2 j + e] is
-// column 64 h + 16 warp + lane / 4 + 8 j, row 8 i + 2 (lane % 4) + e.
+// Of a thread's sums, those of one column are two rows of x side by side: sum[4 i + 2 j + e] is
+// column 16 warp + lane / 4 + 8 j, row 8 i + 2 (lane % 4) + e.
 template <class T, int kX, cuda::Major kWeight>
 struct FewRowsMultiplier {
   using Plan = FewRowsPlan<T, kX>;
-  static constexpr int kHigh = Plan::kHigh, kSums = kX / 2;
+  static constexpr int kSums = kX / 2;
   static constexpr bool kScaled = std::is_same_v<T, __nv_fp8_e4m3>;
 
   const FewRowsArguments& a;
@@ -141,7 +135,7 @@ struct FewRowsMultiplier {
     __syncwarp();
     if (lane == 0 || cuda::kEveryLaneArrives) cuda::barrier_arrive(&barriers->empty[place]);
   }
-  __device__ __forceinline__ void start_stage(float (&sum)[kHigh][kSums], bool adds) {
+  __device__ __forceinline__ void start_stage(float (&sum)[kSums], bool adds) {
     cuda::barrier_wait(&barriers->full[turn.place], turn.phase);
     const char* const stage = shared + turn.place * Plan::kStageBytes;
     constexpr bool kAlongK = kWeight == cuda::Major::kK;
@@ -150,17 +144,14 @@ struct FewRowsMultiplier {
     cuda::warpgroup_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int h = 0; h < kHigh; ++h) {
-        cuda::multiply<T, kWeight, cuda::Major::kK>(
-            sum[h], cuda::advance(left, h * 64 * 128 + (kAlongK ? 32 : 2048) * i),
-            cuda::advance(right, 32 * i), adds || i > 0);
-      }
+      cuda::multiply<T, kWeight, cuda::Major::kK>(sum,
+                                                  cuda::advance(left, (kAlongK ? 32 : 2048) * i),
+                                                  cuda::advance(right, 32 * i), adds || i > 0);
     }
     cuda::warpgroup_commit();
   }
 
-  __device__ __forceinline__ void multiply(float (&total)[kHigh][kSums]) {
+  __device__ __forceinline__ void multiply(float (&total)[kSums]) {
     int last = 0;
 #pragma unroll 1
     for (int slice = begin; slice < end; ++slice) {
@@ -171,13 +162,10 @@ struct FewRowsMultiplier {
       turn.next();
     }
     cuda::warpgroup_wait<0>();
-#pragma unroll
-    for (int h = 0; h < kHigh; ++h) cuda::keep_registers(total[h]);
+    cuda::keep_registers(total);
   }
 
-  __device__ __forceinline__ void multiply_scaled(float (&all)[kHigh][kSums]) {
-    static_assert(kHigh == 1);
-    float(&total)[kSums] = all[0];
+  __device__ __forceinline__ void multiply_scaled(float (&total)[kSums]) {
     const Scales& of_x = a.x_scale;
     const Scales& of_weight = a.weight_scale;
     const bool moves = (of_x.along_k | of_weight.along_k) != 0;
@@ -231,21 +219,19 @@ struct FewRowsMultiplier {
   }
 
   // Sums go to the block of the cluster whose columns they belong to.
-  __device__ __forceinline__ void put(const FewRowsSums& sums,
-                                      const float (&total)[kHigh][kSums]) const {
+  __device__ __forceinline__ void put(const FewRowsSums& sums, const float (&total)[kSums]) const {
 #pragma unroll
-    for (int i = 0; i < kHigh * kSums; ++i) {
-      const int h = i / kSums, at = i % kSums;
-      const int n = 64 * h + 16 * warp + lane / 4 + at / 2 % 2 * 8;
+    for (int at = 0; at < kSums; ++at) {
+      const int n = 16 * warp + lane / 4 + at / 2 % 2 * 8;
       const int m = at / 4 * 8 + 2 * (lane % 4) + at % 2;
       // Of pairs, a block of the cluster has gates and, behind them, what belongs to them.
-      const int half = sums.width / 2, pair = n / 64 * 32 + n % 32;
+      const int half = sums.width / 2, pair = n % 32;
       const int owner = a.results.gated ? pair / half : n / sums.width;
-      const int place = a.results.gated ? pair % half + n / 32 % 2 * half : n % sums.width;
+      const int place = a.results.gated ? pair % half + n / 32 * half : n % sums.width;
       if (a.splits == 1) {
-        *sums.at(0, m, place) = total[h][at];
+        *sums.at(0, m, place) = total[at];
       } else {
-        cuda::store_in_block(sums.at(blockIdx.z, m, place), owner, total[h][at]);
+        cuda::store_in_block(sums.at(blockIdx.z, m, place), owner, total[at]);
       }
     }
   }
@@ -307,14 +293,6 @@ __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, FewRowsPlan<T, k
   const int each = (a.slices + a.splits - 1) / a.splits;
   const int from = blockIdx.z * each, begin = from < a.slices ? from : a.slices;
   const int end = begin + each < a.slices ? begin + each : a.slices;
-  if (threadIdx.x == Plan::kMultiplying) {
-    // Into the L2 cache, which it does not matter who still writes to.
-    for (int i = begin; i < end && i < begin + a.prefetched; ++i) {
-      load_of_weight<Plan, kWeight>(a, i, [&](int, const CUtensorMap* map, int c0, int c1) {
-        cuda::tensor_prefetch(map, c0, c1);
-      });
-    }
-  }
   prefetch_bias<Plan>(a);
   cuda::wait_for_earlier_kernels();
   cuda::let_next_kernel_start();
@@ -333,7 +311,7 @@ __global__ void __launch_bounds__(FewRowsPlan<T, kX>::kThreads, FewRowsPlan<T, k
     return;
   }
   FewRowsMultiplier<T, kX, kWeight> multiplier{a, shared, barriers, begin, end};
-  float total[Plan::kHigh][kX / 2] = {};
+  float total[kX / 2] = {};
   if constexpr (FewRowsMultiplier<T, kX, kWeight>::kScaled) {
     multiplier.multiply_scaled(total);
   } else {
