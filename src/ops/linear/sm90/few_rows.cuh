@@ -194,16 +194,16 @@ struct FewRowsMultiplier {
       float now[kX / 4];
 #pragma unroll
       for (int i = 0; i < kX / 4; ++i) now[i] = x_scales[i] * weight_scale;
-      float sum[1][kSums];
-      cuda::keep_registers(sum[0]);
+      float sum[kSums];
+      cuda::keep_registers(sum);
       start_stage(sum, false);
       if (moves && slice + 1 < end) load();
       cuda::warpgroup_wait<0>();
-      cuda::keep_registers(sum[0]);
+      cuda::keep_registers(sum);
       release(turn.place);
       turn.next();
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) total[i] += sum[0][i] * now[i / 4 * 2 + i % 2];
+      for (int i = 0; i < kSums; ++i) total[i] += sum[i] * now[i / 4 * 2 + i % 2];
     }
     if (!by_column) return;
 #pragma unroll
