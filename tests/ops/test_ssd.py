@@ -15,7 +15,6 @@ from harness import (
     TORCH_BACKENDS,
     WITH_GRADIENTS,
     Case,
-    as_tuple,
     check_finite_differences,
     convert,
     normal,
@@ -387,32 +386,6 @@ def test_gradient_flows_through_a_cut(backend):
     (y1.square().sum() + y2.square().sum()).backward()
     for k in leaves:
         torch.testing.assert_close(leaves[k].grad, parts[k].grad, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_empty(backend):
-    for b, length, h in ((0, 5, 2), (2, 0, 2), (2, 5, 0)):
-        case = ssd_case(b=b, length=length, h=h, initial=True)
-        tensors = {k: t.float() for k, t in case.inputs(seeded("empty")).items()}
-        moved = {k: convert(t, backend) for k, t in tensors.items()}
-        y, last = as_tuple(fk.ssd(**moved, return_final_state=True))
-        assert tuple(y.shape) == (b, length, h, 8)
-        if length == 0:
-            assert (to_float64(last) == to_float64(tensors["initial_state"])).all()
-
-
-@pytest.mark.parametrize("backend", TORCH_BACKENDS)
-def test_gradients_of_nothing(backend):
-    """Of no steps, sums over them are 0 and the state's gradient passes through."""
-    case = ssd_case(b=2, length=0, h=2, initial=True)
-    tensors = {k: t.float() for k, t in case.inputs(seeded("nothing")).items()}
-    leaves = {k: convert(t, backend).requires_grad_() for k, t in tensors.items()}
-    _, last = fk.ssd(**leaves, return_final_state=True)
-    gradients = dict(
-        zip(leaves, torch.autograd.grad(last.sum(), list(leaves.values())), strict=True)
-    )
-    assert (gradients.pop("initial_state") == 1).all()
-    assert all((g == 0).all() for g in gradients.values())
 
 
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)

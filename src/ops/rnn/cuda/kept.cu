@@ -89,7 +89,9 @@ Choice persistent_choice(const Args& a) {
     return c;
   }
   const void* const kernel = kept_through_global(kDirectionOf<Args>, kIsLstm<Args>, a.x.dtype);
-  const int bytes = c.plan.shared_bytes(a.x.dtype, c.exchange);
+  const int bytes = static_cast<int>(c.plan.shared_bytes(a.x.dtype, c.exchange));
+  const DeviceGuard guard(
+      a.x.device_id);  // another device may be current, with fewer multiprocessors
   const int64_t resident = resident_blocks(kernel, kKeptThreads, bytes);
   const int64_t needed = int64_t{c.plan.blocks} * c.plan.teams;
   c.found = resident >= needed;
@@ -162,7 +164,7 @@ Status launch_kept(const Choice& choice, Direction direction, bool lstm, DType d
   const bool shared = choice.exchange == Exchange::kShared;
   LaunchShape shape{{static_cast<unsigned>(plan.teams), 1, static_cast<unsigned>(plan.blocks)},
                     {kKeptThreads}};
-  shape.shared_bytes = plan.shared_bytes(dtype, choice.exchange);
+  shape.shared_bytes = static_cast<int>(plan.shared_bytes(dtype, choice.exchange));
   shape.clustered = shared && plan.blocks > 1;
   shape.cooperative = !shared;
   const void* const kernel = shared ? kept_through_shared(direction, lstm, dtype)

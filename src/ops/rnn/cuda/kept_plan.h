@@ -56,11 +56,11 @@ struct KeptPlan {
   FK_HOST_DEVICE int depth() const { return slices * slab; }
   // Floats of a round's sums. There are two sets, which rounds use in turn.
   FK_HOST_DEVICE int sums() const { return slices * together * sum_pitch; }
-  int shared_bytes(DType dtype, Exchange exchange) const {
+  int64_t shared_bytes(DType dtype, Exchange exchange) const {
     const int64_t bytes_of_vectors = int64_t{kTogether} * pitch * size_of(dtype);
-    return static_cast<int>(vector_sets(dtype, exchange) * bytes_of_vectors + 2 * 4 * sums() +
-                            4 * int64_t{sequences} * units + 24 * int64_t{sequences} + 16 +
-                            std::max(16 * units, bias_sums * 16 * kPairs * kKeptThreads));
+    return vector_sets(dtype, exchange) * bytes_of_vectors + 2 * 4 * sums() +
+           4 * int64_t{sequences} * units + 24 * int64_t{sequences} + 16 +
+           std::max(16 * units, bias_sums * 16 * kPairs * kKeptThreads);
   }
   // Vectors of 16 bytes that the packed weights of a team's blocks take.
   FK_HOST_DEVICE int64_t packed() const { return int64_t{blocks} * kKeptThreads * vectors; }

@@ -50,7 +50,7 @@ bool sizes_in_vectors(const SsdBwd& op, const DeviceProperties& device) {
   constexpr int kMost = InputsMap<VectorTile<__half, 128>>::kBytes;
   return op.x.dtype != DType::kFloat32 && device.code >= 80 &&
          device.shared_bytes_per_block >= kMost && op.x.size(3) == 64 && op.B.size(3) <= 128 &&
-         op.B.size(3) % 8 == 0 && !op.z && op.dt_limit_min >= 0;
+         op.B.size(3) % 8 == 0 && op.x.size(2) > 0 && !op.z && op.dt_limit_min >= 0;
 }
 bool takes_vectors(const SsdBwd& op, const DeviceProperties& device) {
   const auto fits = [](const Tensor& t) { return !t || step_rows(t).vectors; };

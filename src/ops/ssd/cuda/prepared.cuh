@@ -51,6 +51,10 @@ __device__ __forceinline__ int half_square(int row, int column, int half) {
   return column < row ? row * (row - 1) + 2 * column + half : kHalvesBelow + 2 * row + half;
 }
 
+// A step's log decay is kept within this: its exponential is 0 or infinite in float already, and
+// what is left of a float that holds a sum with such steps still tells the steps behind them apart.
+constexpr double kMostLogDecayOfFloats = 110;
+
 // Fills in the decays of a chunk; one warp calls it.
 template <class T>
 __device__ __forceinline__ void prepare_decays(const Inputs& in, const RawSteps<T, 64>& steps,
@@ -62,7 +66,7 @@ __device__ __forceinline__ void prepare_decays(const Inputs& in, const RawSteps<
   for (int i = 0; i < 2; ++i) {
     const bool exists = first + i < count;
     dt[i] = exists ? TimeStep(in, steps.raw[i], bias).dt : 0.f;
-    if (exists) sum += within(static_cast<double>(dt[i]) * A, kMostLogDecay);
+    if (exists) sum += within(static_cast<double>(dt[i]) * A, kMostLogDecayOfFloats);
     sums[i] = sum;
   }
   double before = sum;
