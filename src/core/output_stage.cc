@@ -1,6 +1,7 @@
 // The checks and the definition of the output stage.
 #include "core/output_stage.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -89,7 +90,9 @@ void finish_rows(const OutputStage& a, const Tensor& y, DType dtype, int64_t col
                  const std::vector<double>& values) {
   const Rows y_rows = rows_of(y), residual = rows_of(a.residual);
   std::vector<double> row(static_cast<size_t>(columns));
-  for (int64_t m = 0; m * columns < static_cast<int64_t>(values.size()); ++m) {
+  const Tensor& like = y ? y : a.normed ? a.normed : a.norm_stats;
+  const int64_t rows = like ? rows_of(like).count : 0;
+  for (int64_t m = 0; m < rows; ++m) {
     for (int64_t n = 0; n < columns; ++n) {
       double value = values[static_cast<size_t>(m * columns + n)];
       if (a.residual) value += load(a.residual, residual.offset(m) + n * a.residual.stride(-1));
