@@ -189,9 +189,11 @@ def test_strides(rows, backend, layout, dtype):
         run_gradients(case, backend, dtype, layout)
 
 
+# On GPUs W_ih's gradient is a product of bfloat16 parts, here of 10 positions: by the layout of its
+# operands it is off by up to 3.3 times torch's error, 2.1e-6.
 STRIDED = [
     scan_stage(scan_case(b=2, length=21, d=40, delta_softplus=True), "layer"),
-    with_stage(lstm_case(b=2, length=5, hidden=24), "layer"),
+    with_stage(lstm_case(b=2, length=5, hidden=24), "layer", gradient_floor=3e-6),
     with_stage(gru_case(b=2, length=5, hidden=24), "rms"),
 ]
 

@@ -125,9 +125,9 @@ def test_main_loop_has_no_conflicts_whatever_its_length(dtype):
 
 
 @with_tensor_cores
-@pytest.mark.parametrize("rows", [1, 8, 16, 40])
+@pytest.mark.parametrize("rows", [1, 8, 16, 24])
 def test_few_rows(rows, dtype):
-    """The weight is read once; x once for each 16 of its rows, on Hopper for each 64 or 128."""
+    """The weight is read once; x once for each 16 of its rows, on Hopper for each 64."""
     hopper = ARCH == 90 and dtype != "float32"
     if rows > 16 and not hopper:
         pytest.skip("takes tiles")
@@ -135,9 +135,9 @@ def test_few_rows(rows, dtype):
     x, weight = draw(rows, n, k, dtype)
     ((kernel, counters),) = counted(lambda: fk.linear(x, weight), "product")
     assert "few_rows" in kernel
-    room = (rows + 7) // 8 * 8 if not hopper else 16 if rows <= 16 else 64
+    room = (rows + 7) // 8 * 8 if not hopper else 16 if rows <= 16 else 32
     assert counters["tensor_flops"] == 2 * room * n * k * TIMES[dtype]
-    together = 16 if not hopper else 64 if rows <= 32 else 128
+    together = 64 if hopper else 16
     read = (n * k + n // together * rows * k) * SIZE[dtype]
     assert counters["global_load_bytes"] == read
     assert counters["global_store_bytes"] == rows * n * SIZE[dtype]
@@ -159,6 +159,8 @@ def test_parts_of_k(dtype):
 
 def launched_with_norm(dtype, m, n, k, norm, repeats=1):
     """The kernels of a linear layer with a norm; the norm's own among them is a launch behind."""
+    if ARCH == 90 and dtype != "float32":
+        pytest.skip("Hopper's own kernels have the norm behind them")
     x, weight = draw(m, n, k, dtype)
     scale, shift = torch.rand(n) + 0.5, torch.randn(n)
     options = {"norm_weight": scale, "norm_eps": 1e-5}
@@ -200,8 +202,6 @@ def test_few_rows_are_normalised_in_the_same_launch(m, norm, dtype, watched):
 @with_tensor_cores
 @pytest.mark.parametrize("m", [4, 40])
 def test_parts_of_k_are_normalised_where_they_are_added(m, dtype):
-    if ARCH == 90 and m > 16 and dtype != "float32":
-        pytest.skip("Hopper's own kernel has the norm behind it")
     _, last = launched_with_norm(dtype, m, 64, 8192, "layer")
     assert "add_splits_and_normalise" in last
 

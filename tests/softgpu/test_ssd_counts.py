@@ -23,9 +23,9 @@ TIMES = {"float32": 6, "float16": 1, "bfloat16": 1}
 CHUNK = 64  # of the formula, and the kernels' own but for the forward in float32
 TRIANGLE = 10 * 16 * 16  # numbers in a chunk's squares of 16 x 16 up to the diagonal
 
-with_tensor_cores = pytest.mark.parametrize(
-    "dtype", ["float16"] if ARCH == 75 else ["float16", "bfloat16", "float32"]
-)
+# The kernels for any strides and sizes; from sm_80 on those for whole vectors take 16-bit calls.
+with_tensor_cores = pytest.mark.parametrize("dtype", ["float16" if ARCH == 75 else "float32"])
+in_vectors = pytest.mark.skipif(ARCH == 75, reason="Turing has no kernels for whole vectors")
 # Batch, length, heads, groups, channels, states.
 SHAPES = [
     (6, 384, 24, 1, 64, 128),
@@ -54,12 +54,13 @@ def draw(b, length, heads, groups, p, n, dtype):
     }
 
 
-def counted(function, blocks_of):
-    """The counters of each launch; `blocks_of` names one that must fill the chip."""
+def counted(function, blocks_of, at_least_one=False):
+    """The counters of each launch; `blocks_of` names the one that must fill the chip, or more."""
     with software_gpu.launches() as made:
         function()
-    (filling,) = (launch["grid"] for launch in made if blocks_of in launch["name"])
-    assert filling[0] * filling[1] >= MULTIPROCESSORS
+    filling = [launch["grid"] for launch in made if blocks_of in launch["name"]]
+    assert len(filling) == 1 or (at_least_one and filling)
+    assert all(grid[0] * grid[1] >= MULTIPROCESSORS for grid in filling)
     return [launch["counters"] for launch in made]
 
 
@@ -135,3 +136,41 @@ def test_backward(shape, dtype):
     assert [c["global_unique_bytes"] for c in made] == pytest.approx(expected, rel=0.01)
     least = 2 * bytes_of(*leaves.values()) + bytes_of(dy)
     assert sum(expected) <= 4.1 * least
+
+
+@in_vectors
+@with_shapes
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_forward_in_vectors(shape, dtype):
+    """Decays and C B^T are made by a launch of their own and read by the walks: 1.34 times the
+    least bytes. A sequence that is cut into walks is read twice: 1.78 times."""
+    b, length, heads, groups, p, n = shape
+    t = draw(*shape, dtype)
+    made = counted(lambda: fk.ssd(**t, dt_softplus=True), "walk_vectors", at_least_one=True)
+    flops, moved = total(made, "tensor_flops"), total(made, "global_unique_bytes")
+    per_token = groups * CHUNK * n + heads * (CHUNK * p + 4 * p * n)
+    cut = len(made) > 2
+    assert flops <= (1.2 if cut else 1.0) * b * length * per_token
+    least = bytes_of(*t.values()) + bytes_of(t["x"])
+    assert least <= moved <= (1.8 if cut else 1.36) * least
+
+
+@in_vectors
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[4] == 64], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_backward_in_vectors(shape, dtype):
+    """These kernels trade operations and bytes for fewer instructions: h C^T is multiplied once
+    more, so that dB and dC are sums over heads without a factor between them, and states, decays
+    and what they are worth are kept for each chunk. On an H200 that takes a seventh of the
+    time."""
+    b, length, heads, groups, p, n = shape
+    t = draw(*shape, dtype)
+    leaves = {name: tensor.requires_grad_() for name, tensor in t.items()}
+    y = fk.ssd(**leaves, dt_softplus=True)
+    dy = torch.ones_like(y)
+    gradients = lambda: torch.autograd.grad(y, list(leaves.values()), dy)  # noqa: E731
+    made = counted(gradients, "vector_inputs", at_least_one=True)
+    per_token = groups * 3 * CHUNK * n + heads * (2 * CHUNK * p + 10 * p * n)
+    assert total(made, "tensor_flops") <= 1.6 * b * length * per_token
+    least = 2 * bytes_of(*leaves.values()) + bytes_of(dy)
+    assert least <= total(made, "global_unique_bytes") <= 8.2 * least
