@@ -20,8 +20,9 @@ for name, source in json.load(sys.stdin).items():
 """
 
 
-def test_python():
-    """Each page has imported what it uses. One process for all: torch and JAX take their time."""
+def test_python(tmp_path):
+    """Each page has imported what it uses. One process for all: torch and JAX take their time. What
+    pages write is left in a folder of the test's."""
     sources = {}
     for name, page in PAGES.items():
         source = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
@@ -29,7 +30,11 @@ def test_python():
         if all(importlib.util.find_spec(module) for module in modules):
             sources[name] = source
     done = subprocess.run(
-        [sys.executable, "-c", RUN_PAGES], input=json.dumps(sources), capture_output=True, text=True
+        [sys.executable, "-c", RUN_PAGES],
+        input=json.dumps(sources),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
 

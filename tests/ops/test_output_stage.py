@@ -3,6 +3,7 @@ a norm with a residual give one after the other, and so do its gradients."""
 
 import dataclasses
 import functools
+import math
 
 import hypothesis
 import hypothesis.strategies as st
@@ -82,6 +83,8 @@ def linear_case(rows, columns, depth, norm="rms", activation=None, residual=True
         {"activation": activation, "norm": norm, "norm_eps": eps},
         ("weight", "bias", "norm_weight", "norm_bias"),
         ("x", "weight", "bias", "residual", "norm_weight", "norm_bias"),
+        # Of one row torch's own error may be small by luck.
+        floor=1e-6 if math.prod(leading) == 1 else 0.0,
         # Gradients come from outputs as they are kept, rounded to x's dtype.
         sums=("bias", "weight", "x", "norm_weight", "norm_bias"),
     )
