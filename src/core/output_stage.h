@@ -24,7 +24,8 @@ struct StageTypes {
 
 struct OutputStage {
   Tensor residual, norm_weight, norm_bias, normed, norm_stats;
-  // What the op computed, for a backward that cannot do without it where y has a residual in it.
+  // This is what the op computed, for a backward that cannot do without it where y has a residual
+  // in it.
   Tensor before_residual;
   int64_t norm = 0;
   double norm_eps = 0;
@@ -67,7 +68,7 @@ struct OutputStageGradient {
   int64_t norm = 0;
 
   bool is_layer() const { return norm == 1; }
-  // Whether the gradient of y has a part that comes through the norm.
+  // Tells whether the gradient of y has a part that comes through the norm.
   bool goes_through_norm() const { return norm_weight && dnormed; }
 
   template <class Args>
@@ -93,7 +94,7 @@ struct OutputStageGradient {
   }
 };
 
-// What the declarations cannot say.
+// These check what the declarations cannot say.
 Status check_stage(const OutputStage& a);
 Status check_stage(const OutputStageGradient& a);
 

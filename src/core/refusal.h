@@ -17,10 +17,10 @@ class RefusalReason {
   RefusalReason(const RefusalReason&) = delete;
   RefusalReason& operator=(const RefusalReason&) = delete;
 
-  // What the last predicate that said no gave; "" where it gave nothing.
+  // Returns what the last predicate that said no gave; "" where it gave nothing.
   const std::string& text() const { return text_; }
 
-  // For predicates: text() is the reason, made only where somebody asks.
+  // Predicates call this: text() is the reason, made only where somebody asks.
   template <class Text>
   static void give(const Text& text) {
     if (current_ != nullptr) current_->text_ = text();

@@ -70,8 +70,8 @@ struct StagedBackward {
   }
 };
 
-// What implements an op with `kRun` and the stage of a backend behind it, or in front of it.
-// `kWrites` says of which calls kRun takes the stage as well.
+// This is what implements an op with `kRun` and the stage of a backend behind it, or in front of
+// it. `kWrites` says of which calls kRun takes the stage as well.
 template <class Args, class Stage, Status (*kRun)(const Args&, const Exec&),
           size_t (*kWorkspace)(const Args&), bool kAdds, bool (*kAccepts)(const Args&),
           bool (*kWrites)(const Args&)>

@@ -10,7 +10,7 @@ namespace fk::cpu {
 
 namespace {
 
-// One of the two numbers that the norm keeps for each row.
+// Returns one of the two numbers that the norm keeps for each row.
 Matrix statistic(const Tensor& stats, int which) {
   Matrix m(stats);
   if (m.data != nullptr) m.data = static_cast<float*>(m.data) + which * stats.stride(-1);

@@ -24,7 +24,7 @@ class OutputNorm {
              int64_t block_rows, WorkspaceParts& parts);
 
   bool wanted() const { return job_.has_value(); }
-  // Where the op stores its output: y or, where only the norm is asked for, a place for it.
+  // Returns where the op stores its output: y or, where only the norm is asked for, a place for it.
   const Tensor& y() const { return y_; }
   // Comes before anything is stored.
   void begin() const;
@@ -74,7 +74,7 @@ struct Stage {
   static Status forward(const OutputStage& a, const Tensor& made, const Tensor& y, bool adds,
                         const Exec& exec);
 
-  // What `backward` needs of the workspace.
+  // Returns how many bytes `backward` needs of the workspace.
   static size_t backward_bytes(const OutputStageGradient& a, const Tensor& dy);
   // `total` = dy and what comes through the norm, if anything does; `copy`, where it is there,
   // becomes dy; and the gradients of the norm's parameters.

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kSumThreads) stage_sum(const __grid_constant__
   }
 }
 
-// Whether every row can be read in pieces of 16 bytes.
+// Tells whether every row can be read in pieces of 16 bytes.
 bool stage_in_vectors(const Tensor& t) {
   if (!t) return true;
   const int64_t width = 16 / size_of(t.dtype);
@@ -81,7 +81,7 @@ Status add(const Tensor& from, const Tensor& more, const Tensor& to, cudaStream_
   return launch_sum<__nv_bfloat16>(a, vectors, stream);
 }
 
-// One of the two numbers that the norm keeps for each row.
+// Returns one of the two numbers that the norm keeps for each row.
 Tensor statistic(const Tensor& stats, int which) {
   if (!stats) return {};
   Tensor t = stats;

@@ -13,7 +13,7 @@ struct Stage {
   static Status forward(const OutputStage& a, const Tensor& made, const Tensor& y, bool adds,
                         const Exec& exec);
 
-  // What `backward` needs of the workspace.
+  // Returns how many bytes `backward` needs of the workspace.
   static size_t backward_bytes(const OutputStageGradient& a, const Tensor& dy);
   // `total` = dy and what comes through the norm, if anything does; `copy`, where it is there,
   // becomes dy; and the gradients of the norm's parameters.

@@ -17,7 +17,8 @@ struct NormBackward {
   bool stream = false;  // dx goes past the caches
 };
 
-// What rows add to the gradients of weight and bias: norm_sums_width floats each; NULL: not wanted.
+// This is what rows add to the gradients of weight and bias: norm_sums_width floats each; NULL: not
+// wanted.
 struct NormSums {
   float *weight, *bias;
   bool first;  // nothing is in them yet

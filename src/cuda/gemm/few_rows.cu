@@ -52,7 +52,7 @@ struct FewRowsStep {
   }
 };
 
-// Whether there are tensor cores for T.
+// Tells whether there are tensor cores for T.
 template <class T>
 constexpr bool kRunsFewRows =
 #if __CUDA_ARCH__ >= 800

@@ -68,7 +68,7 @@ struct PortableArguments {
   bool on_float_units = false;
   Epilogue epilogue;
 
-  // What `multiply` finds out.
+  // This is what `multiply` finds out.
   TileOrder order;
   bool results_in_vectors = false;
   int splits = 1;             // of K
@@ -102,7 +102,7 @@ Status multiply(PortableArguments f, const RowNorm* norm, DType dtype, int devic
 // Adds up the partials of f.splits parts and does the epilogue.
 Status finish_splits(const PortableArguments& f, DType dtype, cudaStream_t stream);
 
-// Whether results go out in vectors of 16 bytes.
+// Tells whether results go out in vectors of 16 bytes.
 bool results_in_vectors(const PortableArguments& f, DType dtype);
 
 // At most so many rows of A are multiplied while B streams past them, where B is of 16 bits or
@@ -111,7 +111,7 @@ bool results_in_vectors(const PortableArguments& f, DType dtype);
 constexpr int kFewRows = 16;
 Status multiply_few_rows(const PortableArguments& f, DType dtype, cudaStream_t stream);
 
-// Whether a norm can be written by the kernel of few rows (f.splits is 1), or by what adds up
+// Tells whether a norm can be written by the kernel of few rows (f.splits is 1), or by what adds up
 // parts; and the launch of that.
 bool holds_rows(const PortableArguments& f, const RowNorm& norm, DType dtype);
 Status finish_with_norm(const PortableArguments& f, const RowNorm& norm, DType dtype,

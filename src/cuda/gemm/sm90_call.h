@@ -20,11 +20,12 @@ struct MatrixProduct {
   int64_t depth() const;
 };
 
-// Whether the product runs there: 16-bit operands of one dtype that the copy engine can fetch as
-// they lie. It depends on addresses, so a workspace is asked for before it is known.
+// Tells whether the product runs there: 16-bit operands of one dtype that the copy engine can fetch
+// as they lie. It depends on addresses, so a workspace is asked for before it is known.
 bool takes(const MatrixProduct& p);
 
-// How many floats of workspace a product takes for parts of K; 0 where the device is no Hopper.
+// Returns how many floats of workspace a product takes for parts of K; 0 where the device is no
+// Hopper.
 int64_t matrix_partial_floats(int64_t rows, int64_t columns, int64_t depth, int device);
 
 Status multiply(const MatrixProduct& p, cudaStream_t stream);

@@ -123,8 +123,8 @@ struct Multiplier {
       for (int step = 0; step < Plan::kRoom; ++step) load_residual(step);
     }
   }
-  // Behind the main loop. All have read the last tile's bias: they met since, in wait_for_turn or,
-  // where both warpgroups share a tile, behind what they stored of it.
+  // This is called behind the main loop. All have read the last tile's bias: they met since, in
+  // wait_for_turn or, where both warpgroups share a tile, behind what they stored of it.
   __device__ __forceinline__ void begin_epilogue(const uint32_t (&biases)[kBiases]) const {
 #pragma unroll
     for (int i = 0; i < kBiases; ++i) {

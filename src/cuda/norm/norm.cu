@@ -163,8 +163,8 @@ Status launch_forward(const Forward& p, const Tensor& x, bool aligned, cudaStrea
   });
 }
 
-// How many blocks a backward launches: as many as run at once, since each leaves a row of partial
-// sums. Does not look at pointers: the workspace is asked for before there are any.
+// Returns how many blocks a backward launches: as many as run at once, since each leaves a row of
+// partial sums. Does not look at pointers: the workspace is asked for before there are any.
 template <bool kLayer>
 int tiled_backward_blocks(const Tensor& x, int64_t rows) {
   int64_t blocks = 0;

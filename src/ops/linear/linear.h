@@ -92,7 +92,7 @@ size_t workspace(const LinearBwd& a);
 }  // namespace cpu
 
 namespace cuda {
-// Whether `run` sees to the norm: in the same kernel, if it can.
+// Tells whether `run` sees to the norm: in the same kernel, if it can.
 bool writes_norm(const LinearFwd& a);
 Status run(const LinearFwd& a, const Exec& exec);
 Status run(const LinearBwd& a, const Exec& exec);

@@ -40,7 +40,7 @@ struct ScaledLinearFwd {
     d.input("bias", &Op::bias, "P[N]", "added to each row of the product").optional();
     d.keyword_only();
     d.choice("activation", &Op::activation, activation_names(), 0, "of product and bias");
-    // Of the outputs' dtype, which activations of 8 bits have not.
+    // The residual has the outputs' dtype, which activations of 8 bits have not.
     d.input("residual", &Op::residual, "P[..., N]", "added to what the activation gives")
         .optional();
     d.output("y", &Op::y, "T[..., N]", "output");
@@ -49,7 +49,7 @@ struct ScaledLinearFwd {
   static Status validate(const ScaledLinearFwd& a);
 };
 
-// What y and residual are: bfloat16 where x is 8-bit floats.
+// This is what y and residual are: bfloat16 where x is 8-bit floats.
 inline DType result_of(const ScaledLinearFwd& a) { return result_dtype(a.x.dtype); }
 
 constexpr int64_t kScaleBlock = 128;

@@ -48,7 +48,7 @@ namespace fk::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// What becomes of a block of sums. The bias of its columns is read once.
+// This is what becomes of a block of sums. The bias of its columns is read once.
 template <class T, Activation kActivation>
 HWY_NOINLINE void finish_forward(const LinearForward& job, const SumsBlock& block) {
   const F32 d;
@@ -139,7 +139,7 @@ FK_CPU_EXPORT(linear_inner);
 
 namespace {
 
-// What becomes of the blocks of a forward's product.
+// This is what becomes of the blocks of a forward's product.
 LinearForward forward_job(const LinearFwd& a, const OutputNorm& norm) {
   return {a, norm, rows_of(norm.y()), rows_of(a.before), rows_of(a.residual)};
 }

@@ -153,8 +153,8 @@ FK_CPU_EXPORT(scaled_finish);
 
 namespace {
 
-// What is brought into floats at a time: of the weight what a second-level cache holds, of x so
-// many rows that decoding the weight once more for the next of them costs little.
+// This is what is brought into floats at a time: of the weight what a second-level cache holds, of
+// x so many rows that decoding the weight once more for the next of them costs little.
 constexpr int64_t kWeightFloats = int64_t{1} << 18, kRowFloats = int64_t{1} << 22;
 constexpr int64_t kLeastRows = 256;
 

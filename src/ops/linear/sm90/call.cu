@@ -22,7 +22,7 @@ struct WideTile {
   static constexpr int kColumns = 192, kStages = 4, kRoom = 1;
   static constexpr bool kShared = false;
 };
-// Where a block has one tile, whose epilogue nothing hides.
+// This tile is taken where a block has only one, whose epilogue nothing hides.
 struct SharedTile {
   static constexpr int kColumns = 128, kStages = 5, kRoom = 2;
   static constexpr bool kShared = true;

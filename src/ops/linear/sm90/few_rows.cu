@@ -9,8 +9,8 @@ namespace fk::cuda_sm90 {
 
 namespace {
 
-// With how many blocks that share K the last multiprocessor ends first, in slices. To share costs
-// as much as some slices.
+// Returns with how many blocks that share K the last multiprocessor ends first, in slices. To share
+// costs as much as some slices.
 int few_rows_splits(int64_t tiles, int64_t slices, int most, int device) {
   constexpr int64_t kLeastSlices = 3, kCost = 4;
   const int64_t multiprocessors = cuda::device_properties(device).multiprocessors;

@@ -10,7 +10,8 @@ namespace fk::cuda_sm90 {
 // on an H200 (NOTES.md).
 constexpr int64_t most_few_rows(DType dtype) { return size_of(dtype) == 1 ? 64 : 32; }
 
-// Whether few_rows.cuh has room for x's rows and both operands can be fetched, but for addresses.
+// Tells whether few_rows.cuh has room for x's rows and both operands can be fetched, but for
+// addresses.
 bool takes_few_rows(const Tensor& x, const Tensor& weight);
 
 // `scaled` is where the scales of 8-bit floats are; else null.

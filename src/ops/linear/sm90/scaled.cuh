@@ -74,7 +74,8 @@ struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda:
       Base::warp, Base::warpgroup;
 
   const ScaledArguments& scaled;
-  // Where the scales of the thread's rows and of the tile's columns are for the next 128 of K.
+  // This is where the scales of the thread's rows and of the tile's columns are for the next 128 of
+  // K.
   const float *x_at[kBlocks][2], *weight_at;
   float x_scales[kBlocks][2], weight_scale, column_scale;
 
@@ -87,7 +88,7 @@ struct ScaledMultiplier : Multiplier<__nv_bfloat16, Plan, cuda::Major::kK, cuda:
     return reinterpret_cast<float*>(shared + Plan::kScalesAt) + warpgroup * Plan::kColumns;
   }
 
-  // Those of the first 128 of K of a tile that begins at this row and column.
+  // Begins with the scales of the first 128 of K of a tile that begins at this row and column.
   __device__ __forceinline__ void begin_scales(int at_row, int at_column) {
     const Scales& x = scaled.x_scale;
     const Scales& weight = scaled.weight_scale;

@@ -18,7 +18,7 @@ namespace HWY_NAMESPACE {
 
 using rnn::ForwardJob;
 
-// What came from x for the rows of a step and a group of units, with the biases.
+// This is what came from x for the rows of a step and a group of units, with the biases.
 struct InputSums {
   const float* sums;  // of the step's first row
   const ForwardJob& job;

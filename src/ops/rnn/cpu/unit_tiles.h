@@ -28,7 +28,7 @@ namespace detail {
 constexpr int kPanelVectors = 2;
 constexpr int kMostTileRows = kManyRegisters ? 12 : 6;
 
-// One tile of C, to which C's own values are added in the end if `adds`.
+// Computes one tile of C, to which C's own values are added in the end if `adds`.
 template <int kRows, int kVectors>
 HWY_NOINLINE void unit_tile(const float* a, int64_t a_row, const float* b, int64_t depth, float* c,
                             int64_t c_row, bool adds) {

@@ -1,5 +1,5 @@
-// What the forward and the backward on the CPU share outside of vector code: the order in which
-// sequences are walked, and the matrices that meet the state at every step.
+// This is what the forward and the backward on the CPU share outside of vector code: the order in
+// which sequences are walked, and the matrices that meet the state at every step.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace fk::rnn {
 
-// What a step does after the product with the state. Two kinds need a second product, which waits
-// for all of the first one's units: of what r met, or of o tanh(c) with the projection.
+// This is what a step does after the product with the state. Two kinds need a second product, which
+// waits for all of the first one's units: of what r met, or of o tanh(c) with the projection.
 enum class Cell { kLstm, kLstmProjected, kGru, kGruResetBefore };
 
 inline Cell cell_of(const LstmFwd& a) { return a.w_hr ? Cell::kLstmProjected : Cell::kLstm; }
@@ -96,15 +96,15 @@ inline UnitMatrix units_of_columns(const Tensor& weight, int64_t first, int64_t 
   return m;
 }
 
-// How far apart rows of `columns` floats lie: padded, and an odd number of cache lines, so that the
-// same column of several rows is spread over all of a cache.
+// Returns how far apart rows of `columns` floats lie: padded, and an odd number of cache lines, so
+// that the same column of several rows is spread over all of a cache.
 inline int64_t spread_columns(int64_t columns) {
   const int64_t padded = cpu::padded_columns(columns);
   return padded / 16 % 2 == 0 ? padded + 16 : padded;
 }
 
-// How many threads are worth meeting at every step, in which `rows` rows are multiplied with
-// `depth` rows of weights.
+// Returns how many threads are worth meeting at every step, in which `rows` rows are multiplied
+// with `depth` rows of weights.
 inline int64_t team_size(const Problem& p, int64_t rows, int64_t depth) {
   constexpr int64_t kLeastProducts = 1 << 14;  // of a thread in a step
   const int64_t products = rows * p.gates * p.hidden * depth;

@@ -22,13 +22,13 @@ __device__ __forceinline__ float tanh_for(float x) {
   return activate<Activation::kTanh, sizeof(T) == 4>(x);
 }
 
-// What the backward of a unit reads at a step. `before` is the state ahead of the step.
+// This is what the backward of a unit reads at a step. `before` is the state ahead of the step.
 struct UnitGradient {
   float kept[kKeptGates];
   float before, cell;
 };
 
-// Of a unit's gradients, what there is of different ones: an LSTM's are the same for both products,
+// A unit has so many different gradients for its biases: an LSTM's are the same for both products,
 // of a GRU's that of n is not.
 constexpr int kBiasSums = 4;
 
@@ -48,7 +48,7 @@ struct LstmCell {
     return kept[3] * tanh_for<T>(*state);
   }
 
-  // What the gradients are multiplied with: all of a backward that needs no gradient.
+  // This is what the gradients are multiplied with: all of a backward that needs no gradient.
   static constexpr int kFactors = 6;
   template <class T>
   __device__ __forceinline__ static void factors(const UnitGradient& at, float (&to)[kFactors]) {

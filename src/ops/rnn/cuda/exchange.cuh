@@ -1,7 +1,7 @@
-// How blocks of a grid tell each other values by nothing but the values: the memory for them is
-// filled with a NaN that no conversion and no arithmetic makes, and who needs a value loads it
-// until it is another. So there is no barrier, no flag and no fence between who makes a value and
-// who multiplies it; every element is a message of its own.
+// This is how blocks of a grid tell each other values by nothing but the values: the memory for
+// them is filled with a NaN that no conversion and no arithmetic makes, and who needs a value loads
+// it until it is another. So there is no barrier, no flag and no fence between who makes a value
+// and who multiplies it; every element is a message of its own.
 #pragma once
 
 #include <cstdint>

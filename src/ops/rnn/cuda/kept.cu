@@ -29,7 +29,7 @@ struct Choice {
   KeptPlan plan = {};
 };
 
-// Whether there are kernels for such a call, whatever its size; gives the reason where not.
+// Tells whether there are kernels for such a call, whatever its size; gives the reason where not.
 template <class Args>
 bool has_kernel(const Args& a) {
   const auto refuse = [](const char* why) {
@@ -115,8 +115,8 @@ Choice cluster_choice(const Args& a) {
   return c;
 }
 
-// Whether the kernel's lanes load their vectors of W_hh as it lies. Its address counts, too, so a
-// workspace is asked for before that is known.
+// Tells whether the kernel's lanes load their vectors of W_hh as it lies. Its address counts, too,
+// so a workspace is asked for before that is known.
 template <class Args>
 bool loads_rows(const Args& a) {
   const int64_t width = 16 / size_of(a.x.dtype);

@@ -1,6 +1,6 @@
-// What the kernels that keep the recurrent weights share: the product of a block's weights with a
-// vector for each of eight sequences, and the exchange of vectors among the blocks of a team. The
-// plan (kept_plan.h) says who keeps what.
+// This is what the kernels that keep the recurrent weights share: the product of a block's weights
+// with a vector for each of eight sequences, and the exchange of vectors among the blocks of a
+// team. The plan (kept_plan.h) says who keeps what.
 //
 // Going forward, row `gates * unit + gate` of a block's weights belongs to its hidden unit number
 // `unit`; going backward row `unit` does.
@@ -31,7 +31,7 @@ struct WeightRows {
 struct KeptWeights {
   uint4 vectors[kKeptVectors];
 
-  // As rnn_pack_weights laid them out.
+  // The weights are loaded as rnn_pack_weights laid them out.
   __device__ __forceinline__ void load(const uint4* packed, const KeptPlan& plan, int rank) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4* const from = packed + (rank * kKeptWarps + warp) * plan.vectors * 32 + lane;
@@ -129,7 +129,7 @@ struct Product {
     }
   };
 
-  // Of vectors in shared memory, for one round of eight sequences.
+  // Multiplies vectors in shared memory, for one round of eight sequences.
   __device__ __forceinline__ static void run(const KeptWeights& weights, const KeptPlan& plan,
                                              const T* vectors, int, float* sums) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -145,7 +145,7 @@ struct Product {
     sum.store(plan, 0, sums);
   }
 
-  // Of vectors in global memory, which each warp waits for by itself, for a round of `count`
+  // Multiplies vectors in global memory, each warp waiting for its own, in a round of `count`
   // sequences. `row_of(s)` is sequence s's vector of plan.depth() elements, or null for zeros.
   // While one batch of loads is multiplied the next is under way.
   static constexpr int kBatch = kBlocks / 2;

@@ -21,7 +21,7 @@ struct BackwardWalk {
   const KeptBackward& a;
   const TeamOfBlock& team;
   const Pairs pairs;
-  // Of each pair at its step: what is loaded, as it lies in memory, what is made of that, and what
+  // A pair has at its step what is loaded, as it lies in memory, what is made of that, and what
   // the unit carries. t is -1 ahead of the first step, and -2 where the pair is nowhere.
   struct Loaded {
     uint32_t kept[kKeptGates], before, cell, dy, dh, dc;
@@ -33,8 +33,8 @@ struct BackwardWalk {
   __device__ __forceinline__ int64_t row(const Place& at, int64_t t) const {
     return at.batch * team.p.length + at.position(team.p, t);
   }
-  // Whether a pair has a sequence and a unit that are at a step w steps before the last, or ahead
-  // of the first.
+  // Tells whether a pair has a sequence and a unit that are at a step w steps before the last, or
+  // ahead of the first.
   __device__ __forceinline__ bool is_at(int i, int64_t w, int first) const {
     return pairs.s[i] < team.round_of(first) && pairs.u[i] < team.units &&
            w <= team.places[first + pairs.s[i]].steps;
@@ -97,7 +97,7 @@ struct BackwardWalk {
     }
   }
 
-  // What can be made of it ahead of the product's sums.
+  // This is what can be made of it ahead of the product's sums.
   __device__ __forceinline__ void prepare(int64_t w, int first) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {

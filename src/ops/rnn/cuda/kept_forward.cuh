@@ -28,13 +28,13 @@ struct ForwardWalk {
   __device__ __forceinline__ int64_t row(const Place& at, int64_t t) const {
     return at.batch * team.p.length + at.position(team.p, t);
   }
-  // Whether a pair has a sequence and a unit that are at step t in the round from `first` on.
+  // Tells whether a pair has a sequence and a unit that are at step t in the round from `first` on.
   __device__ __forceinline__ bool is_at(int i, int64_t t, int first) const {
     return pairs.s[i] < team.round_of(first) && pairs.u[i] < team.units &&
            t < team.places[first + pairs.s[i]].steps;
   }
 
-  // What is the same for all steps, and the states ahead of the first.
+  // This is what is the same for all steps, and the states ahead of the first.
   __device__ __forceinline__ void begin() const {
     const ForwardViews& v = a.views;
     const int units = team.plan.units;

@@ -13,7 +13,7 @@ struct KeptForward {
   const uint4* packed;  // null: the weights are loaded as they lie
   const void* w_hh;
   int64_t w_hh_row;
-  // Where blocks meet in global memory: rows of plan.depth() elements of T, h of all positions and
+  // Blocks meet here in global memory: rows of plan.depth() elements of T, h of all positions and
   // behind them the first h of all sequences.
   void* published;
 };

@@ -66,7 +66,7 @@ struct KeptPlan {
   FK_HOST_DEVICE int64_t packed() const { return int64_t{blocks} * kKeptThreads * vectors; }
 };
 
-// What a plan is made for.
+// This is what a plan is made for.
 struct KeptCall {
   Direction direction;
   DType dtype;

@@ -1,5 +1,5 @@
-// What surrounds the recurrence: copies of weights and states in the layout that its kernels read,
-// and the products and sums over all steps at once.
+// This is what surrounds the recurrence: copies of weights and states in the layout that its
+// kernels read, and the products and sums over all steps at once.
 #pragma once
 
 #include "cuda/launch.h"
@@ -8,7 +8,8 @@
 
 namespace fk::cuda::rnn {
 
-// Whether a matrix of weights serves as it lies: rows without gaps between elements, of `dtype`.
+// Tells whether a matrix of weights serves as it lies: rows without gaps between elements, of
+// `dtype`.
 inline bool serves(const Tensor& weight, DType dtype) {
   return weight.dtype == dtype && (weight.stride(-1) == 1 || weight.size(-1) <= 1);
 }
@@ -53,7 +54,7 @@ int64_t partial_floats_of(const fk::rnn::Problem& p, DType dtype, int device, bo
 Status multiply_inputs(const Tensor& x, const Tensor& w_ih, const Tensor& b_ih, float* to,
                        float* partials, cudaStream_t stream);
 
-// What the backward of a layer makes of the gradients of its gates, for both ops.
+// This is what the backward of a layer makes of the gradients of its gates, for both ops.
 struct GradientSums {
   Tensor x, w_ih, y, h0;                  // from the call
   Tensor met;                             // where it is what W_hn met: (B, L, H)
@@ -61,7 +62,7 @@ struct GradientSums {
   Tensor dx, dw_ih, dw_hh, db_ih, db_hh;  // where they are wanted
   void* h_before;                         // memory for h_{t-1} of all positions
   float* partials;
-  // Where the walk has added up gradients for the biases: kBiasSums of each unit and team.
+  // The walk has added up gradients for the biases here: kBiasSums of each unit and team.
   const float* bias_sums = nullptr;
   int teams = 0;
 };

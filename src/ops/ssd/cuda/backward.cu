@@ -44,7 +44,7 @@ void share_V(BackwardArguments* a, int multiprocessors) {
   a->V_parts_count = static_cast<int>(ceil_div<int64_t>(heads, a->V_heads));
 }
 
-// Whether the kernels for whole vectors (vector_inputs.cuh) take calls of such sizes, with an
+// Tells whether the kernels for whole vectors (vector_inputs.cuh) take calls of such sizes, with an
 // aligned tensor each.
 bool sizes_in_vectors(const SsdBwd& op, const DeviceProperties& device) {
   constexpr int kMost = InputsMap<VectorTile<__half, 128>>::kBytes;

@@ -1,4 +1,4 @@
-// What the kernels of ssd's backward on CUDA read and write.
+// This is what the kernels of ssd's backward on CUDA read and write.
 #pragma once
 
 #include "ops/ssd/cuda/inputs.h"
@@ -10,8 +10,9 @@ namespace fk::cuda::ssd {
 constexpr int kSide = 64;
 constexpr int kBackwardThreads = 256;
 
-// What a step's log decay and time step are worth (backward_shared.cuh), in rows of kSide floats
-// for each chunk and head: these, of which the last two come once more for each further 64 states.
+// This is what a step's log decay and time step are worth (backward_shared.cuh), in rows of kSide
+// floats for each chunk and head: these, of which the last two come once more for each further 64
+// states.
 enum Worth : int { kRate, kColumn, kFromState, kToState };
 
 struct BackwardArguments {
@@ -38,8 +39,8 @@ struct BackwardArguments {
   float* dD_parts;             // (chunk, head, channel)
   float *dB_parts, *dC_parts;  // (part, batch, step, group, state), unless parts is 1
 
-  // For whole vectors (vector_inputs.cuh): V of so many heads each, in kHalves half squares,
-  // (chunk, group, part).
+  // The kernels for whole vectors (vector_inputs.cuh) keep V of so many heads each, in kHalves half
+  // squares, (chunk, group, part).
   float* V_parts;
   int V_heads, V_parts_count;
 
@@ -59,7 +60,7 @@ struct BackwardArguments {
     return worth + (chunk * in.heads + head) * worth_rows() * kSide;
   }
 
-  // How many blocks each task has.
+  // These tell how many blocks each task has.
   FK_HOST_DEVICE int64_t walks() const {
     return 2 * chunks.sequences.count * in.heads * channel_tiles * state_tiles;
   }

@@ -18,7 +18,7 @@ constexpr bool kTuring = true;
 constexpr bool kTuring = false;
 #endif
 
-// As what a type's numbers lie in shared memory. Turing multiplies bfloat16 as float.
+// This is the type that numbers of T have in shared memory. Turing multiplies bfloat16 as float.
 template <class T>
 using Stored = std::conditional_t<kTuring && std::is_same_v<T, __nv_bfloat16>, float, T>;
 

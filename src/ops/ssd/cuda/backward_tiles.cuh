@@ -15,7 +15,7 @@ namespace fk::cuda::ssd {
 
 // --- a warp's part of results ---
 
-// Where a warp's fragments lie in a tile: element i of block j is in row + row_of(i) and
+// This is where a warp's fragments lie in a tile: element i of block j is in row + row_of(i) and
 // column + column_of(j, i).
 struct WarpPlace {
   int row, column;  // of the warp
@@ -28,7 +28,8 @@ struct WarpPlace {
   __device__ __forceinline__ int column_of(int j, int i) const {
     return column + 8 * j + lane % 4 * 2 + i % 2;
   }
-  // How many of the warp's two groups of 16 columns are needed where `columns` of the tile's are.
+  // Returns how many of the warp's two groups of 16 columns are needed where `columns` of the
+  // tile's are.
   __device__ __forceinline__ int groups_of(int columns) const {
     return columns <= column ? 0 : columns <= column + 16 ? 1 : 2;
   }

@@ -1,5 +1,5 @@
-// What is known of each step of a chunk in one head: its time step, and how much of a state decays
-// from one step to another.
+// This is what is known of each step of a chunk in one head: its time step, and how much of a state
+// decays from one step to another.
 //
 // The logarithms of decays are summed in double and kept as a float and the rest: differences of
 // such sums have all the digits of a float, however large the sums are. Their base is 2. Exponents

@@ -29,8 +29,8 @@ Status with_tile(int64_t states, const Body& body) {
   return states <= 128 ? body(Tile<T, 128>()) : body(Tile<T, 256>());
 }
 
-// Whether a tile's states fit the registers. Past 128 states, those of float and what a product in
-// parts takes besides are more than a thread has: they would spill.
+// Tells whether a tile's states fit the registers. Past 128 states, those of float and what a
+// product in parts takes besides are more than a thread has: they would spill.
 template <class Tile>
 constexpr bool kFitsRegisters = kParts<typename Tile::T> == 1 || Tile::kStates <= 128;
 
@@ -42,7 +42,8 @@ Status launch_in_turn(void (*kernel)(ForwardArguments), const char* name, const 
   return launch(reinterpret_cast<const void*>(kernel), name, shape, stream, arguments, false);
 }
 
-// Whether the walks of forward_vectors.cuh take calls of such sizes, with an aligned tensor each.
+// Tells whether the walks of forward_vectors.cuh take calls of such sizes, with an aligned tensor
+// each.
 template <class Tile>
 bool sizes_in_vectors(const SsdFwd& op, const DeviceProperties& device) {
   if constexpr (kParts<typename Tile::T> == 1 && Tile::kStates <= 128) {
@@ -59,7 +60,7 @@ bool takes_vectors(const SsdFwd& op, const DeviceProperties& device) {
          step_rows(op.C).vectors && step_rows(op.y).vectors && (!op.z || step_rows(op.z).vectors);
 }
 
-// How one call becomes launches, and the workspace that they share.
+// This divides one call into launches, and holds the workspace that they share.
 template <class Tile>
 struct ForwardPlan {
   ForwardArguments a;
@@ -162,7 +163,7 @@ bool empty(const SsdFwd& op) {
   return op.x.size(2) == 0 || fk::ssd::problem_of(op).sequences.count == 0;
 }
 
-// Whether the device has tensor cores for T, and memory for the tile.
+// Tells whether the device has tensor cores for T, and memory for the tile.
 template <class Tile>
 bool on_tensor_cores(const DeviceProperties& device) {
   const bool multiplies = device.code >= 80 || std::is_same_v<typename Tile::T, __half>;

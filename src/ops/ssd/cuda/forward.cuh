@@ -39,8 +39,8 @@ struct WalkTile {
   static constexpr int shared_bytes(int stages) { return stages * kStageBytes + Matrix::kBytes; }
 };
 
-// Where a block works: a slice of a head's channels in the steps of a walk. It lies in shared
-// memory, since registers are short.
+// This is where a block works: a slice of a head's channels in the steps of a walk. It lies in
+// shared memory, since registers are short.
 struct WalkPlace {
   Segment segment;
   int64_t slot;

@@ -1,4 +1,4 @@
-// What the forward's kernels are given.
+// This is what the forward's kernels are given.
 #pragma once
 
 #include "ops/ssd/cuda/inputs.h"
@@ -18,9 +18,9 @@ struct ForwardArguments {
   // Triangles of C B^T, one for each chunk and group (chunk_products.cuh). NULL: blocks multiply
   // for themselves.
   float* products;
-  void* decays;  // ChunkDecays of each chunk and head (forward_vectors.cuh)
-  // Where sequences are cut, what each walk makes of a state of 0, and its decay as a whole; by
-  // walk and head. NULL where they are not cut.
+  void* decays;  // ChunkDecays of each chunk and head (prepared.cuh)
+  // Where sequences are cut, this is what each walk makes of a state of 0, and its decay as a
+  // whole; by walk and head. NULL where they are not cut.
   float *walk_states, *walk_decays;
 };
 

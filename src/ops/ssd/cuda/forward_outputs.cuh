@@ -1,6 +1,7 @@
-// How a warp's outputs leave: 16 channels of a chunk's steps, which it holds as sums of a product,
-// channels as rows. In memory channels lie side by side, so the sums are turned on the way, eight
-// steps at a time (movmatrix), and z, which they are gated with, is turned the other way.
+// This is how a warp's outputs leave: 16 channels of a chunk's steps, which it holds as sums of a
+// product, channels as rows. In memory channels lie side by side, so the sums are turned on the
+// way, eight steps at a time (movmatrix), and z, which they are gated with, is turned the other
+// way.
 #pragma once
 
 #include <type_traits>
@@ -18,8 +19,8 @@ __device__ __forceinline__ uint32_t turn_matrix(uint32_t pair) {
   return result;
 }
 
-// What a lane loads or stores of eight steps: of step lane / 4, pieces of 8 bytes of neighbouring
-// channels. The four lanes of a step have all 16 channels.
+// This is what a lane loads or stores of eight steps: of step lane / 4, pieces of 8 bytes of
+// neighbouring channels. The four lanes of a step have all 16 channels.
 template <class T>
 struct TurnedOutputs;
 

@@ -1,5 +1,5 @@
-// What the CUDA kernels of ssd are given, forward and backward, and what they find out about it on
-// the host.
+// This is what the CUDA kernels of ssd are given, forward and backward, and what they find out
+// about it on the host.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// What the kernels for whole vectors, forward and backward, find prepared for each chunk by a
-// launch of its own: C B^T, which the heads of a group share, and the decays of each head. And how
-// they copy a chunk's rows to shared memory.
+// This is what the kernels for whole vectors, forward and backward, find prepared for each chunk by
+// a launch of its own: C B^T, which the heads of a group share, and the decays of each head. And
+// how they copy a chunk's rows to shared memory.
 #pragma once
 
 #include "cuda/row_partition.cuh"
@@ -8,8 +8,8 @@
 
 namespace fk::cuda::ssd {
 
-// Whether this architecture has the kernels for whole vectors: from sm_80 on, where copies run in
-// the background.
+// Tells whether this architecture has the kernels for whole vectors: from sm_80 on, where copies
+// run in the background.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 template <class T>
 constexpr bool kTakesVectors = false;

@@ -20,11 +20,11 @@ namespace fk::cuda::ssd {
 
 template <class T>
 constexpr int kParts = std::is_same_v<T, float> ? 3 : 1;
-// What the tensor cores multiply.
+// This is the type that the tensor cores multiply.
 template <class T>
 using PartOf = std::conditional_t<std::is_same_v<T, float>, __nv_bfloat16, T>;
 
-// Whether this architecture multiplies T on tensor cores: Turing has float16 only.
+// Tells whether this architecture multiplies T on tensor cores: Turing has float16 only.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 template <class T>
 constexpr bool kMultiplies = std::is_same_v<T, __half>;

@@ -22,7 +22,7 @@
 
 namespace fk::cuda::ssd {
 
-// What a block's warps know of sums over steps of one head.
+// This is what a block's warps know of sums over steps of one head.
 struct StepSums {
   float from[4][64], to[4][64];    // by warp: of a state and to a state, without factors
   float rows[kHalvesBelow][16];    // of G dt over a half square, by t

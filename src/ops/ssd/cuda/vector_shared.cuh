@@ -19,7 +19,7 @@ namespace fk::cuda::ssd {
 template <class Tile>
 struct SharedMap {
   static constexpr int kStates = Tile::StatesTile::kBytes, kChannels = Tile::ChannelsTile::kBytes;
-  // Of a stage: dy and h, then x and dh.
+  // A stage has two of these pairs: dy and h first, then x and dh.
   static constexpr int kPair = kChannels + kStates;
   static constexpr int kDecays = 2 * kPair;
   static constexpr int kStage = kDecays + static_cast<int>(sizeof(ChunkDecays));
