@@ -12,6 +12,26 @@ constexpr int kTriangleTiles = kSteps / 16 * (kSteps / 16 + 1) / 2;
 template <int kSteps>
 constexpr int kTriangleFloats = kTriangleTiles<kSteps> * 256;
 
+// Brings B and C of the block's chunk and group into shared memory; a block has one of each.
+// Returns whether there is such a chunk.
+template <class T, class StatesTile>
+__device__ __forceinline__ bool load_shared_operands(const Inputs& in, const Segments& chunks,
+                                                     const StatesTile& B, const StatesTile& C) {
+  const int64_t slot = divide_likely_small(block_index(), in.groups);
+  const int group = static_cast<int>(block_index() - slot * in.groups);
+  const Segment chunk = chunks[slot];
+  if (!chunk.exists) return false;
+  const int count = static_cast<int>(chunk.last - chunk.first);
+  B.load(RowsFrom<T>(in.B, chunk.batch, chunk.first, group, 0, in.states), count, threadIdx.x,
+         blockDim.x);
+  C.load(RowsFrom<T>(in.C, chunk.batch, chunk.first, group, 0, in.states), count, threadIdx.x,
+         blockDim.x);
+  copies_commit();
+  copies_wait<0>();
+  __syncthreads();
+  return true;
+}
+
 // A tile of the triangle: steps t from 16 row on, steps s from 16 column on.
 struct TriangleTile {
   int row, column;

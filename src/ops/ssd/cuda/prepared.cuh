@@ -120,19 +120,8 @@ template <class Tile>
 __device__ __forceinline__ void multiply_halves(const PrepareArguments& a, uint32_t shared) {
   using T = typename Tile::T;
   using StatesTile = typename Tile::StatesTile;
-  const int64_t slot = divide_likely_small(block_index(), a.in.groups);
-  const int group = static_cast<int>(block_index() - slot * a.in.groups);
-  const Segment chunk = a.chunks[slot];
-  if (!chunk.exists) return;
   const StatesTile B{shared}, C{shared + StatesTile::kBytes};
-  const int count = static_cast<int>(chunk.last - chunk.first);
-  B.load(RowsFrom<T>(a.in.B, chunk.batch, chunk.first, group, 0, a.in.states), count, threadIdx.x,
-         blockDim.x);
-  C.load(RowsFrom<T>(a.in.C, chunk.batch, chunk.first, group, 0, a.in.states), count, threadIdx.x,
-         blockDim.x);
-  copies_commit();
-  copies_wait<0>();
-  __syncthreads();
+  if (!load_shared_operands<T>(a.in, a.chunks, B, C)) return;
   float* const halves = a.products + block_index() * kHalves * 128 + threadIdx.x % 32 * 4;
 #pragma unroll 1
   for (int i = threadIdx.x / 32; i < kTriangleTiles<64>; i += blockDim.x / 32) {
